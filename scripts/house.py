@@ -122,21 +122,27 @@ def crossings() -> Sequence[Import]:
 
 
 async def path_of_a_call() -> dict[str, int]:
-    """Files and functions of the rooms that one `session.send` runs, its awaiting frames and its tasks."""
+    """Files and functions of the rooms that one `session.send` runs, its awaiting frames and its tasks.
+
+    Other tasks of the engine, such as the trace writer, don't count.
+    """
     from benchmarks.hosts import engine_on
     from benchmarks.per_call import QUESTION, long_session
     from tests.support.reply_server import reply_server
 
     files: set[str] = set()
     functions: set[tuple[str, str]] = set()
-    tasks: set[asyncio.Task[object] | None] = set()
+    tasks: set[asyncio.Task[object]] = set()
 
     def seen(frame: FrameType, event: str, _argument: object) -> None:
-        code = frame.f_code
+        code, task = frame.f_code, asyncio.current_task()
+        if task is not None and not _is_of_a_call(task, sender):
+            return
         if event == "call" and (inner := _place_in_rooms(code.co_filename)) is not None:
             files.add(inner)
             functions.add((inner, code.co_qualname))
-            tasks.add(asyncio.current_task())
+            if task is not None:
+                tasks.add(task)
 
     with reply_server(50) as url:
         async with engine_on(url, trace=True) as engine:
@@ -149,6 +155,7 @@ async def path_of_a_call() -> dict[str, int]:
                 await asyncio.sleep(0)
                 ours = [task for task in asyncio.all_tasks() if _is_of_a_call(task, sending)]
                 deepest = max(deepest, sum(map(_awaiting, ours)))
+            sender = asyncio.current_task()
             sys.setprofile(seen)
             await session.send(QUESTION, max_output_tokens=1000)
             sys.setprofile(None)
@@ -156,7 +163,7 @@ async def path_of_a_call() -> dict[str, int]:
         "files": len(files),
         "functions": len(functions),
         "awaiting frames": deepest,
-        "tasks": len(tasks - {None}),
+        "tasks": len(tasks),
     }
 
 

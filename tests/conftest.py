@@ -1,8 +1,8 @@
 """Fixtures for all rooms.
 
-An async test is marked `anyio` and runs on the backends that the nearest `anyio_backend` names: here virtual time,
-on asyncio and trio. A folder or a module that needs real sockets, threads or SQLite overrides it, and then asserts
-no times:
+An async test has the mark `anyio` and runs on the backends of the nearest `anyio_backend`. The default is virtual
+time on asyncio and trio. A folder or a module that needs real sockets, threads or SQLite overrides the fixture,
+and then asserts no times:
 
     @pytest.fixture
     def anyio_backend():
@@ -30,25 +30,26 @@ from .support.postgres_server import PostgresServer, shared_server, why_not
 from .support.scripted import own_types
 from .support.virtual_time import FakeClock, runs_on
 
-# By default Python looks for garbage after each 700 new objects. Less often saves a quarter of a run's CPU time.
+# By default Python looks for garbage after each 700 new objects. A higher number saves a quarter of a run's CPU
+# time.
 gc.set_threshold(10_000, 20, 20)
 
-# A client's TLS context reads the certificates of all authorities, which takes 50 ms each time. Here it reads one,
-# which has signed no other one, and whose key does not exist any more.
+# A client's TLS context reads the certificates of all authorities, which takes 50 ms each time. This file has only
+# one authority. It has signed no other certificate, and its key no longer exists.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "authority.pem")
 
-# Their assertions are those of the tests that share them; before any test imports them.
+# The assertions of these shared modules are rewritten, like those of tests. This must happen before the first
+# import.
 pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")
 
-# `pytest --hypothesis-profile=NAME` selects one. Quick and deep runs try the same examples every time, and no
+# `pytest --hypothesis-profile=NAME` selects a profile. Quick and deep runs try the same examples every time. No
 # example fails because the machine is busy. A search tries new examples, and keeps those that fail.
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("deep", derandomize=True, deadline=None, database=None)
 FOUND = DirectoryBasedExampleDatabase(".hypothesis/examples")
 hypothesis.settings.register_profile("search", deadline=None, database=FOUND, print_blob=True)
 hypothesis.settings.load_profile("quick")
-# Hypothesis also tries constants of the modules that are loaded, and which are depends on the tests that a worker
-# ran before.
+# Hypothesis also tries constants of the loaded modules. These depend on the tests that ran before in the worker.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 
@@ -65,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "deep(reason): adds depth to what a quick test holds; see CONTRIBUTING.md")
     config.addinivalue_line("markers", "more(reason): tries more in a deep run")
     config.addinivalue_line("markers", "local: needs the local model")
-    # In the background of a script SIGINT is ignored, and the commands that tests interrupt would inherit that.
+    # A script in the background ignores SIGINT, and the commands that tests interrupt would inherit this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
@@ -82,14 +83,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def settings_of(item: pytest.Item) -> tuple[object, str]:
-    """The object and its attribute that hold the settings of a property test."""
-    if item.name == "runTest":  # of a state machine
+    """The object and its attribute that have the settings of a property test."""
+    if item.name == "runTest":  # a test of a state machine
         return getattr(item, "cls", None), "settings"
     return getattr(item, "function", None), "_hypothesis_internal_use_settings"
 
 
 def shuffled(items: Sequence[pytest.Item], order: random.Random) -> list[pytest.Item]:
-    """The tests of a file stay together, as its fixtures are made once."""
+    """Shuffle the files and the tests in each file. The tests of a file stay together, because they share
+    fixtures.
+    """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -101,7 +104,7 @@ def shuffled(items: Sequence[pytest.Item], order: random.Random) -> list[pytest.
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A test that only a deep run has is run alone by another command."""
+    """Print the command that runs a failed test of a deep run alone."""
     failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
     if failed and hypothesis.settings.get_current_profile_name() == "deep":
         terminalreporter.section("To run a failed test alone")
@@ -110,9 +113,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_finish() -> None:
-    """All that was imported and collected lives to the end: the garbage collector need not walk it again.
+    """Exclude all imported and collected objects from garbage collection, because they live until the end.
 
-    That is half a million objects, at each of the hundreds of whole collections of a run.
+    Otherwise each of the hundreds of full collections of a run would visit half a million objects.
     """
     gc.collect()
     gc.freeze()
@@ -128,7 +131,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """The PostgreSQL server of this run. Tests that want one are skipped where there is none."""
+    """The PostgreSQL server of this run. Without a server, the tests that need one are skipped."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     server = shared_server()
@@ -138,21 +141,21 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
-    """The address of an empty database of its own."""
+    """The address of an empty database for one test."""
     with postgres_server.clean_database() as dsn:
         yield dsn
 
 
 @pytest.fixture(autouse=True)
 def adapter_types_of_its_own() -> Iterator[None]:
-    """The types of adapters that a test makes end with it; those of its module or of a wider fixture stay."""
+    """Remove the adapter types that a test registers. Those of its module or of a wider fixture stay."""
     with own_types():
         yield
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command or a benchmark that ran here has set up logging for itself; the next test knows nothing of it."""
+    """Restore the logging that a command or a benchmark of a test has configured."""
     ours = logging.getLogger("callboard")
     level = ours.level
     yield

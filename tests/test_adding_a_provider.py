@@ -38,14 +38,14 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A stranger's folder, with the example as a package of its own."""
+    """The folder of another project, with the example as a package."""
     shutil.copytree(EXAMPLE, tmp_path / "my_provider", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # so that pytest reads no settings of a folder above
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # pytest then reads no settings of a folder above
     return tmp_path
 
 
 def test_the_example_passes_by_one_command(elsewhere: Path) -> None:
-    """The command of the docs, in the stranger's folder, prints every check and the checklist."""
+    """The command of the docs prints every check and the checklist in the other project."""
     (command,) = codes(PAGE, "console")
     words = command.removeprefix("$ python ").split()
     done = run(*[word.replace("examples.adding_a_provider", "my_provider") for word in words], cwd=elsewhere)
@@ -61,7 +61,7 @@ def test_the_example_passes_by_one_command(elsewhere: Path) -> None:
 
 
 def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) -> None:
-    """With exit code 1, the name of the check, and what was found instead."""
+    """The exit code is 1. The output has the name of the check and the wrong value."""
     adapter = elsewhere / "my_provider" / "parley.py"
     adapter.write_text(
         adapter.read_text().replace('assembler.text("text", event.text', 'assembler.text("text", "x"')
@@ -91,15 +91,15 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
         ("my_provider.kit:TOKENS", "is not a callboard.adapters.conformance.Kit but dict"),
     ],
 )
-def test_a_kit_that_is_none_is_explained(elsewhere: Path, place: str, said: str) -> None:
-    """With exit code 2."""
+def test_an_invalid_kit_is_refused_with_the_reason(elsewhere: Path, place: str, said: str) -> None:
+    """The exit code is 2, and stderr has the reason."""
     done = run("-m", KIT_COMMAND, place, cwd=elsewhere)
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
-    """With a traceback that shows where, rather than never."""
+def test_a_blocking_adapter_is_stopped(elsewhere: Path) -> None:
+    """The command prints a traceback with the blocking line."""
     (elsewhere / "stuck.py").write_text(
         "import time\n"
         "from my_provider.kit import ParleyAdapter, ParleyKit\n"
@@ -121,18 +121,18 @@ def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
     )
     assert done.returncode == 1
     assert "in estimate_input_tokens" in done.stderr
-    assert "in the_estimate_asks_nobody" in done.stderr
+    assert "in the_estimate_needs_no_request" in done.stderr
 
 
 def test_the_checks_can_be_listed(elsewhere: Path) -> None:
-    """By section and name, without a kit's being run."""
+    """The list has sections and names. No check is run."""
     done = run("-m", KIT_COMMAND, "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)
     listed = [line.split() for line in done.stdout.splitlines()]
     assert listed == [[check.section, check.name] for check in CHECKS if "cancel" in check.name]
 
 
 def test_the_docs_name_every_section() -> None:
-    """A reader of the table finds what the section promises."""
+    """The table of the page has exactly the sections of the checks."""
     rows = {
         section
         for row in re.findall(r"^\| ([\d., ]+) \|", PAGE.read_text(), re.MULTILINE)
@@ -142,7 +142,7 @@ def test_the_docs_name_every_section() -> None:
 
 
 def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, and their adapters can be made."""
+    """Every configuration loads, and its adapters can be created."""
     monkeypatch.chdir(ROOT)
     for text in codes(PAGE, "yaml"):
         file = tmp_path / "models.yaml"
@@ -152,7 +152,7 @@ def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In code, and its models are known by its name."""
+    """The adapter is registered in code, and its models can be used by name."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(codes(PAGE, "python")[1], names)

@@ -27,7 +27,7 @@ PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Host:
-    """The process, which is started when it is needed, and the address that each start has."""
+    """The process, which starts at its first use, and the address of its last start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Where it listens, without a slash at the end."""
+        """The address of the server, without a slash at the end."""
         return self._address
 
     def tenant(self, name: str) -> httpx.Client:
@@ -76,7 +76,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def say(tenant: httpx.Client, chat: str, text: str) -> str:
-    """Begin a turn; the address of its events."""
+    """Start a turn. Returns the address of its events."""
     answer = tenant.post(f"/api/chats/{chat}/turns", json={"text": text})
     assert answer.status_code == 202, answer.text
     return f"/api/chats/{chat}/turns/{answer.json()['turn']}"
@@ -96,8 +96,8 @@ def ended(tenant: httpx.Client, events: str) -> None:
     assert "event: turn.complete" in frames(tenant.get(events))[-1]
 
 
-def test_a_stream_goes_on_behind_the_event_that_a_browser_has(host: Host) -> None:
-    """A connection that breaks in a turn costs nothing: nothing comes twice, and nothing is missing."""
+def test_a_stream_continues_after_the_last_event_of_the_browser(host: Host) -> None:
+    """After a connection breaks during a turn, no event is sent twice and none is missing."""
     with host.tenant("acme") as browser:
         events = say(browser, "stream", "one two three four five six seven eight")
         with browser.stream("GET", events) as broken:
@@ -111,8 +111,10 @@ def test_a_stream_goes_on_behind_the_event_that_a_browser_has(host: Host) -> Non
         assert browser.get(events, headers={"last-event-id": "none"}).status_code == 400
 
 
-def test_tenants_know_nothing_of_each_other(host: Host) -> None:
-    """Neither of chats, nor of streams, waiting calls or costs; and who has no key knows nothing at all."""
+def test_tenants_are_isolated(host: Host) -> None:
+    """A tenant cannot read another tenant's chats, streams, waiting calls or costs. Without a key, every request
+    fails.
+    """
     with host.tenant("acme") as acme, host.tenant("beta") as beta, host.browser("guessed") as stranger:
         events = say(acme, "secret", "a secret")
         ended(acme, events)
@@ -131,8 +133,8 @@ def test_tenants_know_nothing_of_each_other(host: Host) -> None:
             assert stranger.get(path).status_code == 401
 
 
-def test_a_wrong_key_is_refused_when_it_is_given(host: Host) -> None:
-    """With 401 and no cookie; a tenant's key and the operator's are taken."""
+def test_a_wrong_key_is_refused_at_the_sign_in(host: Host) -> None:
+    """A wrong key gets status 401 and no cookie. A tenant's key and the operator's key are accepted."""
     with host.browser("") as browser:
         refused = browser.post("/api/sign-in", json={"key": "guessed"})
         assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
@@ -140,8 +142,8 @@ def test_a_wrong_key_is_refused_when_it_is_given(host: Host) -> None:
             assert browser.post("/api/sign-in", json={"key": key}).status_code == 204
 
 
-def test_a_turn_that_breaks_off_says_so(host: Host) -> None:
-    """The request was answered with its first event, so its failure is the last event."""
+def test_a_failed_turn_reports_its_error(host: Host) -> None:
+    """The response has already started, so the last event reports the failure."""
     with host.tenant("acme") as browser:
         last = frames(browser.get(say(browser, "broken", "Please break off.")))[-1]
         assert "event: turn.complete" in last
@@ -150,14 +152,16 @@ def test_a_turn_that_breaks_off_says_so(host: Host) -> None:
 
 
 def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
-    """Nobody need approve it, and the model says what it found."""
+    """The tool needs no approval, and the reply has its result."""
     with host.tenant("acme") as browser:
         ended(browser, say(browser, "order", "Where is my order?"))
         assert "a music stand" in browser.get("/api/chats/order").json()["messages"][-1]["text"]
 
 
 def test_two_researchers_read_files_for_one_turn(host: Host) -> None:
-    """Their calls are the tenant's, and in the sum of the turn that asked them. Their sessions are no chats."""
+    """Their calls count for the tenant and for the turn that started them. Their sessions are not listed as
+    chats.
+    """
     with host.tenant("lead") as lead:
         events = say(lead, "cellos", "Compare cellos.")
         text = lead.get(events).text
@@ -169,8 +173,8 @@ def test_two_researchers_read_files_for_one_turn(host: Host) -> None:
 
 
 @pytest.mark.deep("the example over a kill")
-def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:
-    """A call that waits is approved in the next process, as it was shown, and once."""
+def test_waiting_calls_and_messages_survive_a_kill(host: Host) -> None:
+    """A waiting call can be approved once in the next process, and only with the input that was shown."""
     with host.tenant("acme") as browser:
         ended(browser, say(browser, "money", "Refund it, please."))
         cut = say(browser, "cut", " ".join(["word"] * 100))
@@ -194,7 +198,7 @@ def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:
 
 
 def test_a_call_that_is_denied_is_not_run(host: Host) -> None:
-    """The model hears why."""
+    """The model receives the reason."""
     with host.tenant("third") as browser:
         ended(browser, say(browser, "denied", "A refund!"))
         (call,) = browser.get("/api/chats/denied").json()["waiting"]
@@ -206,7 +210,7 @@ def test_a_call_that_is_denied_is_not_run(host: Host) -> None:
 
 
 def test_a_turn_is_cancelled(host: Host) -> None:
-    """Its stream ends properly for whoever reads it."""
+    """The stream of a cancelled turn ends normally for its readers."""
     with host.tenant("third") as browser:
         events = say(browser, "long", " ".join(["word"] * 200))
         assert browser.get("/api/chats/long").json()["turn"] == events.rpartition("/")[2]
@@ -215,7 +219,7 @@ def test_a_turn_is_cancelled(host: Host) -> None:
 
 
 def test_a_tenant_spends_no_more_than_its_budget(host: Host) -> None:
-    """It is refused with what is left and when there is more; others go on."""
+    """The response has the remaining budget and the time of the next refill. Other tenants continue."""
     with host.tenant("poor") as poor, host.tenant("acme") as acme:
         for _ in range(20):
             answer = poor.post("/api/chats/dear/turns", json={"text": "x" * 4000})
@@ -232,7 +236,7 @@ def test_a_tenant_spends_no_more_than_its_budget(host: Host) -> None:
 
 
 def test_the_live_view_is_the_operators(host: Host) -> None:
-    """No tenant has it; the page for tenants is anybody's."""
+    """Tenants have no access to the live view. The page for tenants needs no key."""
     with host.browser("key-of-operator") as operator, host.tenant("acme") as tenant:
         assert operator.get("/callboard/api/me").json()["scopes"] == ["change", "content", "view"]
         assert tenant.get("/callboard/api/me").status_code in (401, 403)
@@ -243,7 +247,7 @@ def test_the_live_view_is_the_operators(host: Host) -> None:
 
 
 def test_a_turns_spans_are_below_its_requests(host: Host) -> None:
-    """The trace of whoever asks goes on through the request to each call of the model."""
+    """The trace of the client continues through the request to each call of the model."""
     with host.tenant("traced") as browser:
         browser.headers["traceparent"] = f"00-{PARENT}-00f067aa0ba902b7-01"
         ended(browser, say(browser, "spans", "hello"))
@@ -267,8 +271,10 @@ def test_a_turns_spans_are_below_its_requests(host: Host) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 @pytest.mark.timeout(120)
 def test_the_page_works_in_a_browser(host: Host) -> None:
-    """Signed in, a reply is seen as it comes, a call waits for a click, and another browser shows the same."""
-    host.browser("").close()  # which starts it
+    """After the sign-in, a reply appears while it streams, a call waits for a click, and another browser shows the
+    same.
+    """
+    host.browser("").close()  # this starts the host
     anyio.run(chat_in_a_browser, host.address)
 
 
@@ -288,7 +294,7 @@ async def chat_in_a_browser(address: str) -> None:
         await type_into(page, "#say", "Please break off.")
         await page.until("document.querySelector('.error')?.innerText === 'The model failed: OverloadedError.'")
         unexpected = [each for each in (*page.errors, *again.errors) if "401" not in each and "404" not in each]
-        assert unexpected == [], "but for who is not signed in yet, and a chat that is not there yet"
+        assert unexpected == [], "401 before the sign-in and 404 for a new chat are expected"
 
 
 async def signed_in(chromium: Browser, address: str) -> Page:
@@ -300,7 +306,7 @@ async def signed_in(chromium: Browser, address: str) -> Page:
 
 
 async def type_into(page: Page, form: str, text: str) -> None:
-    """Fill a form's field, and send it as Enter does."""
+    """Fill a form's field, and submit it with Enter."""
     await page.until(f"document.querySelector('{form} input')?.getBoundingClientRect().width")
     await page.click(f"{form} input")
     await page.type(text)
@@ -308,7 +314,7 @@ async def type_into(page: Page, form: str, text: str) -> None:
 
 
 def test_the_page_shows_the_files() -> None:
-    """Each Python block of the page stands in a file of the example, word for word."""
+    """A file of the example has each code block of the page, unchanged."""
     files = [path.read_text() for path in HOST.rglob("*.*") if path.suffix in (".py", ".js", ".yaml")]
     shown = [block.code for block in blocks(PAGE) if block.language in ("python", "javascript")]
     assert len(shown) >= 8

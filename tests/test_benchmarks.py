@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 )
 def test_a_subject_gives_rows_with_ratios(subject: object) -> None:
     gc.collect()
-    gc.freeze()  # a subject collects garbage before each measurement, and needs not walk what other tests left
+    # a subject collects garbage before each measurement, and must not visit the objects of other tests
+    gc.freeze()
     rows = subject.rows(quick=True)  # type: ignore[attr-defined]
     assert rows
     assert all(row.figure and row.ratio > 0 for row in rows)
@@ -116,7 +117,7 @@ def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:
 
 @pytest.mark.parametrize("per_second", [None, 1000.0])
 def test_the_reply_server_speaks_four_protocols(per_second: float | None) -> None:
-    """Whole replies, and streams at once or one delta at a time."""
+    """Each protocol has plain replies, and streams that come as a whole or one delta at a time."""
     import httpx
 
     with reply_server(3, per_second) as url, httpx.Client(base_url=url, trust_env=False) as client:

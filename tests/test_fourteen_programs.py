@@ -1,4 +1,4 @@
-"""The fourteen programs of `examples/programs` and of the book run on a real server, and stay short."""
+"""The fourteen programs of `examples/programs` and of the book run against a server, and stay short."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORTEST_OF_PEERS = {
     "approval": 13,  # LangGraph
     "embeddings": 4,  # LangChain, without costs
     "live_lines": 3,  # LiteLLM
-    "discount": 12,  # none keeps what it needs
+    "discount": 12,  # no library keeps the necessary data
 }
 """Lines of code of the shortest program that does the same with another library."""
 
@@ -51,7 +51,7 @@ for path in sys.argv[1:]:
     printed[path] = out.getvalue()
 print(json.dumps(printed))
 """
-"""Runs programs one after the other, as if each were alone, so that starting Python is paid for once."""
+"""Run programs one after the other, each as a separate program. Python starts only once."""
 
 KILLED = """
 import os, runpy, signal, sys
@@ -68,11 +68,11 @@ sys.stdout.write = write
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a program until it has printed its first line, and kills it there."""
+"""Run a program and kill it after its first line of output."""
 
 
 class Ran(NamedTuple):
-    """What a program has done."""
+    """The result of a program."""
 
     code: int
     printed: str
@@ -85,7 +85,9 @@ def vendors() -> Iterator[TwoVendors]:
 
 
 def run(vendors: TwoVendors, home: Path, *arguments: object, answers: str = "") -> Ran:
-    """A process with nothing of ours but the two vendors, and its folder."""
+    """Run a process in its own folder. Of this checkout, only the import path and the two vendors are
+    available.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
     done = subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)],
@@ -104,7 +106,7 @@ def run(vendors: TwoVendors, home: Path, *arguments: object, answers: str = "") 
 
 @pytest.fixture(scope="module")
 def printed(vendors: TwoVendors, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each of the programs printed that end by themselves, and take nothing."""
+    """The output of each program that ends without a restart and reads no input."""
     alone = [name for name in SHORTEST_OF_PEERS if name not in ("resume", "approval", "costs", "discount")]
     paths = [PROGRAMS / f"{name}.py" for name in (*alone, "costs", "discount")]
     told = json.loads(run(vendors, tmp_path_factory.mktemp("home"), "-c", RUNNER, *paths).printed)
@@ -123,12 +125,14 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_program_prints_what_it_should(name: str, printed: dict[str, str]) -> None:
-    """The vendors' answers, as they come, mended, or after the tools have run."""
+    """The output has the vendors' replies: unchanged, repaired, or after the tools have run."""
     assert printed[name] == EXPECTED[name]
 
 
-def test_the_swapped_provider_was_told_the_history(vendors: TwoVendors, printed: dict[str, str]) -> None:
-    """The tool's call and result in its own words, and not the other one's signed thinking."""
+def test_the_swapped_provider_gets_the_history(vendors: TwoVendors, printed: dict[str, str]) -> None:
+    """The other provider gets the tool's call and result in its own format, without the first provider's signed
+    thinking.
+    """
     assert printed["swap"]
     swapped = [json.dumps(body) for path, body in vendors.asked if path == "/v1/responses" and "tools" in body]
     assert "Rain in Bonn." in swapped[0]
@@ -138,8 +142,8 @@ def test_the_swapped_provider_was_told_the_history(vendors: TwoVendors, printed:
     assert "c2lnbmVk" in json.dumps(thinking[1])
 
 
-def test_what_a_cancelled_reply_cost_is_known(printed: dict[str, str]) -> None:
-    """The first words, then how it ended, its tokens and its cost."""
+def test_the_cost_of_a_cancelled_reply_is_known(printed: dict[str, str]) -> None:
+    """The output has the first words, the status, the tokens and the cost."""
     text, ending = printed["cancel"].splitlines()
     status, tokens, usd = ending.split()
     assert (text, status) == ("Once ", "cancelled")
@@ -148,7 +152,7 @@ def test_what_a_cancelled_reply_cost_is_known(printed: dict[str, str]) -> None:
 
 
 def test_both_readers_have_the_whole_story(printed: dict[str, str]) -> None:
-    """The late one as well."""
+    """The late reader gets the whole story, too."""
     told = {"early": "", "late": ""}
     for line in printed["two_readers"].splitlines():
         name, _, text = line.partition(" ")
@@ -156,8 +160,8 @@ def test_both_readers_have_the_whole_story(printed: dict[str, str]) -> None:
     assert told == dict.fromkeys(("early", "late"), "Once upon a time.")
 
 
-def test_progress_is_told_batch_by_batch(printed: dict[str, str]) -> None:
-    """And the vectors have a price."""
+def test_progress_is_reported_after_each_batch(printed: dict[str, str]) -> None:
+    """The vectors have a price."""
     *progress, end = printed["embeddings"].splitlines()
     assert progress == [f"{done} 1000" for done in range(100, 1001, 100)]
     vectors, usd = end.split()
@@ -166,13 +170,15 @@ def test_progress_is_told_batch_by_batch(printed: dict[str, str]) -> None:
 
 
 def test_each_call_has_a_line(printed: dict[str, str]) -> None:
-    """One, with model, status, tokens, cost and time."""
+    """The line has model, status, tokens and cost."""
     (line,) = printed["live_lines"].splitlines()
     assert line.startswith("anthropic:claude-haiku-4-5 completed, 20 + 10 tokens, $0.00007")
 
 
 def test_costs_and_a_discount_are_those_of_the_trace(printed: dict[str, str]) -> None:
-    """Of all the programs that ran before; the refused call cost nothing, and a discount makes it less."""
+    """The costs cover all programs that ran before. The refused call costs nothing, and a discount reduces the
+    sum.
+    """
     rows = {model: (int(calls), float(usd)) for model, calls, usd in map(str.split, printed["costs"].splitlines())}
     assert rows["anthropic:claude-opus-4-6"] == (1, 0)
     assert rows["openai:text-embedding-3-small"][0] == 10
@@ -185,7 +191,7 @@ def test_costs_and_a_discount_are_those_of_the_trace(printed: dict[str, str]) ->
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill -9")
 def test_a_conversation_survives_kill_9(vendors: TwoVendors, tmp_path: Path) -> None:
-    """The process is killed as it has printed the answer; the next one goes on after it."""
+    """The process is killed after it has printed the reply. The next process continues the conversation."""
     program = PROGRAMS / "resume.py"
     killed = run(vendors, tmp_path, "-c", KILLED, program, "My name is Ada.")
     assert killed == (-signal.SIGKILL, "You have said: My name is Ada.\n")
@@ -193,17 +199,17 @@ def test_a_conversation_survives_kill_9(vendors: TwoVendors, tmp_path: Path) -> 
 
 
 def test_a_call_waits_for_its_approval_across_a_restart(vendors: TwoVendors, tmp_path: Path) -> None:
-    """It is shown as it is, and runs after a yes."""
+    """The call is shown with its arguments, and runs after a yes."""
     program = PROGRAMS / "approval.py"
     assert run(vendors, tmp_path, program).printed == "awaiting_tools\n"
     assert run(vendors, tmp_path, program, answers="yes\n").printed == "pay {'euros': 30}? Paid 30 euros.\n"
 
 
-# -- What they look like
+# -- The length of the programs
 
 
 def lines(path: Path) -> int:
-    """The lines of code: neither blank nor comments."""
+    """The number of lines of code, without blank lines and comments."""
     with path.open("rb") as file:
         skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER)
         kinds = (*skipped, tokenize.INDENT, tokenize.DEDENT)
@@ -212,7 +218,7 @@ def lines(path: Path) -> int:
 
 @pytest.mark.parametrize("name", SHORTEST_OF_PEERS)
 def test_none_is_longer_than_the_shortest_peer_s(name: str) -> None:
-    """And each imports from `callboard` and the standard library alone."""
+    """Each program only imports `callboard` and the standard library."""
     path = PROGRAMS / f"{name}.py"
     assert lines(path) <= SHORTEST_OF_PEERS[name]
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -222,7 +228,7 @@ def test_none_is_longer_than_the_shortest_peer_s(name: str) -> None:
 
 
 def test_the_page_of_the_book_has_the_programs() -> None:
-    """All of them, as they are in their files."""
+    """The page has every program, unchanged."""
     shown = {block.title: block.code for block in blocks(PAGE) if block.language == "python"}
     found = {f"examples/programs/{path.name}": path.read_text(encoding="utf-8") for path in PROGRAMS.glob("*.py")}
     assert shown == found

@@ -59,7 +59,7 @@ Program = Callable[..., Awaitable[object]]
 anyio_backend = runs_on("asyncio")
 
 
-# The functions of three pages of the book do what the pages say; the README itself is run by tests/book.
+# The functions of three pages of the book do what the pages describe. tests/book runs the README.
 
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,9 @@ PAGES = [ROOT / "docs" / name for name in ("sessions.md", "trace.md", "routing.m
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Program]:
-    """Everything that the pages' Python blocks define; what they would run at once is left to the test."""
+    """The names that the pages' Python blocks define. The tests run the code that the blocks would run
+    immediately.
+    """
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.chdir(ROOT)
     found = {name: value for page in PAGES for name, value in definitions(page).items()}
@@ -78,7 +80,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Progr
 async def test_a_session_changes_its_tools_and_its_model_and_is_forked(
     programs: dict[str, Program], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On scripted models of the page's names."""
+    """The page's names belong to scripted models."""
     async with Engine(models=named_like_the_local_ones(), trace=False) as engine:
         await programs["talk"](engine)
     said, forked = capsys.readouterr().out.splitlines()
@@ -100,7 +102,7 @@ async def test_costs_and_repricing_are_printed(
 async def test_the_router_chooses_and_reloads(
     programs: dict[str, Program], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fallback, a choice and a reload on scripted models of the page's names."""
+    """The page's names belong to scripted models. The output shows the chosen candidate."""
     async with Engine(models=named_like_the_local_ones(), trace=False) as engine:
         await programs["elsewhere"](engine)
     assert "Candidate(model='local-chat:m', rejected=None," in capsys.readouterr().out
@@ -120,7 +122,7 @@ def named_like_the_local_ones() -> ModelRegistry:
 async def test_calls_are_watched_live_and_again(
     programs: dict[str, Program], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A subscription sees the call as it happens, and a replay of the trace the same once more."""
+    """A subscription receives the call's events, and a replay of the trace has the same topics."""
     async with Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db") as engine:
         async with anyio.create_task_group() as group:
             group.start_soon(programs["watch"], engine)
@@ -138,7 +140,7 @@ async def test_calls_are_watched_live_and_again(
         assert topic in again
 
 
-# What docs/how-to/batches.md shows runs as it stands, against a server that keeps books.
+# The programs of docs/how-to/batches.md run unchanged, against a server that records its jobs.
 
 
 BATCHES_PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "batches.md"
@@ -150,10 +152,10 @@ def batch_provider(tmp_path: Path) -> Iterator[BatchServer]:
         yield running
 
 
-async def test_the_page_s_programs_send_a_batch_and_come_back_to_it(
+async def test_the_programs_of_the_page_send_a_batch_and_read_its_results(
     batch_provider: BatchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second in another engine, and neither makes a second job."""
+    """Other engines find the batch again, and no second job is created."""
     page: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", BATCHES_PAGE.read_text(encoding="utf-8"), re.DOTALL)), page)
     store = tmp_path / "trace.db"
@@ -177,7 +179,7 @@ async def test_the_page_s_programs_send_a_batch_and_come_back_to_it(
     assert "tickets-2026-11-23 openai:gpt-5-mini completed" in told
 
 
-# What docs/embeddings.md shows runs as it stands.
+# The programs of docs/embeddings.md run unchanged.
 
 
 EMBEDDINGS_PAGE = DOCS / "embeddings.md"
@@ -203,7 +205,7 @@ async def test_the_first_program_finds_what_is_alike(
 
 
 async def test_the_example_shows_the_nearest_pairs_first() -> None:
-    """Over any engine: here its own sums are judged, on vectors that are known."""
+    """The function is tested on known vectors, without an engine."""
     vectors = [array("f", numbers) for numbers in ([1, 0], [0, 1], [2, 0.1])]
     pairs = nearest_pairs(vectors)
     assert [(one, other) for _, one, other in pairs] == [(0, 2), (1, 2), (0, 1)]
@@ -238,11 +240,11 @@ def test_every_option_input_type_and_adapter_type_that_embeds_is_named() -> None
         assert name in adapter_types()
 
 
-# The programs of docs/generate.md, and the example, run as they stand.
+# The programs of docs/generate.md, and the example, run unchanged.
 
 
 def defined() -> dict[str, Any]:
-    """What the page's blocks define."""
+    """The names that the page's blocks define."""
     return definitions(DOCS / "generate.md")
 
 
@@ -252,7 +254,7 @@ def engine(*replies: Say) -> Engine:
 
 @pytest.fixture
 async def red() -> AsyncIterator[None]:
-    """The default engine says so, as often as it is asked."""
+    """A default engine whose model replies "Red" to two calls."""
     mine = engine(*[Say("Re", "d")] * 2)
     set_default_engine(mine)
     try:
@@ -274,10 +276,10 @@ async def red() -> AsyncIterator[None]:
         ("give_up", "the turn was aborted: seen enough", ""),
     ],
 )
-async def test_the_pages_programs_do_what_they_say(
+async def test_the_programs_of_the_page_work_as_described(
     name: str, answer: object, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each with a model that says "Red"."""
+    """The model of each program replies "Red"."""
     found = await defined()[name]("s:m")
     assert found in (answer, "it was quicker") if name == "give_up" else found == answer
     assert capsys.readouterr().out == shown
@@ -285,14 +287,14 @@ async def test_the_pages_programs_do_what_they_say(
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("red")
-async def test_the_meter_ends_with_what_the_provider_says() -> None:
-    """First estimates, then the reported figure."""
+async def test_the_meter_ends_with_the_reported_usage() -> None:
+    """The first figures are estimates, and the last one is the reported usage."""
     told = await defined()["meter"]("s:m")
     assert (told[0].estimated, told[-1].estimated, told[-1].usage.output_tokens) == (True, False, 5)
 
 
 def test_the_plain_program_needs_no_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its engine is the default one, on the thread of the sync functions."""
+    """The default engine runs on the thread of the sync functions."""
     mine = engine(*[Say("Re", "d")] * 2)
     set_default_engine(mine)
     try:
@@ -304,7 +306,7 @@ def test_the_plain_program_needs_no_loop(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_table_of_events_is_complete() -> None:
-    """Every event of the view stands on the page."""
+    """The page has every event of ViewEvent."""
     page = (ROOT / "docs" / "generate.md").read_text()
     tags = [event.__struct_config__.tag for event in get_args(ViewEvent)]
     assert len(tags) > 15
@@ -313,7 +315,7 @@ def test_the_table_of_events_is_complete() -> None:
 
 @pytest.mark.deep("the local model")
 def test_the_example_talks_to_the_local_model(tmp_path: Path) -> None:
-    """As a program of its own, which ends."""
+    """The example runs as a separate program."""
     if find_model() is None:
         pytest.skip("the local model's weights are not installed")
     pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
@@ -331,7 +333,7 @@ def test_the_example_talks_to_the_local_model(tmp_path: Path) -> None:
     assert run.stdout.endswith(" $0.000000\n")
 
 
-# What docs/media.md and examples/video.py show runs as it stands, against a server on a real socket.
+# The programs of docs/media.md and examples/video.py run unchanged, against a server on a real socket.
 
 
 MEDIA_PAGE = Path(__file__).parents[1] / "docs" / "media.md"
@@ -358,7 +360,7 @@ def media_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str,
 
 
 def engine_at(media_provider: MediaServer, tmp_path: Path) -> Engine:
-    """With the page's own prices."""
+    """An engine with the prices of the page."""
     path = tmp_path / "page-prices.yaml"
     path.write_text(blocks("yaml")[0])
     adapters = {
@@ -415,10 +417,10 @@ async def test_the_example_waits_and_prints_what_a_second_costs(
     assert capsys.readouterr().out.splitlines()[-1] == f"{target}: 4 seconds, 0.4 USD, 0.1 a second"
 
 
-async def test_the_example_creates_looks_and_fetches(
+async def test_the_example_creates_polls_and_downloads_a_video(
     media_provider: MediaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each in an engine of its own."""
+    """Each step runs in a different engine."""
     target = tmp_path / "b.mp4"
     media_provider.steps = [30]
     async with engine_at(media_provider, tmp_path) as engine:
@@ -441,12 +443,12 @@ def test_every_option_and_adapter_is_named() -> None:
             assert name in adapter_types() or name in ImageOptions.__annotations__, name
 
 
-# The programs of docs/objects.md, and the example, run as they stand.
+# The programs of docs/objects.md, and the example, run unchanged.
 
 
 @pytest.fixture
 async def object_programs() -> AsyncIterator[dict[str, Any]]:
-    """What the page's blocks define; the default engine has three replies for them."""
+    """The names that the page's blocks define. The default engine has the replies for its programs."""
     names = definitions(DOCS / "objects.md")
     replies = [
         Say('{"name": "Ada", "age": 36}'),
@@ -493,7 +495,7 @@ async def test_the_example_reads_people_with_the_local_model(
     assert "\nso far: ['red'" in shown
 
 
-# The programs of docs/tools.md and examples/tools.py run as they stand.
+# The programs of docs/tools.md and examples/tools.py run unchanged.
 
 
 SERVER = Path(__file__).parent / "engine" / "mcp" / "mcp_server.py"
@@ -501,41 +503,43 @@ SERVER = Path(__file__).parent / "engine" / "mcp" / "mcp_server.py"
 
 @pytest.fixture
 def tool_programs() -> dict[str, Any]:
-    """Everything that the page's blocks define."""
+    """The names that the page's blocks define."""
     return definitions(DOCS / "tools.md")
 
 
 def results(events: list[Any]) -> list[str]:
-    """What tools answered, of everything published."""
+    """The results of tools in the published events."""
     messages = [e.data.message for e in events if isinstance(e.data, SessionMessageAppended)]
     return [block.text for message in messages for block in message.content if isinstance(block, ToolResultBlock)]
 
 
-async def test_the_first_program_asks_its_tool(tool_programs: dict[str, Any]) -> None:
-    """The model calls it, and gets JSON."""
+async def test_the_first_program_calls_its_tool(tool_programs: dict[str, Any]) -> None:
+    """The model calls the tool and gets its result as JSON."""
     async with running(Say(calls=[("get_weather", {"city": "Rome"})]), Say("Yes.")) as (engine, events):
         assert await tool_programs["ask"](engine, "s:m") == "Yes."
         assert results(events.take()) == ['{"city":"Rome","degrees":21,"unit":"celsius"}']
 
 
-async def test_the_tool_with_a_context_tells_its_progress(tool_programs: dict[str, Any]) -> None:
-    """Its function runs alone, too."""
+async def test_the_tool_with_a_context_can_be_called_directly(tool_programs: dict[str, Any]) -> None:
+    """The function of the tool can be called directly."""
     copy = cast("Callable[..., str]", tool_programs["copy_files"])
     assert copy(["a", "b"], ToolContext(tool_call_id="tu_1", tool_name="copy_files")) == "2 copied"
 
 
 async def test_the_approving_program_denies_one_and_approves_the_other(tool_programs: dict[str, Any]) -> None:
-    """The hook decides about one, the program about the other."""
+    """The hook decides about one call, and the program about the other."""
     calls = [("delete_file", {"path": "notes.txt"}), ("delete_file", {"path": "/etc/passwd"})]
     async with running(Say(calls=calls), Say("Done.")) as (engine, events):
         assert await tool_programs["clean_up"](engine, "s:m") == "Done."
         assert results(events.take()) == ["The call was not approved: not there", "notes.txt is deleted"]
 
 
-async def test_the_refund_is_made_once_whoever_runs_the_call(
+async def test_the_refund_is_made_once_if_the_call_runs_twice(
     tool_programs: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its process is gone when the refund is made; the one that resumes the session asks with the same key."""
+    """The first process dies after the refund. The process that resumes the session uses the same idempotency
+    key.
+    """
     refunds: dict[str, str] = {}
     asked: list[str] = []
 
@@ -563,7 +567,7 @@ async def test_the_refund_is_made_once_whoever_runs_the_call(
 
 
 async def test_the_program_with_a_server_calls_it(tool_programs: dict[str, Any]) -> None:
-    """Over a real server's process."""
+    """The server runs in a separate process."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
     program = cast("Callable[..., Awaitable[str]]", tool_programs["with_server"])
     async with running(Say(calls=[("lib_find", {"title": "Emma"})]), Say("Found.")) as (engine, events):
@@ -572,10 +576,10 @@ async def test_the_program_with_a_server_calls_it(tool_programs: dict[str, Any])
 
 
 @pytest.mark.parametrize("may_write", [True, False])
-async def test_the_example_reads_and_writes_only_with_leave(
+async def test_the_example_writes_only_with_an_approval(
     may_write: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its tools work on their folder, a path outside is an error, and writing waits for an answer."""
+    """The tools only use their folder, a path outside is an error, and writing needs an approval."""
     (tmp_path / "a.txt").write_text("alpha")
     script = [
         Say(calls=[("list_files", {}), ("read_file", {"path": "a.txt"}), ("read_file", {"path": "../x"})]),

@@ -65,7 +65,7 @@ asyncio.run(main())
 
 @cache
 def plain_modules() -> set[str]:
-    """The top-level modules of the required packages, and of what those require."""
+    """The top-level modules of the required packages and of their own requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted, required = list(project["dependencies"]), set[str]()
     while wanted:
@@ -80,8 +80,8 @@ def plain_modules() -> set[str]:
 
 
 @pytest.mark.parametrize("kind", sorted(REPLIES))
-def test_a_call_looks_for_no_module_that_a_plain_install_has_not(kind: str) -> None:
-    """A search that fails is repeated by every call, and costs more than the call's own work."""
+def test_a_call_searches_for_no_missing_module(kind: str) -> None:
+    """A failed search for a module is repeated by every call, and costs more than the call itself."""
     with provider_server(200, REPLIES[kind]) as server:
         arguments = [",".join(sorted(plain_modules())), kind, server.url]
         done = subprocess.run(
@@ -103,7 +103,7 @@ HEAVY = (
     *("httpx", "httpcore", "h11", "trio", "certifi", "http.client", "urllib.request", "structlog", "rich"),
     *("prompt_toolkit", "jsonschema", "referencing", "pydantic", "xllamacpp", "unittest"),
 )
-"""What costs a start tens of milliseconds, and no first answer needs."""
+"""Modules whose import takes tens of milliseconds and that the first reply does not need."""
 
 
 def test_a_first_answer_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_first_answer_imports_nothing_heavy(tmp_path: Path) -> None:
             "adapters": {"x": {"type": "openai_compatible", "base_url": server.url, "api_key_env": "X_KEY"}},
             "models": {"x:m": {"adapter": "x"}},
         }
-        (tmp_path / "models.yaml").write_text(json.dumps(models))  # which is YAML, too
+        (tmp_path / "models.yaml").write_text(json.dumps(models))  # JSON is also valid YAML
         done = subprocess.run(
             [sys.executable, "-c", ANSWER, ",".join(HEAVY)],
             env={**os.environ, "CALLBOARD_HOME": str(tmp_path), "X_KEY": "k"},

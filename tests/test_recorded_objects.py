@@ -35,7 +35,7 @@ SCHEMAS = {
         ("generationConfig", "response_json_schema"),
     ),
 }
-"""Where the recorded requests have their schema."""
+"""The places of the schema in the recorded requests."""
 
 anyio_backend = runs_on("asyncio")
 
@@ -60,7 +60,7 @@ def cases() -> Iterator[tuple[Mapping[str, Any], JsonObject]]:
 
 
 def engine_of(case: Mapping[str, Any], mode: str) -> tuple[Engine, str]:
-    """An engine whose provider answers as recorded, its body cut so."""
+    """An engine whose provider sends the recorded reply, in pieces of the given mode."""
     kind = PROTOCOLS[case["protocol"]]
     model = case["request_body"].get("model") or case["path"].rpartition("/")[2].partition(":")[0]
 
@@ -72,7 +72,7 @@ def engine_of(case: Mapping[str, Any], mode: str) -> tuple[Engine, str]:
 
 
 async def read(case: Mapping[str, Any], schema: JsonObject, mode: str) -> Json:
-    """What is made of the exchange; of a streamed one, the last partial must be the same."""
+    """Read the object of an exchange. If the exchange is streamed, the last partial must be the same."""
     engine, model = engine_of(case, mode)
     async with engine:
         if not (case["streamed"] or case.get("request_streamed")):
@@ -87,7 +87,7 @@ async def read(case: Mapping[str, Any], schema: JsonObject, mode: str) -> Json:
 @needs_recordings
 @pytest.mark.timeout(300)
 async def test_recorded_objects_are_read_and_checked() -> None:
-    """The object, where the recorded reply is one; the calls that it makes instead are said to be no object."""
+    """The object equals the recorded text. A reply with tool calls raises NoObjectGeneratedError."""
     read_of: set[str] = set()
     for case, schema in cases():
         for mode in ("whole", "random-1", "byte"):

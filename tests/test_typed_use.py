@@ -15,10 +15,10 @@ from tests.book.snippets import DOCS, blocks
 
 ROOT = Path(__file__).parents[1]
 USES = ROOT / "tests" / "typed_use"
-"""Typical code, with `assert_type`; it is read by the checkers and never run."""
+"""Typical code with `assert_type`. Only type checkers read it."""
 
 EXCERPTS = DOCS / "how-to" / "agent-host.md"
-"""The one page with parts of files, of examples/agent_host; these are typed as a whole."""
+"""The only page with excerpts of files. The files, from examples/agent_host, are checked as a whole."""
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -26,7 +26,9 @@ pytestmark = [
 ]
 
 IN_A_CHECKOUT = (ROOT / "bus").is_dir()
-"""Where no checker finds `callboard.adapters.…`, since the rooms have other names there until the program runs."""
+"""Whether this is a checkout. Type checkers then don't find `callboard.adapters.…`, because the rooms get these
+names at run time.
+"""
 
 ROOMS_UNTYPED_FOR_MYPY = ("--disable-error-code=import-untyped", "--allow-subclassing-any")
 ROOMS_UNKNOWN_TO_MYPY = (
@@ -43,11 +45,13 @@ ROOMS_UNKNOWN_TO_PYRIGHT = {
 }
 
 ALONE = ("--strict", "--follow-imports=silent", "--cache-dir=.mypy_cache/alone")
-"""Without what is imported; with a cache of its own, since other settings would replace it."""
+"""Without the imported modules, and with a separate cache, because other settings would replace the cache."""
 
 
 def test_typical_code_has_precise_types(tmp_path: Path) -> None:
-    """Pyright accepts the files, and refuses what is marked as wrong in them, as `make types` does with mypy."""
+    """Pyright accepts the files and reports the lines that are marked as wrong. `make types` checks the same with
+    mypy.
+    """
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     config = tmp_path / "pyrightconfig.json"
     settings = {"include": [str(USES)], "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
@@ -57,7 +61,7 @@ def test_typical_code_has_precise_types(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every program of README and book in a file of its own, as it is printed."""
+    """A folder with every program of README and book in a separate file, unchanged."""
     folder = tmp_path_factory.mktemp("programs")
     pages = {ROOT / "README.md", *DOCS.rglob("*.md")} - {EXCERPTS}
     for page in sorted(pages):
@@ -72,7 +76,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_program_of_the_book_passes_mypy(programs: Path) -> None:
-    """`mypy --strict`, alone: what it doesn't import or define, it has not."""
+    """`mypy --strict` checks each program separately, so it must import or define each name that it uses."""
     pytest.importorskip("mypy")
     files = map(str, sorted(programs.rglob("*.py")))
     check("mypy", *ALONE, *ROOMS_UNKNOWN_TO_MYPY, "--explicit-package-bases", *files, MYPYPATH=str(programs))
@@ -97,7 +101,7 @@ def test_each_program_of_the_book_passes_pyright(programs: Path) -> None:
 
 
 def check(checker: str, *arguments: str, **variables: str) -> None:
-    """Run it in the checkout; it must have nothing to say."""
+    """Run a type checker in the checkout. It must report nothing."""
     found = subprocess.run(
         [sys.executable, "-m", checker, *arguments],
         cwd=ROOT,

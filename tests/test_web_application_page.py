@@ -1,4 +1,4 @@
-"""The program of the page about web applications during a silent turn; tests/book runs the page itself."""
+"""The page about web applications: its program during a silent turn. tests/book runs the page itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = [(b"content-type", b"application/json"), (b"authorization", b"Bearer k
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What web.py of the page defines."""
+    """The names that web.py of the page defines."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     (code,) = (block.code for block in blocks(DOCS / "how-to" / "web-application.md") if block.title == "web.py")
     names: dict[str, Any] = {"__name__": "web"}
@@ -32,7 +32,7 @@ def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 
 async def asked(app: Any, method: str, path: str, body: bytes = b"") -> tuple[int, list[bytes]]:
-    """The status and the pieces of an application's answer, as it hands them to its server."""
+    """Send a request to an application. Returns the status and the pieces of the response."""
     head = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1"}
     target = {"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
     scope = {**head, **target, "scheme": "http", "headers": HEADERS, "state": {}}
@@ -53,7 +53,7 @@ async def asked(app: Any, method: str, path: str, body: bytes = b"") -> tuple[in
 
 
 async def test_a_silent_turn_is_kept_alive(page: dict[str, Any]) -> None:
-    """A comment every 15 seconds, and every event exactly once."""
+    """A silent turn sends a comment every 15 seconds, and every event exactly once."""
     slow = ScriptedAdapter(replies=[ScriptedReply(("An", "swer"), pace=40.0)])
     async with Engine(trace=False, providers={"slow": slow}, clock=FakeClock()) as engine:
         page["engine"] = engine

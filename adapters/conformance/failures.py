@@ -128,7 +128,7 @@ async def no_connection_is_a_network_error(kit: Kit) -> None:
 
 
 @check("6.3", ERRORS)
-async def nonsense_is_an_adapter_error(kit: Kit) -> None:
+async def a_malformed_reply_is_an_adapter_error(kit: Kit) -> None:
     """A proxy's page, an empty body and JSON of the wrong shape are AdapterErrors, not decoding errors."""
     wire = over_http(kit)
     for body in (b"<html><body>Bad gateway</body></html>", b"", b"null", b"[[[", b'"text"', b"\xff\xfe\x00"):
@@ -188,7 +188,7 @@ async def ask(at: Stage, request: CanonicalRequest, *, streamed: bool) -> list[A
 
 
 @check("6.4", RETRIES)
-async def there_are_exactly_one_and_max_retries_attempts(kit: Kit) -> None:
+async def a_call_makes_one_plus_max_retries_attempts(kit: Kit) -> None:
     """A temporary failure has exactly 1 + max_retries attempts, each is reported, and the error is `retryable`."""
     for streamed in (False, True):
         for retries in (0, 1, 3):
@@ -212,7 +212,7 @@ def _check_reports(reports: list[AttemptReport], retries: int) -> None:
 
 
 @check("6.4", RETRIES)
-async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
+async def a_successful_retry_is_one_reply(kit: Kit) -> None:
     """An attempt that fails before its first event is invisible. The caller gets only the next attempt's reply."""
     waiting(kit)
     for streamed in (False, True):
@@ -237,7 +237,7 @@ def same(one: float, other: float) -> bool:
 
 
 @check("6.4", RETRIES)
-async def a_retry_after_is_waited_for(kit: Kit) -> None:
+async def retry_after_is_respected(kit: Kit) -> None:
     """The adapter waits exactly as long as the provider's retry-after requests, at most 60 s."""
     waiting(kit)
     for hint, expected in ((7.0, 7.0), (59.0, 59.0), (900.0, 60.0)):
@@ -252,7 +252,7 @@ async def a_retry_after_is_waited_for(kit: Kit) -> None:
 
 
 @check("6.4", RETRIES)
-async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
+async def permanent_failures_are_not_retried(kit: Kit) -> None:
     """Permanent errors, such as a bad key, are raised without a retry or a wait."""
     for condition in ("bad key", "bad request", "overflow", "forbidden", "no model", "quota"):
         for streamed in (False, True):
@@ -288,7 +288,7 @@ async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
 
 
 @check("3.1", RETRIES)
-async def time_limits_hold(kit: Kit) -> None:
+async def time_limits_are_kept(kit: Kit) -> None:
     """If a provider never answers or stops sending, RequestTimeoutError is raised after the configured time."""
     waiting(kit)
     for streamed in (False, True):

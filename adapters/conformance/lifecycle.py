@@ -62,7 +62,7 @@ async def any_model_has_capabilities(kit: Kit) -> None:
 
 
 @check("3.1")
-async def the_estimate_asks_nobody(kit: Kit) -> None:
+async def the_estimate_needs_no_request(kit: Kit) -> None:
     """`estimate_input_tokens` returns more than 0, grows with the text, and sends nothing."""
     async with kit.stage() as at:
         short = at.adapter.estimate_input_tokens([Message.user("Hello")])
@@ -92,7 +92,7 @@ async def lifecycle_hooks_are_optional(kit: Kit) -> None:
 
 
 @check("3.1")
-async def it_can_be_closed_unused_and_twice(kit: Kit) -> None:
+async def an_unused_adapter_can_be_closed_twice(kit: Kit) -> None:
     """`close()` works on an adapter that was never used, and again."""
     async with kit.stage() as at:
         await at.adapter.close()
@@ -180,7 +180,7 @@ CANCELLING = "Streaming adapter implemented and tested"
 
 
 @check("5.4", CANCELLING)
-async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
+async def a_stream_can_be_cancelled_at_any_event(kit: Kit) -> None:
     """`cancel()` at any event closes open blocks, emits `message.complete(cancelled)` and ends the iterator."""
     streaming(kit)
     scene = await longest(kit)
@@ -228,7 +228,7 @@ def _check_end(outcome: StreamOutcome, *, cancelled: bool, when: str) -> None:
 
 
 @check("5.4", CANCELLING)
-async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
+async def cancelling_ends_a_waiting_read(kit: Kit) -> None:
     """`cancel()` from another task ends a stream that waits for its provider, before the reply or during it."""
     streaming(kit)
     scene = await longest(kit)
@@ -296,7 +296,7 @@ async def a_cancelled_complete_raises(kit: Kit) -> None:
 
 
 @check("5.4", CANCELLING)
-async def what_does_not_run_cannot_be_cancelled(kit: Kit) -> None:
+async def cancelling_an_unknown_call_returns_false(kit: Kit) -> None:
     """`cancel()` returns False for an unknown or finished call, and raises nothing."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         require(await at.adapter.cancel("req_unknown") is False, "cancel() of an unknown call is not False")
@@ -305,7 +305,7 @@ async def what_does_not_run_cannot_be_cancelled(kit: Kit) -> None:
 
 
 @check("5.4", CANCELLING)
-async def leaving_early_closes_the_connection(kit: Kit) -> None:
+async def an_abandoned_stream_closes_the_connection(kit: Kit) -> None:
     """Leaving `async with`, `aclose()` and an exception in the reader end the call and close its connection."""
     streaming(kit)
     scene = Says("Hello, ☃!", then="hang")
@@ -349,7 +349,7 @@ async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
 
 
 @check("5.4", CANCELLING)
-async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
+async def concurrent_calls_are_cancelled_separately(kit: Kit) -> None:
     """Cancelling one call does not affect other calls."""
     streaming(kit)
     async with kit.stage(*[Says("Hello, ☃!", pause=2 * kit.moment)] * 4) as at:
@@ -371,7 +371,7 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
 
 
 @check("3.1", "")
-async def closing_ends_what_runs(kit: Kit) -> None:
+async def closing_ends_running_calls(kit: Kit) -> None:
     """`close()` ends every running call as cancelled and releases all connections. A second call does nothing."""
     async with kit.stage(Silent(), Silent()) as at:
         ended: list[object] = []

@@ -128,7 +128,7 @@ async def awkward_schemas_are_sent_or_refused(kit: Kit) -> None:
 
 
 @check("10", TOOL_FORMAT)
-async def a_providers_ids_come_back_to_it(kit: Kit) -> None:
+async def a_providers_ids_are_sent_back(kit: Kit) -> None:
     """Each tool call gets a unique Callboard id. Call and result are sent back with the provider's own id."""
     wire = over_http(kit)
     async with kit.stage() as at:
@@ -187,7 +187,7 @@ def _holds(value: object, expected: JsonObject) -> bool:
 
 
 @check("10", MESSAGES)
-async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
+async def a_conversation_with_tools_continues(kit: Kit) -> None:
     """In a history with several tool calls, one of which failed, every call is followed by its result."""
     async with kit.stage() as at:
         calling(at)
@@ -206,7 +206,7 @@ async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
 
 
 @check("4.4", MESSAGES)
-async def no_history_is_poison(kit: Kit) -> None:
+async def any_history_can_be_sent(kit: Kit) -> None:
     """Calls without results, results without calls, and other providers' data never make a request fail."""
     raw = ProviderRaw("somebody-else", {"type": "reasoning", "encrypted": "AAAA"}, "their-model")
     orphan = ToolUseBlock(id="tu_01J00000000000000000000001", name="read_file", input={"path": "a"})
@@ -262,7 +262,7 @@ def _asks(at: Stage) -> dict[str, CanonicalRequest]:
 
 
 @check("3.4", "Strict schema transformation (if applicable)")
-async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
+async def missing_capabilities_are_refused_or_warned_of(kit: Kit) -> None:
     """A request for a missing capability raises CapabilityError before anything is sent, or gets a warning."""
     async with kit.stage() as at:
         lacking = [name for name in _asks(at) if not getattr(at.capabilities, name)]
@@ -279,7 +279,7 @@ async def capabilities_declared_false_are_refused_or_told(kit: Kit) -> None:
 
 
 @check("3.4", MESSAGES)
-async def capabilities_declared_true_are_sent(kit: Kit) -> None:
+async def requests_for_declared_capabilities_are_sent(kit: Kit) -> None:
     """A request that needs a declared capability is not refused."""
     async with kit.stage() as at:
         having = [name for name in _asks(at) if getattr(at.capabilities, name)]
@@ -338,7 +338,7 @@ async def body_of(kit: Kit, *, streamed: bool) -> JsonObject:
 
 
 @check("3.2", SETTINGS)
-async def a_hosts_own_field_joins_or_is_named(kit: Kit) -> None:
+async def a_hosts_field_is_sent_or_refused(kit: Kit) -> None:
     """A field of `provider_options` is sent together with the adapter's own fields, or an error names it."""
     name, value = "a_field_of_the_host", "its value"
     before = await body_of(kit, streamed=False)
@@ -359,7 +359,7 @@ def _has(value: Json, name: str, expected: Json) -> bool:
 
 
 @check("3.2", TOOL_FORMAT)
-async def a_hosts_tools_join_or_are_named(kit: Kit) -> None:
+async def a_hosts_tools_are_sent_or_refused(kit: Kit) -> None:
     """Tools in `provider_options` are added to the request's own tools, or are an error that names the field."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         calling(at)
@@ -373,7 +373,7 @@ async def a_hosts_tools_join_or_are_named(kit: Kit) -> None:
 
 
 @check("3.2", SETTINGS)
-async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
+async def provider_options_cannot_change_model_or_streaming(kit: Kit) -> None:
     """A `provider_options` field that sets the model or streaming is an error that names the field."""
     plain, stream = await body_of(kit, streamed=False), await body_of(kit, streamed=True)
     others: JsonObject = {name: "another-model" for name, value in plain.items() if value == kit.model}

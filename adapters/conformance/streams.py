@@ -77,7 +77,7 @@ async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
 
 
 @check("5.3", STREAMING)
-async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
+async def the_message_has_the_requested_id(kit: Kit) -> None:
     """All events have the request's `message_id`. Without one, they share a new id."""
     async with kit.stage(Says("Hi."), Says("Hi.")) as at:
         events = await read_events(at, at.request(message_id="msg_mine"))
@@ -127,7 +127,7 @@ async def stream_and_complete_agree(kit: Kit) -> None:
 
 
 @check("5.3", STREAMING)
-async def no_cut_changes_the_events(kit: Kit) -> None:
+async def events_do_not_depend_on_chunk_boundaries(kit: Kit) -> None:
     """The events do not depend on how the network splits the body: byte by byte, anywhere, or not at all."""
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)
@@ -147,7 +147,7 @@ async def _of_pieces(wire: HttpKit, cut: Sequence[bytes]) -> list[bytes]:
 
 
 @check("5.5", STREAMING)
-async def fragments_are_the_providers_own(kit: Kit) -> None:
+async def json_fragments_are_passed_on_unchanged(kit: Kit) -> None:
     """`partial_json` is the provider's fragment, byte for byte, and never a parsed object."""
     scene = await longest(kit)
     async with kit.stage(scene) as at:
@@ -170,7 +170,7 @@ async def fragments_are_the_providers_own(kit: Kit) -> None:
 
 
 @check("5.2", STREAMING)
-async def text_arrives_as_it_comes(kit: Kit) -> None:
+async def text_is_delivered_as_it_arrives(kit: Kit) -> None:
     """A delta is delivered before the provider sends its next piece."""
     streaming(kit)
     async with kit.stage(Says("Hello, ☃!", pause=2 * kit.moment)) as at:
@@ -224,7 +224,7 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
 
 
 @check("6.5", STREAMING)
-async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
+async def an_error_in_a_stream_keeps_the_content_before_it(kit: Kit) -> None:
     """If the provider fails in mid-stream, the deltas are kept, and `message.complete(error)` comes next.
 
     Then the exception is raised.
@@ -253,7 +253,7 @@ def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when:
 
 
 @check("4", MESSAGES)
-async def reasoning_is_kept_apart(kit: Kit) -> None:
+async def reasoning_is_separate_from_text(kit: Kit) -> None:
     """Reasoning arrives as thinking events or blocks, never as text, whether streamed or not."""
     scene = Says("So.", thought="Let me see.")
     async with kit.stage(msgspec.structs.replace(scene, streamed=False), scene) as at:
@@ -266,7 +266,7 @@ async def reasoning_is_kept_apart(kit: Kit) -> None:
 
 
 @check("7", MESSAGES)
-async def usage_is_what_the_provider_said(kit: Kit) -> None:
+async def usage_is_the_providers_count(kit: Kit) -> None:
     """Usage has disjoint counts, the same whether streamed or not.
 
     If the provider reports no usage, the counts are an estimate.

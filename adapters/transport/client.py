@@ -18,7 +18,7 @@ from callboard.bus.errors import AdapterError, NetworkError
 
 from .addresses import UrlKind, has_proxy, kind_of, public_addresses
 from .http1_connection import AgedConnectionError, Connection
-from .http1_protocol import Origin, Target, target_of, write_head
+from .http1_protocol import HeadWriter, Origin, Target, target_of
 from .transport import (
     HttpReply,
     HttpRequest,
@@ -231,6 +231,7 @@ class Http1Transport:
 
     def __init__(self) -> None:
         self._pools: dict[Origin, Pool] = {}
+        self._heads = HeadWriter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: ssl.SSLContext | None = None
         self._closed = False
@@ -244,29 +245,25 @@ class Http1Transport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             target = target_of(request.url)
-            head = write_head(request.method, target, request.headers, len(request.body))
-            return await self._send(request, target, head)
+            head = self._heads.write(request.method, target, request.headers, len(request.body))
+            pool, new = self._pool(target), request.once or request.public_only
+            if not new:
+                connection = pool.pick() or await pool.open(request.connect_timeout)
+                try:
+                    return await connection.exchange(request.method, head, request.body)
+                except AgedConnectionError:
+                    pass
+                if request.on_resend is not None:
+                    request.on_resend()
+                pool = self._pool(target)
+            # A new connection, also after an aged one, because other idle connections may be closed, too.
+            connection = await pool.open(request.connect_timeout, single_use=new, public_only=request.public_only)
+            return await connection.exchange(request.method, head, request.body)
         except AdapterError:
             raise
         except Exception as error:
             failure = unsendable("UnicodeError") if isinstance(error, UnicodeError) else not_made(error)
         raise failure  # raised outside of `except`: the original may quote a key and must not become the context
-
-    async def _send(self, request: HttpRequest, target: Target, head: bytes) -> HttpReply:
-        pool = self._pool(target)
-        if request.once or request.public_only:
-            connection = await pool.open(request.connect_timeout, single_use=True, public_only=request.public_only)
-            return await connection.exchange(request.method, head, request.body)
-        connection = pool.pick() or await pool.open(request.connect_timeout)
-        try:
-            return await connection.exchange(request.method, head, request.body)
-        except AgedConnectionError:
-            pass
-        if request.on_resend is not None:
-            request.on_resend()
-        # A new connection, because other idle connections may be closed, too.
-        fresh = await self._pool(target).open(request.connect_timeout)
-        return await fresh.exchange(request.method, head, request.body)
 
     def _pool(self, target: Target) -> Pool:
         loop = asyncio.get_running_loop()

@@ -60,7 +60,7 @@ class Reply(ClosableReply):
         while self.status == 0:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._arrival()
 
     async def chunk(self) -> bytes | None:
         if self._coding is None:
@@ -89,7 +89,7 @@ class Reply(ClosableReply):
             if self._over:
                 self.closed = True
                 return None
-            await self._wait()
+            await self._arrival()
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -97,12 +97,10 @@ class Reply(ClosableReply):
             self._line.read_on()
         return data
 
-    async def _wait(self) -> None:
+    def _arrival(self) -> asyncio.Future[None]:
+        """A future that is done when the next part of the reply arrives, or when the reply ends."""
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
@@ -287,7 +285,7 @@ class Connection(asyncio.Protocol):
     # --- Ends of replies ---
 
     def _begin(self, reply: Reply) -> None:
-        reply.begin(self._parser.status, self._parser.headers())
+        reply.begin(self._parser.status, self._parser.headers)
         if not self._sent:  # the sending task checks whether the request was rejected
             _release(self._writer)
 

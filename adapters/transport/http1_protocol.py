@@ -41,6 +41,8 @@ class ReplyParser:
         self.error: str | None = None
         self.keeps_open = True
         self.status = 0
+        self.headers: Mapping[str, str] = {}
+        """Headers by lower-case name. The values of a repeated header are joined by commas."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_head = False
         self._informs = False  # the current head has a 1xx status
@@ -52,7 +54,7 @@ class ReplyParser:
     def begin(self, method: str) -> None:
         """Expect the reply to a request with this method. The earlier reply must have ended."""
         self.waits, self.complete, self.error, self.keeps_open = True, False, None, True
-        self.status, self._headers = 0, []
+        self.status, self.headers, self._headers = 0, {}, []
         self._is_head, self._informs, self._until_close = method == "HEAD", False, False
         self._barren = 0
 
@@ -79,14 +81,6 @@ class ReplyParser:
         if self._until_close and self.error is None:
             self.complete = True
         return self.complete
-
-    def headers(self) -> Mapping[str, str]:
-        """Headers by lower-case name. The values of a repeated header are joined by commas."""
-        headers: dict[str, str] = {}
-        for name, value in self._headers:
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        return headers
 
     def close(self) -> None:
         """Release httptools' parser, which references this object. Nothing can be parsed afterwards."""
@@ -124,24 +118,22 @@ class ReplyParser:
             self.complete, self._ends_at = True, len(self.pieces)
 
     def _begin_body(self, status: int, may_stay: bool) -> None:
-        codings, sized, size = [], False, 0
+        headers: dict[str, str] = {}
+        size = 0
         for name, value in self._headers:
             size += len(name) + len(value) + 4
-            match name.lower():
-                case b"transfer-encoding":
-                    codings.append(value.strip().lower())
-                case b"content-length":
-                    sized = True
-                case _:
-                    pass
-        if codings and codings != [b"chunked"]:
-            self._fail(f"the transfer coding {b', '.join(codings)[:40]!r}, which was not requested")
-        elif size > MOST_HEAD_BYTES:
-            self._fail(_TOO_LONG)
+            if size > MOST_HEAD_BYTES:
+                self._fail(_TOO_LONG)
+                return
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        coding = headers.get("transfer-encoding")
+        if coding is not None and coding.lower() != "chunked":
+            self._fail(f"the transfer coding {coding[:40]!r}, which was not requested")
         else:
-            self.status, self.waits = status, False
+            self.status, self.headers, self.waits = status, headers, False
             self.keeps_open = may_stay and self._parser.should_keep_alive()
-            self._until_close = not codings and not sized
+            self._until_close = coding is None and "content-length" not in headers
             if self._is_head:
                 self.complete, self._ends_at = True, len(self.pieces)
 
@@ -228,6 +220,23 @@ def write_head(method: str, target: Target, headers: Mapping[str, str], length: 
     if packed:
         lines.append(f"Accept-Encoding: {_ACCEPTED}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+
+class HeadWriter:
+    """Writes heads like `write_head`. The latest is kept, because the next often differs only in its length."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[str, Target, Mapping[str, str]] | None = None
+        self._before = self._after = b""  # the parts of the latest head around the length
+
+    def write(self, method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:
+        if self._latest == (method, target, headers):
+            return b"%bContent-Length: %d%b" % (self._before, length, self._after)
+        head = write_head(method, target, headers, length)
+        if "content-length" not in map(str.lower, headers):
+            self._before, _, self._after = head.partition(b"Content-Length: %d" % length)
+            self._latest = method, target, dict(headers)
+        return head
 
 
 @lru_cache(maxsize=512)

@@ -540,8 +540,10 @@ def _text(error: BudgetExceededError, refusal: Refusal) -> str:
             'set max_output_tokens, or allow such calls with unpriced="allow"'
         )
     if refusal.why == "money":
-        available, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
+        unspent, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
     else:
-        available, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
+        unspent, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
     when = f". The call fits again at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
-    return f"{budget} has {available} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
+    return (
+        f"{budget} has {unspent} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
+    )

@@ -80,13 +80,8 @@ def wires() -> Mapping[str, ClientWire]:
     """The wires of clients by their names."""
     from . import chat_replies, gemini_replies, messages_replies, responses_replies
 
-    kinds: Sequence[ClientWire] = (
-        chat_replies.WIRE,
-        responses_replies.WIRE,
-        messages_replies.WIRE,
-        gemini_replies.WIRE,
-    )
-    return {wire.name: wire for wire in kinds}
+    kinds = chat_replies, responses_replies, messages_replies, gemini_replies
+    return {each.WIRE.name: each.WIRE for each in kinds}
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -39,7 +39,7 @@ from .chat_content import (
 from .chat_reasoning import PROTOCOL, reasoning_details, signed_message
 from .chat_requests import INCLUDE_USAGE, read_request
 from .reading import FreeFormReader, arguments_of, free_form_text
-from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, ClientWire, Failure, ListedModel, ReplyInfo
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
@@ -111,45 +111,14 @@ def write_model(model: ListedModel) -> JsonObject:
     return written
 
 
-# --- The wire ---
+def write_models(models: Sequence[ListedModel]) -> JsonObject:
+    """The body of a list of models."""
+    return {"object": "list", "data": [write_model(model) for model in models]}
 
 
-class ChatWire:
-    """The wire of Chat Completions; see `ClientWire`."""
-
-    name = "chat"
-    protocol = PROTOCOL
-
-    def read_request(
-        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
-    ) -> ClientRequest:
-        return read_request(body, headers, model=model, stream=stream)
-
-    def stream_type(self, client_request: ClientRequest) -> str:
-        return "text/event-stream; charset=utf-8"
-
-    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return ChatWriter(client_request, info)
-
-    def write_reply(
-        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
-    ) -> JsonObject:
-        return write_reply(client_request, info, response)
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return write_failure(failure)
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        return {"object": "list", "data": [write_model(model) for model in models]}
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        return write_model(model)
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        return {"object": "response.input_tokens", "input_tokens": tokens}
-
-
-WIRE = ChatWire()
+def write_token_count(tokens: int) -> JsonObject:
+    """The body of a token count."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -300,3 +269,17 @@ class ChatWriter:
         if self._sent or event.incomplete:
             return b""
         return self._arguments(encode_json(event.final_input).decode())
+
+
+WIRE = ClientWire(
+    name="chat",
+    protocol=PROTOCOL,
+    read_request=read_request,
+    writer=ChatWriter,
+    write_reply=write_reply,
+    write_failure=write_failure,
+    write_models=write_models,
+    write_model=write_model,
+    write_token_count=write_token_count,
+)
+"""The wire of Chat Completions."""

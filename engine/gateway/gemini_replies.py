@@ -37,7 +37,7 @@ from callboard.bus.values.usage import StopReason
 from .gemini_fields import GEMINI, Unwrapping
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import read_request
-from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo
 
 # --- The end of a reply ---
 
@@ -360,43 +360,20 @@ def write_token_count(tokens: int) -> JsonObject:
     return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
 
-# --- The wire ---
+def _stream_type(client_request: ClientRequest) -> str:
+    return "text/event-stream" if streams_events(client_request) else "application/json"
 
 
-class GeminiClientWire:
-    """Google's generateContent for clients; see `wire.ClientWire`."""
-
-    name = "gemini"
-    protocol = "gemini"
-
-    def read_request(
-        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
-    ) -> ClientRequest:
-        return read_request(body, headers, model=model, stream=stream)
-
-    def stream_type(self, client_request: ClientRequest) -> str:
-        return "text/event-stream" if streams_events(client_request) else "application/json"
-
-    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return GeminiWriter(client_request, info)
-
-    def write_reply(
-        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
-    ) -> JsonObject:
-        return write_reply(client_request, info, response)
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return write_failure(failure)
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        return write_models(models)
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        return write_model(model)
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        return write_token_count(tokens)
-
-
-WIRE: ClientWire = GeminiClientWire()
+WIRE = ClientWire(
+    name="gemini",
+    protocol="gemini",
+    read_request=read_request,
+    stream_type=_stream_type,
+    writer=GeminiWriter,
+    write_reply=write_reply,
+    write_failure=write_failure,
+    write_models=write_models,
+    write_model=write_model,
+    write_token_count=write_token_count,
+)
 """The wire of Gemini clients."""

@@ -47,7 +47,7 @@ from .messages_fields import (
     failure_kind,
 )
 from .messages_requests import TOOL_NAMES, read_request
-from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, ClientWire, Failure, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
 
@@ -429,53 +429,46 @@ def _model(model: ListedModel) -> JsonObject:
     }
 
 
-class MessagesWire:
-    """Anthropic's Messages API for clients; see `ClientWire`.
-
-    A body of ``/v1/messages/count_tokens`` has no `max_tokens`. Add one before `read_request`.
-    """
-
-    name = "messages"
-    protocol = PROTOCOL
-
-    def read_request(
-        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
-    ) -> ClientRequest:
-        return read_request(body, headers)
-
-    def stream_type(self, client_request: ClientRequest) -> str:
-        return "text/event-stream; charset=utf-8"
-
-    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return MessagesWriter(client_request, info)
-
-    def write_reply(
-        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
-    ) -> JsonObject:
-        return {
-            **_message(info),
-            "content": list(_content(response, _Names(client_request))),
-            **_ending(response),
-            **_around(response),
-            "usage": _usage(response.usage),
-        }
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return failure_kind(failure)[0], failure_body(failure)
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        return {
-            "data": [_model(model) for model in models],
-            "first_id": models[0].id if models else None,
-            "last_id": models[-1].id if models else None,
-            "has_more": False,
-        }
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        return _model(model)
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        return {"input_tokens": tokens}
+def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
+    """The body of a reply that is not streamed."""
+    return {
+        **_message(info),
+        "content": list(_content(response, _Names(client_request))),
+        **_ending(response),
+        **_around(response),
+        "usage": _usage(response.usage),
+    }
 
 
-WIRE = MessagesWire()
+def write_failure(failure: Failure) -> tuple[int, JsonObject]:
+    """The status and the body of a failure."""
+    return failure_kind(failure)[0], failure_body(failure)
+
+
+def write_models(models: Sequence[ListedModel]) -> JsonObject:
+    """The body of a list of models."""
+    return {
+        "data": [_model(model) for model in models],
+        "first_id": models[0].id if models else None,
+        "last_id": models[-1].id if models else None,
+        "has_more": False,
+    }
+
+
+def write_token_count(tokens: int) -> JsonObject:
+    """The body of a token count."""
+    return {"input_tokens": tokens}
+
+
+WIRE = ClientWire(
+    name="messages",
+    protocol=PROTOCOL,
+    read_request=read_request,
+    writer=MessagesWriter,
+    write_reply=write_reply,
+    write_failure=write_failure,
+    write_models=write_models,
+    write_model=_model,
+    write_token_count=write_token_count,
+)
+"""The wire of Anthropic's Messages API."""

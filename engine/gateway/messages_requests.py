@@ -47,8 +47,14 @@ _READ = frozenset(
 _KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
 
 
-def read_request(body: JsonObject, headers: Mapping[str, str]) -> ClientRequest:
-    """Read a request. Raises BadRequest with Anthropic's wording and the path of the field."""
+def read_request(
+    body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+) -> ClientRequest:
+    """Read a request. Raises BadRequest with Anthropic's wording and the path of the field.
+
+    The path never has the model or the stream. A body of ``/v1/messages/count_tokens`` has no `max_tokens`, so add
+    one before.
+    """
     return _Reader(body, headers).read()
 
 

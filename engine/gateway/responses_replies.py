@@ -7,7 +7,7 @@ without a signature are parts of one summary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -47,7 +47,7 @@ from .responses_output import (
 )
 from .responses_requests import read_request
 from .responses_tools import FUNCTION, WireTool, call_fields
-from .wire import ClientRequest, Failure, ListedModel, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, ClientWire, Failure, ReplyInfo
 
 _PING = b": ping\n\n"
 
@@ -402,39 +402,15 @@ def _refused(content: Sequence[ContentBlock]) -> str:
     return "".join(block.text for block in texts if data_of(block.provider_raw).get("type") == "refusal")
 
 
-class ResponsesWire:
-    """OpenAI's Responses API for clients."""
-
-    name = "responses"
-    protocol = "openai"
-
-    def read_request(
-        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
-    ) -> ClientRequest:
-        return read_request(body, headers, model=model, stream=stream)
-
-    def stream_type(self, client_request: ClientRequest) -> str:
-        return "text/event-stream; charset=utf-8"
-
-    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return ResponsesWriter(client_request, info)
-
-    def write_reply(
-        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
-    ) -> JsonObject:
-        return output.write_reply(client_request, info, response)
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return output.write_failure(failure)
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        return output.write_models(models)
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        return output.write_model(model)
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        return output.write_token_count(tokens)
-
-
-WIRE = ResponsesWire()
+WIRE = ClientWire(
+    name="responses",
+    protocol="openai",
+    read_request=read_request,
+    writer=ResponsesWriter,
+    write_reply=output.write_reply,
+    write_failure=output.write_failure,
+    write_models=output.write_models,
+    write_model=output.write_model,
+    write_token_count=output.write_token_count,
+)
+"""The wire of OpenAI's Responses API."""

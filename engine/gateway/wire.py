@@ -6,7 +6,7 @@ of it is pure functions. The application handles routing, budgets, keys and sess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -153,15 +153,14 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum number of tokens of a reply."""
 
 
-class ClientWire(Protocol):
-    """A client wire. Each of `chat`, `responses`, `messages` and `gemini` has one, named ``WIRE``."""
+def _events_type(_request: ClientRequest) -> str:
+    return "text/event-stream; charset=utf-8"
 
-    name: str
-    """``chat``, ``responses``, ``messages`` or ``gemini``."""
-    protocol: str
-    """The adapters' name for the protocol: ``openai_compatible``, ``openai``, ``anthropic`` or ``gemini``."""
 
-    def read_request(
+class RequestReader(Protocol):
+    """Reads a client's request."""
+
+    def __call__(
         self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
     ) -> ClientRequest:
         """Read a request.
@@ -177,32 +176,27 @@ class ClientWire(Protocol):
         """
         ...
 
-    def stream_type(self, client_request: ClientRequest) -> str:
-        """The content type of a streamed reply."""
-        ...
 
-    def writer(self, client_request: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        """A writer of the streamed reply to a request."""
-        ...
+class ClientWire(msgspec.Struct, frozen=True, kw_only=True):
+    """The functions of a client wire. Each of the four wires has one, named ``WIRE``."""
 
-    def write_reply(
-        self, client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse
-    ) -> JsonObject:
-        """The body of a reply that is not streamed."""
-        ...
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        """The status and the body of a failure before the first byte."""
-        ...
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        """The body of a list of models."""
-        ...
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        """The body of one model."""
-        ...
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        """The body of a token count."""
-        ...
+    name: str
+    """``chat``, ``responses``, ``messages`` or ``gemini``."""
+    protocol: str
+    """The adapters' name for the protocol: ``openai_compatible``, ``openai``, ``anthropic`` or ``gemini``."""
+    read_request: RequestReader
+    """Reads a request. Raises BadRequest."""
+    stream_type: Callable[[ClientRequest], str] = _events_type
+    """Returns the content type of a streamed reply."""
+    writer: Callable[[ClientRequest, ReplyInfo], ReplyWriter]
+    """Makes a writer of the streamed reply to a request."""
+    write_reply: Callable[[ClientRequest, ReplyInfo, CanonicalResponse], JsonObject]
+    """Makes the body of a reply that is not streamed."""
+    write_failure: Callable[[Failure], tuple[int, JsonObject]]
+    """Makes the status and the body of a failure before the first byte."""
+    write_models: Callable[[Sequence[ListedModel]], JsonObject]
+    """Makes the body of a list of models."""
+    write_model: Callable[[ListedModel], JsonObject]
+    """Makes the body of one model."""
+    write_token_count: Callable[[int], JsonObject]
+    """Makes the body of a token count."""

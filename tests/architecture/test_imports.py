@@ -1,4 +1,6 @@
-"""Imports point one way, each I/O library has one home, and importing a package loads none of them."""
+"""Imports point in one direction, each I/O library is used in one place, and importing a package loads no
+library.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from scripts.make_stubs import faces, stub, table, whole
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("bus", "adapters", "tracestore", "engine")
-"""In the order in which each may import those before it."""
+"""The packages of Callboard. Each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httptools": (
@@ -39,7 +41,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
     "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
 }
-"""Of each I/O library: the modules, or the folders of modules, that may import it."""
+"""For each I/O library, the modules or folders of modules that may import it."""
 
 LAZY = (
     "httpx",
@@ -76,7 +78,7 @@ LAZY = (
     "random",
     "shlex",
 )
-"""What is imported where it is first used."""
+"""Libraries that are imported at their first use."""
 
 LATE_PARTS = {
     "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
@@ -99,7 +101,7 @@ LATE_PARTS = {
         *("tools.define", "tools.running"),
     ),
 }
-"""Parts that only some programs use, so that `import engine` leaves them to those."""
+"""Parts that only some programs use. `import engine` does not load them."""
 
 
 NO_FAKES = tuple(
@@ -107,7 +109,7 @@ NO_FAKES = tuple(
     for path in sorted((ROOT / "tests").iterdir())
     if path.name != "support" and not path.name.startswith((".", "__"))
 )
-"""What stands in `tests` and is no fake that others may use."""
+"""The parts of `tests` other than the shared fakes."""
 
 
 def modules(package: str) -> list[Path]:
@@ -116,7 +118,7 @@ def modules(package: str) -> list[Path]:
 
 @cache
 def imports(path: Path) -> Sequence[tuple[str, int]]:
-    """Every module that a file imports, with its line. A room's modules are named without `callboard.`."""
+    """Return every module that a file imports, with its line. A room's modules have no `callboard.` prefix."""
     return tuple((name.removeprefix("callboard."), line) for name, line in _imports(path))
 
 
@@ -160,7 +162,7 @@ def name_called(call: ast.Call) -> str:
 
 
 def python(code: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run code in an interpreter of its own, which finds `path`, if given, and then this project."""
+    """Run code in a new interpreter. Its import path has `path`, if set, and then this project."""
     places = [str(place) for place in (path, ROOT) if place is not None]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     return subprocess.run(
@@ -175,7 +177,7 @@ def python(code: str, *, path: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_imports_point_one_way() -> None:
-    """bus ← adapters ← tracestore ← engine, also for imports that only type checkers follow."""
+    """The order is bus ← adapters ← tracestore ← engine. It includes imports for type checkers."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for place, package in enumerate(PACKAGES, 1)
@@ -196,8 +198,8 @@ def test_imports_point_one_way() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_labs_and_benchmarks_stand_on_the_shared_fakes_alone(folder: str, above: tuple[str, ...]) -> None:
-    """tests/support ← labs, benchmarks ← the tests of each; and neither imports the other."""
+def test_labs_and_benchmarks_only_import_the_shared_fakes(folder: str, above: tuple[str, ...]) -> None:
+    """tests/support ← labs, benchmarks ← the tests of each. Labs and benchmarks don't import each other."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules(folder)
@@ -211,7 +213,7 @@ def test_labs_and_benchmarks_stand_on_the_shared_fakes_alone(folder: str, above:
 
 
 def test_each_io_library_has_one_home() -> None:
-    """Whoever wants HTTP or SQLite goes through what owns it. Its types may be named anywhere."""
+    """Other modules use HTTP or SQLite through those modules. Every module may import a library's types."""
     found = {
         (str(path.relative_to(ROOT)), library)
         for package in PACKAGES
@@ -224,7 +226,7 @@ def test_each_io_library_has_one_home() -> None:
 
 
 def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
-    """Price files in the trace store, configuration in the engine."""
+    """The trace store reads price files, and the engine reads the configuration."""
     found = [
         path.relative_to(ROOT)
         for package in PACKAGES
@@ -235,8 +237,8 @@ def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
     assert len(found) == len({path.parts[0] for path in found}), found
 
 
-def test_the_engine_speaks_no_sql() -> None:
-    """What it wants of the trace, the store has a method for."""
+def test_the_engine_has_no_sql() -> None:
+    """The engine calls methods of the store."""
     query = re.compile(r"\b(SELECT|UPDATE|DELETE|INSERT|WITH)\b.*\b(FROM|SET|INTO|AS)\b", re.DOTALL)
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -247,8 +249,8 @@ def test_the_engine_speaks_no_sql() -> None:
     assert found == []
 
 
-def test_the_engine_knows_a_store_and_not_its_database() -> None:
-    """One file says which store stands behind a path; whatever else the engine asks, the protocol has."""
+def test_the_engine_depends_on_the_store_protocol() -> None:
+    """One file chooses the store for a path. The rest of the engine uses the protocol of the store."""
     found = {
         str(path.relative_to(ROOT))
         for path in modules("engine")
@@ -258,8 +260,8 @@ def test_the_engine_knows_a_store_and_not_its_database() -> None:
     assert found <= {"engine/stores.py"}
 
 
-def test_common_sql_has_nothing_that_only_sqlite_knows() -> None:
-    """So that another database can run the statements of `tracestore/sql` by a dialect of its own."""
+def test_common_sql_has_no_sqlite_syntax() -> None:
+    """Another database can run the statements of `tracestore/sql` with its own dialect."""
     only_sqlite = re.compile(
         r"\b(PRAGMA|GLOB|INDEXED|WITHOUT ROWID|STRICT|INSERT OR|json_\w+\(|instr\(|typeof\(|total\(|changes\(\))|"
         r"\b(temp|main)\.|\bLIMIT -1|[^_](max|min)\([^()]*,"
@@ -277,11 +279,13 @@ FLAT = re.compile(
     r"^\s*(?:from|import) (?:bus|adapters|tracestore|engine)(?:\.\w+)*(?: import | as |$|,)", re.MULTILINE
 )
 PERHAPS_FLAT = re.compile(r"\b(?:from|import)\s+(?:bus|adapters|tracestore|engine)\b")
-"""A text without it has no such import, and need not be parsed."""
+"""A text that does not match has no such import, so it is not parsed."""
 
 
 def test_a_module_has_one_name() -> None:
-    """`callboard.bus`, never `bus`, which would be a second copy. Programs in strings included."""
+    """The name is `callboard.bus`. An import of `bus` would load a second copy. Programs in strings are checked,
+    too.
+    """
     found = [
         str(path.relative_to(ROOT))
         for folder in (*PACKAGES, "tests", "labs", "benchmarks", "examples", "cassettes", "scripts", "docs")
@@ -299,11 +303,11 @@ PROVIDERS = ROOT / "adapters" / "providers"
 
 
 def test_no_provider_imports_another() -> None:
-    """What two of them need stands beside them, not in one of them."""
+    """Code that two providers need is outside of both."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for folder in PROVIDERS.iterdir()
-        if folder.name != "local"  # one model behind all three protocols: it is made of the others
+        if folder.name != "local"  # one model behind all three protocols uses the other adapters
         for path in sorted(folder.rglob("*.py"))
         for name, line in imports(path)
         if name.startswith("adapters.providers.") and name.split(".")[2] != folder.name
@@ -311,8 +315,8 @@ def test_no_provider_imports_another() -> None:
     assert wrong == []
 
 
-def test_what_providers_share_knows_none_of_them() -> None:
-    """Only the package's face names them, for type checkers; all else goes by their descriptors."""
+def test_shared_code_imports_no_provider() -> None:
+    """Only `adapters/__init__.py` imports providers, for type checkers. Other code uses their descriptors."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules("adapters")
@@ -323,8 +327,8 @@ def test_what_providers_share_knows_none_of_them() -> None:
     assert wrong == []
 
 
-def test_packages_are_typed_and_name_what_they_offer() -> None:
-    """`py.typed`, and an `__all__` whose names exist, without repetition."""
+def test_packages_are_typed_and_list_their_names() -> None:
+    """Each package has `py.typed`, and an `__all__` without repetition whose names exist."""
     for package in PACKAGES:
         assert (ROOT / package / "py.typed").exists()
         face = importlib.import_module(f"callboard.{package}")
@@ -333,12 +337,14 @@ def test_packages_are_typed_and_name_what_they_offer() -> None:
 
 
 CORE = {"bus": "Actor, Bus, Message, Supervisor", "engine": "Engine, Session, generate, list_models, stream"}
-"""The names that most programs import from a package all of whose names come later."""
+"""The names that most programs import from a package with lazy names."""
 
 
 @cache
 def loaded_by(package: str) -> set[str]:
-    """The modules that importing a package adds to what any asynchronous program with a database has."""
+    """Return the modules that an import of the package adds to those of any asynchronous program with a
+    database.
+    """
     floor = "import asyncio, json, sqlite3, ssl, sys; floor = set(sys.modules)"
     wanted = f"from callboard.{package} import {CORE.get(package, '__all__')}"
     run = python(f"{floor}; {wanted}; print(json.dumps(sorted(set(sys.modules) - floor)))")
@@ -348,31 +354,31 @@ def loaded_by(package: str) -> set[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
-    """HTTP, databases, ids, logging, YAML and terminals are imported where they are first used."""
+    """HTTP, databases, ids, logging, YAML and terminals are imported at their first use."""
     assert loaded_by(package) & set(LAZY) == set()
 
 
-def test_importing_the_engine_leaves_out_what_only_some_programs_use() -> None:
-    """Images, objects, running tools, upkeep of a trace; what they import comes with them."""
+def test_importing_the_engine_does_not_load_optional_parts() -> None:
+    """Images, objects, running tools and the upkeep of a trace load their imports at their first use."""
     parts = {f"{package}.{part}" for package, parts in LATE_PARTS.items() for part in parts}
     assert {part for part in parts if not importlib.util.find_spec(f"callboard.{part}")} == set(), (
-        "renamed: name it anew here"
+        "these modules were renamed: write their new names here"
     )
     assert loaded_by("engine") & parts == set()
 
 
 LATE_NAMES = [".".join(path.relative_to(ROOT).parent.parts) for path in faces()]
-"""The packages whose names are imported when they are used; see `bus._lazy_names`."""
+"""The packages whose names are imported at their first use (see `bus._lazy_names`)."""
 
 
-def test_stubs_have_the_names_of_the_faces() -> None:
-    """If this fails, run `python scripts/make_stubs.py`."""
+def test_stubs_have_the_names_of_the_packages() -> None:
+    """If this test fails, run `python scripts/make_stubs.py`."""
     assert [path for path in faces() if path.with_suffix(".pyi").read_text(encoding="utf-8") != stub(path)] == []
     assert (ROOT / "callboard/__init__.pyi").read_text(encoding="utf-8") == whole()
 
 
 def test_no_public_name_is_a_module_of_its_package() -> None:
-    """Importing that module would put it in the place of the name."""
+    """An import of such a module would replace the name."""
     folders = [ROOT.joinpath(*package.split(".")) for package in LATE_NAMES]
     names = [
         folder / name for folder in folders for names in table(folder / "__init__.py").values() for name in names
@@ -380,8 +386,8 @@ def test_no_public_name_is_a_module_of_its_package() -> None:
     assert [path for path in names if path.exists() or path.with_suffix(".py").exists()] == []
 
 
-def test_names_that_come_later_are_listed_and_misspelt_ones_corrected() -> None:
-    """As if they had been imported."""
+def test_lazy_names_are_listed_and_misspelt_names_get_a_suggestion() -> None:
+    """Lazy names behave as if they were imported."""
     run = python(
         "import importlib, sys\n"
         f"for package in {LATE_NAMES!r}:\n"
@@ -398,7 +404,7 @@ def test_names_that_come_later_are_listed_and_misspelt_ones_corrected() -> None:
 
 
 def test_each_command_is_added_under_its_name() -> None:
-    """By the module that the table says, and with the help that `callboard --help` shows."""
+    """The module of the table adds the command, with the help text that `callboard --help` shows."""
     for command in COMMANDS:
         added = subparsers(build_parser([command]))
         assert list(added.choices) == [command]
@@ -406,7 +412,7 @@ def test_each_command_is_added_under_its_name() -> None:
 
 
 def test_help_lists_every_command() -> None:
-    """By its line in the table, in the table's order."""
+    """The help has the lines of the table in the order of the table."""
     listed = subparsers(build_parser(()))._choices_actions
     assert [(choice.dest, choice.help) for choice in listed] == [(name, e.help) for name, e in COMMANDS.items()]
 
@@ -417,7 +423,7 @@ def subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[ar
 
 
 def test_help_imports_nothing_of_the_library() -> None:
-    """It costs hardly more than argparse; so do the version and a misspelt command."""
+    """`--help`, `--version` and a misspelt command only load a few small modules."""
     run = python(
         "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
         "for words in (['--help'], ['--version'], ['chta']):\n"
@@ -433,7 +439,7 @@ def test_help_imports_nothing_of_the_library() -> None:
 
 
 def test_a_command_imports_no_other_command() -> None:
-    """Nor does the version, nor `--help`."""
+    """`--version` and `--help` import no command."""
     run = python(
         "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
         "found = []\n"
@@ -447,7 +453,7 @@ def test_a_command_imports_no_other_command() -> None:
 
 
 def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:
-    """Tables and snapshots are read when a model is first looked for."""
+    """Tables and snapshots are read when a program first needs a model."""
     loaded = loaded_by("engine")
     assert "engine.models.catalogue" in loaded
     late = {

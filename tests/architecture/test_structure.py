@@ -1,4 +1,4 @@
-"""The structure of the rooms, the form of docstrings, and generators that may not contain a cancel scope."""
+"""The structure of the rooms, the form of docstrings, and generators that must not contain a cancel scope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def module_name(path: Path) -> str:
 
 @cache
 def graph() -> Graph:
-    """Each module of the four rooms, with those that it imports: also for type checkers, and in functions."""
+    """Each module of the four rooms with the modules that it imports, including imports for type checkers and in
+    functions.
+    """
     files = {module_name(path): path for package in PACKAGES for path in modules(package)}
     return {
         name: frozenset(found for named, _ in imports(path) if (found := owner(named, files)) and found != name)
@@ -32,12 +34,12 @@ def graph() -> Graph:
 
 
 def owner(named: str, files: Mapping[str, Path]) -> str | None:
-    """The module that a dotted name is or stands in; None if it is none of ours."""
+    """Return the module that has a dotted name or defines it. None for a name outside of Callboard."""
     return named if named in files else next((base for base in [named.rpartition(".")[0]] if base in files), None)
 
 
 def circles(arrows: Graph) -> list[list[str]]:
-    """The sets of modules each of which leads to all others of its set (Tarjan)."""
+    """Return the sets of modules in which each module leads to all others of its set (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -65,12 +67,12 @@ def circles(arrows: Graph) -> list[list[str]]:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Whichever file one opens, what it stands on can be read first."""
+    """A reader of any file can first read the files that it imports."""
     assert circles(graph()) == []
 
 
-def test_circles_are_found_however_long_they_are() -> None:
-    """And files that only share something are none."""
+def test_circles_of_any_length_are_found() -> None:
+    """Files that only share an import form no circle."""
     arrows = {
         "a": frozenset("b"),
         "b": frozenset("c"),
@@ -82,7 +84,9 @@ def test_circles_are_found_however_long_they_are() -> None:
 
 
 def test_nothing_below_the_engine_imports_it() -> None:
-    """Parts take a `Runtime`; the engine, its functions and the annexes stand above."""
+    """Parts of the engine take a `Runtime`. Only the package, its functions and the annexes import
+    `engine.engine`.
+    """
     above = (
         *("engine", "engine.engine", "engine.functions", "engine.cli", "engine.gateway"),
         *("engine.mcp", "engine.web_view"),
@@ -96,25 +100,25 @@ def test_nothing_below_the_engine_imports_it() -> None:
 
 
 def test_every_package_states_its_subject() -> None:
-    """The docstring of each `__init__` says what the folder holds."""
+    """The docstring of each `__init__` names the content of the folder."""
     faces = [path for package in PACKAGES for path in modules(package) if path.name == "__init__.py"]
     silent = [path for path in faces if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
     assert silent == []
 
 
 def test_the_makefile_names_tests_that_exist() -> None:
-    """So that `make test ROOM=bus` runs after a file was renamed."""
+    """`make test ROOM=bus` still runs after a file was renamed."""
     named = re.findall(r"\btests/[\w/.]+(?![*\w/.])", (ROOT / "Makefile").read_text("utf-8"))
     assert "tests/bus" in named
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 COMPOSE = {"engine/stores.py"}
-"""The file of the core that looks for an annex when a host asks for one: a store by its address."""
+"""The file of the core that loads a store of an annex if a host's address needs that store."""
 
 
 def test_the_core_needs_no_annex() -> None:
-    """Nodes, PostgreSQL, the command line and the live view stand on the core, and the core not on them."""
+    """Nodes, PostgreSQL, the command line and the live view use the core. The core does not import them."""
     used = {name_of(each.path) for each in crossings() if each.when == "call"}
     assert [each for each in crossings() if each.when == "start"] == []
     assert used <= COMPOSE
@@ -127,7 +131,7 @@ RUN_IN = re.compile(r"(?:\A|\n\n|[.;:]\s+)((?:\w+,\s+)*\w+(?:\s+and\s+\w+)?):\s"
 
 
 def names(node: ast.AST) -> Iterator[str]:
-    """What a docstring may list: arguments, fields, attributes, methods and properties."""
+    """The names that a docstring can list: arguments, fields, attributes, methods and properties."""
     for each in ast.walk(node):
         match each:
             case (
@@ -142,17 +146,17 @@ def names(node: ast.AST) -> Iterator[str]:
 
 
 def run_in_lists(source: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
-    """The lines of the functions and classes whose docstrings list names in a paragraph, with the names."""
+    """Yield the line and the name for each function or class whose docstring lists names in a paragraph."""
     for node in source:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (ast.get_docstring(node) or "").splitlines()
-            prose = "\n".join(line for line in lines if not line.startswith(" "))  # no sections, no tables
+            prose = "\n".join(line for line in lines if not line.startswith(" "))  # without sections and tables
             found = [name for told in RUN_IN.findall(prose) for name in re.findall(r"\w+", told)]
             yield from ((node.lineno, name) for name in found if name in {*names(node)})
 
 
 def test_no_docstring_lists_names_in_a_paragraph() -> None:
-    """An argument stands in a section, and what a field or an attribute means stands below it."""
+    """Arguments belong into a section. The description of a field or an attribute is below it."""
     found = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for package in PACKAGES
@@ -184,8 +188,8 @@ class Call:
         ("One call.\n\n    Args:\n        model: The model. text: as it comes.\n\n    It ends by itself.", []),
     ],
 )
-def test_what_docstrings_list_is_found(said: str, listed: list[str]) -> None:
-    """Names of the class itself in its paragraphs, and nothing in its sections."""
+def test_names_in_the_paragraphs_of_a_docstring_are_found(said: str, listed: list[str]) -> None:
+    """Names of the class are found in paragraphs, but not in sections."""
     assert [name for _, name in run_in_lists([*ast.walk(ast.parse(CALL.format(said)))])] == listed
 
 
@@ -205,9 +209,9 @@ def test_a_class_in_backticks_exists() -> None:
 
 # -- cancel scopes
 
-# A generator that yields while it holds a cancel scope or a task group may be left in the middle, with the scope
-# open in a task that may be another one: trio and anyio then raise, or cancel the wrong code, at a later point.
-# Async context managers made of generators are the exception: they are entered and left in one task.
+# If a generator yields inside a cancel scope or a task group, its caller can leave it there. The scope stays open,
+# perhaps in another task. trio and anyio then raise an error later, or cancel other code. Generators of async
+# context managers are allowed, because one task enters and leaves them.
 
 SCOPES = ("CancelScope", "create_task_group", "fail_after", "move_on_after", "fail_at", "move_on_at", "timeout",
           "timeout_at", "TaskGroup", "open_nursery")  # fmt: skip
@@ -215,7 +219,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def yields_in_scopes(source: Sequence[ast.AST]) -> Iterator[int]:
-    """The lines of such yields."""
+    """Return the lines of yields inside a scope."""
     for node in source:
         if isinstance(node, ast.AsyncFunctionDef) and not any(map(is_context_manager, node.decorator_list)):
             for child in node.body:
@@ -268,7 +272,7 @@ def test_yields_in_scopes_are_found(body: str, lines: list[int]) -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("docs/explanation/architecture.md", 30), ("CONTRIBUTING.md", 8)])
 def test_a_page_names_files_that_exist(page: str, least: int) -> None:
-    """By their path from the root, or by the end of their path."""
+    """A page names a file by its path from the root, or by the end of its path."""
     named = re.findall(r"`([\w/.-]+\.(?:py|sql|toml|json))`", (ROOT / page).read_text("utf-8"))
     files = " ".join(str(file) for room in PACKAGES for file in (ROOT / room).rglob("*.*")) + " "
     assert len(named) >= least

@@ -1,4 +1,4 @@
-"""A model for the book's programs, which answers each page's question with the same reply."""
+"""A model for the book's programs. Its reply depends only on the request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES: Mapping[str, Json] = {
 
 
 class Everybody(ScriptedAdapter):
-    """Calls the tools it has, once; writes what a schema wants; answers what it knows; or begins a story."""
+    """A model that calls its first tool once, fills a schema, gives a known answer, or begins a story."""
 
     def __init__(self, config: AdapterConfig, *, name: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(config, name=name, clock=clock, replies=answer)
@@ -58,6 +58,6 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
 
 
 def instance(schema: JsonObject) -> JsonObject:
-    """An object that follows the schema, as far as the book's pages need."""
+    """An object that fits the schema, for the schemas of the book's pages."""
     properties = cast("dict[str, JsonObject]", schema.get("properties") or {})
     return {name: VALUES[str(one.get("type", "string"))] for name, one in properties.items()}

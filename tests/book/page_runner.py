@@ -1,10 +1,10 @@
-"""A page's Python blocks, run in a process of their own by `test_snippets`; what each printed goes to a file.
+"""Run a page's Python blocks in another process, for `test_snippets`. The output of each block goes to a file.
 
-Each is a program of its own: it has no name that it doesn't make or import itself, be it from a file of the page.
+Each block is a separate program. It must make or import each name that it uses.
 
     python -m tests.book.page_runner PAGE RESULT
 
-Functions that a page defines and never calls are named, too: nobody has tried those.
+The result also lists functions that the page defines and never calls, because they are untested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.book.snippets import Block, blocks
 
 
 class _Noting(ast.NodeTransformer):
-    """Makes each function of a page, but those within others, note that it was called."""
+    """Make each top-level function of a page record that it was called."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -44,11 +44,11 @@ class _Noting(ast.NodeTransformer):
 
 
 def run_page(page: Path) -> dict[str, object]:
-    """Run the blocks of a page. What a block raises is raised here.
+    """Run the blocks of a page. An exception of a block is raised here.
 
     Returns:
-        `printed`: What each block printed, by the block's line.
-        `uncalled`: The names of the functions that nobody called.
+        `printed`: The output of each block, by the block's line.
+        `uncalled`: The names of the functions that were not called.
     """
     called: set[str] = set()
     noting = _Noting("_called_")
@@ -63,7 +63,7 @@ def run_page(page: Path) -> dict[str, object]:
 
 
 def _compiled(page: Path, block: Block, noting: _Noting) -> CodeType:
-    """With the page's own line numbers, for tracebacks."""
+    """Compile a block with the page's line numbers, for tracebacks."""
     tree = ast.parse("\n" * (block.line - 1) + block.code, str(page))
     code: CodeType = compile(ast.fix_missing_locations(noting.visit(tree)), str(page), "exec")
     return code

@@ -1,12 +1,12 @@
 """The code blocks of README and docs/, and the check of each.
 
-    ```python                  run, in the order of the page, in one process, each as a program of its own
+    ```python                  run as a separate program, in the order of the page, all in one process
     ```python title="a.py"     written to that file, which a later block runs or imports
     ```yaml                    read as models.yaml, as prices, or as plain YAML; with a title also written
-    ```console                 each line after ``$ `` is run; what stands below it is what it prints
-    ```text title="output"     what the block before it prints; … stands for anything
+    ```console                 each line after ``$ `` is run; its output must be the lines below it
+    ```text title="output"     the output of the block before it; … matches any text
 
-A block after ``<!-- not run: reason -->`` is shown only. Any other language must have such a reason.
+A block after ``<!-- not run: reason -->`` is only shown. A block in any other language needs such a reason.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Block(NamedTuple):
     language: str
     code: str
     line: int
-    """The number of its first line of code in the page, from 1."""
+    """The line number of its first line of code in the page, from 1."""
     title: str | None = None
     not_run: str | None = None
-    """The reason for which it is only shown; None if it is run."""
+    """The reason for which the block is only shown. None if it is run."""
 
 
 def blocks(page: Path) -> list[Block]:
-    """All fenced blocks of a page, in its order."""
+    """All fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
@@ -54,16 +54,16 @@ def blocks(page: Path) -> list[Block]:
 
 
 def codes(page: Path, language: str) -> list[str]:
-    """The code of a page's blocks of a language."""
+    """The code of a page's blocks in one language."""
     return [block.code for block in blocks(page) if block.language == language and block.not_run is None]
 
 
 def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str, Any]:
-    """What a page's Python blocks define, for a test that calls it.
+    """The names that a page's Python blocks define, for a test that calls them.
 
     Args:
         page: The page.
-        without: Code that is left out, because the blocks would run it at once.
+        without: Code that is removed, because the blocks would run it immediately.
     """
     names: dict[str, Any] = {}
     exec("\n".join(code.replace(without, "") for code in codes(page, "python")), names)
@@ -71,7 +71,7 @@ def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether this was printed; … stands for anything, and spaces at the ends of lines don't count."""
+    """Whether the output matches. … matches any text, and spaces at the ends of lines are ignored."""
     wanted, found = (
         "\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (expected, printed)
     )

@@ -43,9 +43,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Public(NamedTuple):
-    """A public function or class, and all that is said of it: in its docstring, its class's and their bases'.
+    """A public function or class with its documentation: its docstring, and those of its class and of the bases.
 
-    The strings under fields are part of it, each after the name of its field.
+    The strings under fields are included, each after the name of its field.
     """
 
     name: str
@@ -60,7 +60,7 @@ def _definitions(file: str) -> dict[str, Any]:
 
 
 def defined(thing: type | FunctionType) -> Any:
-    """Where it is written; of a function with overloads, the function itself."""
+    """The node of the definition. For a function with overloads, the function itself."""
     return _definitions(inspect.getfile(inspect.unwrap(thing)))[thing.__qualname__]
 
 
@@ -78,7 +78,7 @@ def public() -> Iterator[Public]:
                 seen.add(thing)
                 yield Public(f"{room}.{name}", defined(thing), inspect.getdoc(thing) or "")
             elif inspect.isclass(thing):
-                for base in thing.__mro__:  # what it inherits of a base that isn't exported is public, too
+                for base in thing.__mro__:  # members of a base that isn't exported are public, too
                     if base not in seen and base.__module__.startswith(homes):
                         seen.add(base)
                         yield from of_class(f"{room}.{name}", base)
@@ -102,14 +102,16 @@ def of_class(name: str, kind: type) -> Iterator[Public]:
 
 @cache
 def of_protocols() -> dict[str, str]:
-    """What the exported protocols say of their members, which holds for all that fulfil them."""
+    """The docstrings of the exported protocols' members. They also document the classes that implement the
+    protocols.
+    """
     things = [thing for room in ROOMS for thing in vars(import_module(room)).values()]
     protocols = [thing for thing in things if getattr(thing, "_is_protocol", False)]
     return {name: inspect.getdoc(getattr(one, name)) or "" for one in protocols for name in vars(one)}
 
 
 def raised(node: ast.AST) -> Iterator[str]:
-    """The classes of what a function raises itself; not what it lets through."""
+    """The error classes that a function raises itself, not those of the functions that it calls."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Raise) and child.exc is not None:
             error = child.exc.func if isinstance(child.exc, ast.Call) else child.exc
@@ -121,7 +123,7 @@ def raised(node: ast.AST) -> Iterator[str]:
 
 
 def numbers(node: Function | ast.ClassDef) -> Iterator[str]:
-    """The fields of a class, or the parameters of a function, that are numbers."""
+    """The numeric fields of a class, or the numeric parameters of a function."""
     if isinstance(node, ast.ClassDef):
         typed = [
             (part.target.id, part.annotation)
@@ -137,8 +139,8 @@ def numbers(node: Function | ast.ClassDef) -> Iterator[str]:
             yield name
 
 
-def test_whoever_raises_an_error_says_so() -> None:
-    """In the docstring, or that of the class, or of what is overridden."""
+def test_every_raised_error_is_documented() -> None:
+    """The docstring of the function, of its class, or of the overridden method names the error."""
     silent = [
         f"{one.name}: {error}"
         for one in public()
@@ -149,8 +151,8 @@ def test_whoever_raises_an_error_says_so() -> None:
     assert silent == []
 
 
-def test_every_number_says_what_it_counts() -> None:
-    """By its name's ending, or by a word on it under the field or where the class or function is described."""
+def test_every_number_has_a_unit_or_a_description() -> None:
+    """The name ends with a unit, or the field, class or function has a description of the number."""
     silent = [
         f"{one.name}: {number}"
         for one in public()
@@ -161,7 +163,7 @@ def test_every_number_says_what_it_counts() -> None:
 
 
 def test_every_error_is_in_the_list_of_errors() -> None:
-    """All that an `except` may name, but for the kit's own."""
+    """The list has every public error except the conformance kit's own."""
     listed = (DOCS / "errors.md").read_text(encoding="utf-8")
     silent = [
         f"{room}.{name}"

@@ -1,4 +1,4 @@
-"""README and docs are plain English: no wording from the list, no sentence of more than 30 words."""
+"""README and docs are in plain English: no wording from the list, and no sentence of more than 30 words."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from scripts.plain_english import (
 )
 
 EXEMPT_AT_MOST = 12
-"""Blocks and ranges that are marked as exceptions."""
+"""The number of blocks and ranges that may be marked as exceptions."""
 
 AT_MOST = 10
-"""Sentences with wording from the list, or more than 30 words, in all docstrings or in all comments."""
+"""The number of sentences, in all docstrings or all comments, that may have such wording or more than 30 words."""
 
 
 def test_readme_and_docs_have_no_offender() -> None:
@@ -83,21 +83,21 @@ def found_in(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_an_offender_has_its_line_and_a_replacement() -> None:
-    """In prose, items and cells."""
+    """Offenders are found in prose, list items and table cells."""
     text = "# Page\n\nThe call is under way.\n\n* It starts anew.\n\n| a | b |\n|---|---|\n| c | nobody |\n"
     assert [line for line, _ in found_in(text)] == [3, 5, 9]
     assert dict(found_in(text))[3] == '"under way" (write: in progress)'
 
 
 def test_a_long_sentence_is_an_offender() -> None:
-    """A full stop ends a sentence, and code is one word."""
+    """A full stop ends a sentence. Code counts as one word."""
     assert list(found_in(" ".join(["word"] * 30) + ". Another sentence.")) == []
     assert list(found_in(" ".join(["word"] * 31) + ".")) == [(1, "31 words")]
     assert list(found_in("`a b c` " + " ".join(["word"] * 29) + ".")) == []
 
 
 def test_code_is_not_checked() -> None:
-    """A name such as `under_way()` stays, and so does a program."""
+    """Names such as `under_way()` and programs are ignored."""
     assert list(found_in("Call `nobody`.\n\n```text\nnobody at once\n```\n")) == []
 
 
@@ -108,7 +108,7 @@ def test_a_bold_sentence_is_no_heading() -> None:
 
 
 def test_exceptions_are_marked() -> None:
-    """For one block, or for a range."""
+    """A mark covers one block or a range."""
     assert list(found_in("<!-- plain: a quotation -->\nNobody at once.\n\nNobody.")) == [(4, found_reason())]
     text = "<!-- plain, from here: output of a program -->\nNobody.\n\nNobody.\n<!-- plain, to here -->\n\nNobody."
     assert list(found_in(text)) == [(7, found_reason())]
@@ -120,14 +120,16 @@ def found_reason() -> str:
 
 
 def test_docstrings_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of modules, functions and fields."""
+    """The docstrings of modules and fields are read."""
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
     (tmp_path / "one.py").write_text('"""Nobody."""\n\nX = 1\n"""Anew.\n\nBeside it.\n"""\n')
     assert [one.line for one in offenders(of_docstrings([tmp_path]))] == [1, 4, 6]
 
 
-def test_an_argument_is_a_text_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a section, and so are a list item and a row of a table. Its line is its own."""
+def test_an_argument_is_a_separate_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument of a section, a list item and a table row are separate texts. Each is reported with its own
+    line.
+    """
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
     words = " ".join(["word"] * 20)
     rows = f"    Args:\n        one: {words}\n        two: {words} beside\n\n    - {words}\n    - {words}\n"
@@ -136,7 +138,7 @@ def test_an_argument_is_a_text_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_comments_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consecutive lines are one text. Marks for tools, heads of sections and drawings are none."""
+    """Consecutive lines are one text. Marks for tools, headings of sections and indented drawings are ignored."""
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
     source = "# --- Nobody ---\n# One is not\n# told.\n#\n#    nobody\nX = 1  # anew\nY = 2  # noqa: nobody\n"
     (tmp_path / "one.py").write_text(source)

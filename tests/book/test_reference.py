@@ -53,7 +53,7 @@ of_the_book = pytest.mark.deep("builds the whole book")
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book, built strictly, without the layout of signatures."""
+    """Build the book in strict mode, without the layout of signatures."""
     if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None:
         pytest.skip("callboard[docs] is not installed")
     site = tmp_path_factory.mktemp("book")
@@ -73,7 +73,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @of_the_book
 @pytest.mark.timeout(300)
 def test_the_book_builds_without_a_warning_and_needs_no_network(book: Path) -> None:
-    """Nothing in it is fetched from elsewhere when it is read."""
+    """No page of the book loads a script, an image or a style from another host."""
     for page in book.rglob("*.html"):
         fetched = re.findall(r'<(?:script|img|link)[^>]* (?:src|href)="(https?:[^"]*)"', page.read_text())
         assert fetched == [], page
@@ -82,7 +82,7 @@ def test_the_book_builds_without_a_warning_and_needs_no_network(book: Path) -> N
 @of_the_book
 @pytest.mark.timeout(300)
 def test_every_public_name_has_an_entry(book: Path) -> None:
-    """Under the name of the package that it is imported from, or of the one that defines it."""
+    """The entry is under the package that exports the name, or under the package that defines it."""
     inventory = (book / "objects.inv").read_bytes().split(b"\n", 4)[4]
     entries = {line.split(" ", 1)[0] for line in zlib.decompress(inventory).decode().splitlines()}
     for room in ROOMS:
@@ -94,7 +94,7 @@ def test_every_public_name_has_an_entry(book: Path) -> None:
 
 @of_the_book
 @pytest.mark.timeout(300)
-def test_every_command_and_option_is_there(book: Path) -> None:
+def test_the_reference_has_every_command_and_option(book: Path) -> None:
     page = (book / "reference" / "commands.html").read_text()
     for parser in parsers(build_parser()):
         assert f"<code>{parser.prog}</code>" in page
@@ -106,8 +106,8 @@ def test_every_command_and_option_is_there(book: Path) -> None:
 
 @of_the_book
 @pytest.mark.timeout(300)
-def test_every_event_is_there(book: Path) -> None:
-    """Those of the bus by topic, those of streams by type, each with its fields."""
+def test_the_reference_has_every_event(book: Path) -> None:
+    """The page has each event of the bus by topic and each event of streams by type, with all fields."""
     page = (book / "reference" / "events.html").read_text()
     for event in {*get_args(bus.CatalogueEvent), *get_args(TurnEvent)}:
         section = page.split(f'<code>{event.__struct_config__.tag}</code><a class="headerlink"', 1)[1]
@@ -117,8 +117,8 @@ def test_every_event_is_there(book: Path) -> None:
 
 @of_the_book
 @pytest.mark.timeout(300)
-def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> None:
-    """To the line at which each begins."""
+def test_every_row_of_the_definition_of_done_links_to_its_tests(book: Path) -> None:
+    """Each link leads to the first line of a test."""
     page = (book / "reference" / "definition-of-done.html").read_text()
     rows = re.findall(r"<tr>\s*<td>([\d.]+)</td>(.*?)</tr>", page, re.DOTALL)
     assert [number for number, _ in rows] == list(ROWS)
@@ -131,7 +131,7 @@ def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> N
 
 
 def test_keywords_of_the_search_belong_to_pages() -> None:
-    """Each page has words of its own, and a guide without any is hard to find."""
+    """Every page in the list exists, and every guide has keywords."""
     keywords = tomllib.loads((DOCS / "book" / "keywords.toml").read_text(encoding="utf-8"))
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert set(keywords) <= pages
@@ -167,7 +167,7 @@ FOUND = """(() => {
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address at which the files of a folder are served."""
+    """Yield the address of a server for the files of a folder."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
     thread = Thread(target=server.serve_forever)
     thread.start()
@@ -187,8 +187,8 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @of_the_book
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 @pytest.mark.timeout(300)
-async def test_a_question_to_the_search_finds_its_page_among_the_first_two(book: Path) -> None:
-    """Words without meaning don't count, and the keywords of a page do."""
+async def test_the_first_two_results_of_a_question_have_its_page(book: Path) -> None:
+    """Stop words are ignored, and the keywords of a page are searched."""
     missed = {}
     with serving(book) as url:
         async with browser() as running:
@@ -204,14 +204,15 @@ async def test_a_question_to_the_search_finds_its_page_among_the_first_two(book:
 
 
 def public_things() -> Iterator[tuple[str, object]]:
-    """The classes and functions that are exported, and the public methods and properties of the classes."""
+    """The exported classes and functions, and the public methods and properties of the classes."""
     for room in ROOMS:
         module = import_module(room)
         for name in module.__all__:
             thing = getattr(module, name)
             if isinstance(thing, type) or inspect.isfunction(thing):
                 yield f"{room}.{name}", thing
-            shown = thing is ProviderAdapter or not name.endswith("Adapter")  # whose methods are the contract's
+            # the methods of adapters are those of ProviderAdapter
+            shown = thing is ProviderAdapter or not name.endswith("Adapter")
             if isinstance(thing, type) and shown and thing.__module__.split(".")[0] in ROOMS:
                 for member, value in vars(thing).items():
                     plain = getattr(value, "__func__", value)
@@ -219,8 +220,10 @@ def public_things() -> Iterator[tuple[str, object]]:
                         yield f"{room}.{name}.{member}", getattr(thing, member)
 
 
-def test_every_public_name_says_what_it_is() -> None:
-    """Classes by a docstring of their own; what overrides something or fulfils a protocol may say it there."""
+def test_every_public_name_has_a_docstring() -> None:
+    """Each class has its own docstring. A method can inherit its docstring from the overridden method or a
+    protocol.
+    """
     protocols = [thing for _, thing in public_things() if getattr(thing, "_is_protocol", False)]
     of_protocols = {member for one in protocols for member in vars(one) if inspect.getdoc(getattr(one, member))}
     silent = [
@@ -233,8 +236,8 @@ def test_every_public_name_says_what_it_is() -> None:
 
 
 @pytest.mark.deep("the book's reader loads all sources")
-def test_every_alias_says_what_it_is() -> None:
-    """Names for unions, literals and constants have no docstring of their own: one stands below them."""
+def test_every_alias_has_a_description() -> None:
+    """An alias for a union, a literal or a constant has a string below it."""
     griffe = pytest.importorskip("griffe", reason="callboard[docs] is not installed")
     loader = griffe.GriffeLoader(search_paths=[str(ROOT)])
     for package in {room.partition(".")[0] for room in ROOMS}:
@@ -252,8 +255,8 @@ def test_every_alias_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_what_a_docstring_says_of_fields_becomes_a_list() -> None:
-    """Only of names that there are, at the beginning of a sentence; what is raised stays apart."""
+def test_descriptions_of_fields_in_a_docstring_become_a_list() -> None:
+    """The list has only existing names at the beginning of a sentence. The sentence about errors stays text."""
     fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
     text = "Bounds of it: two. calls: at once;\nmore wait. a,\nb: how\nfar. Note: this. Raises\nValueError."
     assert fields.listed(text, ["a", "b", "calls", "it"]) == (
@@ -262,8 +265,8 @@ def test_what_a_docstring_says_of_fields_becomes_a_list() -> None:
     )
 
 
-def test_the_string_under_a_field_stands_in_the_tables_of_events() -> None:
-    """On one line, in the row of its field."""
+def test_the_tables_of_events_have_the_strings_under_fields() -> None:
+    """The string is on one line, in the row of its field."""
     said = generated.field_strings(bus.ToolProgress)
     row = next(line for line in generated.events().splitlines() if line.startswith("| `fraction` |"))
     assert said["fraction"]
@@ -271,13 +274,13 @@ def test_the_string_under_a_field_stands_in_the_tables_of_events() -> None:
 
 
 def test_sections_are_left_to_griffe() -> None:
-    """A name under Args is no run-in list."""
+    """A name under Args is not changed into a list."""
     fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
     text = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
     assert fields.listed(text, ["a", "b"]) == text
 
 
-def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
+def test_the_reference_has_exactly_the_keys_of_models_yaml() -> None:
     text = (DOCS / "reference" / "models-yaml.md").read_text()
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     reader = models_reader

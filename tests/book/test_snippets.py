@@ -1,4 +1,4 @@
-"""Each code block of docs/ works as the page says, in a new folder and without a provider's key."""
+"""Each code block of docs/ works as its page describes, in a new folder and without a provider's key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN_ELSEWHERE = {
     "how-to/agent-host.md": "tests/test_agent_host.py",
     "how-to/fourteen-programs.md": "tests/test_fourteen_programs.py",
 }
-"""Pages whose blocks are files of examples/, and the tests that run those."""
+"""Pages whose blocks are files of examples/, and the tests that run these files."""
 
 PAGES = [
     README,
@@ -40,7 +40,7 @@ PAGES = [
 ]
 
 IN_QUICK_RUNS = {"sessions.md"}
-"""Each page takes a second of interpreters that start, and README's programs run in quick runs, too."""
+"""Pages that also run in quick runs. Each page needs a second, because it starts interpreters."""
 
 ALL_OR_FIRST = [
     pytest.param(page, marks=[] if page in IN_QUICK_RUNS else pytest.mark.deep("every page of the book"))
@@ -60,23 +60,25 @@ CALLED_ELSEWHERE = {
     "tools.md": "tests/test_guide_pages.py",
     "trace.md": "tests/test_guide_pages.py",
 }
-"""Pages whose functions are called by tests of their own, and where."""
+"""Pages whose functions are called by other tests, and the files of these tests."""
 
 ON_THE_LOCAL_MODEL = {README, "embeddings.md", "tutorial.md"}
-"""All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
+"""Pages that use the local model. Other pages use scripted models: tests/book/models/<page>.yaml or
+everybody.yaml.
+"""
 
 ON_A_SERVER = {"how-to/many-hosts.md", "how-to/two-hosts.md"}
-"""Pages whose reader has a PostgreSQL server."""
+"""Pages that need a PostgreSQL server."""
 
 WITH_A_BROKER = {"how-to/two-hosts.md"}
-"""Those of them whose reader has a NATS server, too, and has made the tables."""
+"""Pages that also need a NATS server and prepared tables."""
 
 NOT_RUN_AT_MOST = 9
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A reader's folder: the checkout's examples, and commands that are this checkout's."""
+    """A reader's folder with the checkout's examples and commands."""
     for shown in ("examples", "cassettes"):
         (tmp_path / shown).symlink_to(ROOT / shown)
     programs = tmp_path / ".venv" / "bin"
@@ -91,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(page: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A new PostgreSQL server with its tools, if the page's reader has one. Its addresses are where they say."""
+    """A new PostgreSQL server with its tools, if the page needs one. Environment variables have its addresses."""
     if page not in ON_A_SERVER:
         yield
         return
@@ -115,7 +117,7 @@ def server(page: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def broker() -> Iterator[str]:
-    """The address of a new NATS server."""
+    """Yield the address of a new NATS server."""
     if (reason := why_no_nats()) is not None:
         pytest.skip(reason)
     with own_nats_server() as running:
@@ -135,7 +137,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(folder: Path, *command: str) -> str:
-    """What a command prints; it must succeed."""
+    """Run a command, which must succeed. Returns its output."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -151,7 +153,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def write_scripted_models(page: str, folder: Path) -> None:
-    """The models.yaml with which a page's programs are run."""
+    """Write the models.yaml for the programs of a page."""
     own = ROOT / "tests" / "book" / "models" / f"{Path(page).stem}.yaml"
     given = own if own.exists() else own.with_name("everybody.yaml")
     shutil.copy(given, folder / ".callboard" / "models.yaml")
@@ -160,8 +162,10 @@ def write_scripted_models(page: str, folder: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ALL_OR_FIRST)
 @pytest.mark.usefixtures("server")
-def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
-    """Files are written, programs and commands run in the page's order, and outputs are as printed there."""
+def test_the_blocks_of_a_page_work_as_it_describes(page: str, folder: Path) -> None:
+    """Files are written, programs and commands run in the order of the page, and their output is that of the
+    page.
+    """
     if page in ON_THE_LOCAL_MODEL:
         if find_model() is None:
             pytest.skip("the local model's weights are not installed")
@@ -169,11 +173,11 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     else:
         write_scripted_models(page, folder)
     if page == README:
-        run(folder, "callboard", "demo", "--cassettes")  # instead of `make demo`
+        run(folder, "callboard", "demo", "--cassettes")  # a replacement for `make demo`
     found = blocks(DOCS / page)
     for block in found:
         if block.language == "python":
-            write_file(block, folder)  # which other programs of the page import
+            write_file(block, folder)  # other programs of the page import the file
     printed: dict[int, str] | None = None
     last = ""
     for block in found:
@@ -201,7 +205,7 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
 
 
 def write_file(block: Block, folder: Path) -> None:
-    """If it is one."""
+    """Write the block to its file, if it has one."""
     if block.title is not None and block.title != OUTPUT:
         written = folder / block.title
         written.parent.mkdir(parents=True, exist_ok=True)
@@ -209,12 +213,12 @@ def write_file(block: Block, folder: Path) -> None:
 
 
 def is_inline(block: Block) -> bool:
-    """It is run where it stands."""
+    """Whether the block runs in its place on the page."""
     return block.language == "python" and block.title is None and block.not_run is None
 
 
 def printed_by_python(page: str, folder: Path) -> dict[int, str]:
-    """What each block printed, by its line; all functions of the page must have been called."""
+    """Return the output of each block by its line. Every function of the page must have been called."""
     if page in CALLED_ELSEWHERE:
         assert page.removesuffix(".md") in (ROOT / CALLED_ELSEWHERE[page]).read_text()
     result = folder / "result.json"
@@ -226,7 +230,7 @@ def printed_by_python(page: str, folder: Path) -> dict[int, str]:
 
 
 def check_yaml(block: Block, folder: Path) -> None:
-    """It is what it looks like: a models.yaml, prices, or at least YAML."""
+    """Check that the block is a valid models.yaml, valid prices, or at least valid YAML."""
     document = yaml.safe_load(block.code)
     file = folder / "checked.yaml"
     file.write_text(block.code)
@@ -237,7 +241,7 @@ def check_yaml(block: Block, folder: Path) -> None:
 
 
 def run_console(block: Block, folder: Path) -> None:
-    """Each command, and what stands below it."""
+    """Run each command and compare its output with the lines below it."""
     for command, expected in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ ).*\n)*)", block.code, re.MULTILINE):
         printed = run(folder, "bash", "-c", re.sub(r"\s+# .*$", "", command))
         if expected.strip():
@@ -250,7 +254,7 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_files_that_a_page_writes_are_used_there() -> None:
-    """A command of the same page runs them, another program imports them, or a file of settings names them."""
+    """A command of the same page runs the file, another program imports it, or a settings file names it."""
     for page in PAGES:
         text = (DOCS / page).read_text()
         for block in blocks(DOCS / page):
@@ -274,7 +278,9 @@ STANDING_ALONE = [
 
 @pytest.mark.parametrize(("page", "block"), STANDING_ALONE)
 def test_each_program_of_the_first_pages_runs_alone(page: str, block: Block, folder: Path) -> None:
-    """As a file of its own, on scripted models: nothing is there but what it imports and makes itself."""
+    """Each program runs from its own file on scripted models. Its only names are those that it imports and
+    defines.
+    """
     write_scripted_models(page, folder)
     (folder / "program.py").write_text(block.code)
     assert run(folder, "python", "program.py").strip()

@@ -1,4 +1,4 @@
-"""The fixtures of the bus's tests. They run on asyncio; those of cancelling also run on trio."""
+"""The fixtures of the bus's tests. The tests run on asyncio; the tests of cancelling also run on trio."""
 
 from __future__ import annotations
 

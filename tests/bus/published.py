@@ -1,4 +1,4 @@
-"""Events that tests publish, and the results."""
+"""Events that tests publish, and functions that shorten received events."""
 
 from __future__ import annotations
 

@@ -28,11 +28,15 @@ from tests.support.virtual_time import FakeClock
 
 
 class Boom(Exception):
-    """What the actors of these tests crash with."""
+    """The exception with which the actors of these tests crash."""
 
 
 class Obedient(Actor):
-    """Messages: ``crash``, ``exit``, ``("sleep", seconds)``, a callable that is awaited; all else is echoed."""
+    """An actor that obeys its messages.
+
+    The messages are ``crash``, ``exit``, ``("sleep", seconds)`` and a callable, which is awaited. Every other
+    message is returned as the reply.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -65,7 +69,7 @@ class Obedient(Actor):
 
 
 class World:
-    """The clock, the bus, and what is written down."""
+    """The clock, the bus, and the log of one test."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -91,12 +95,12 @@ class World:
     async def children(
         self, *names: str, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
     ) -> AsyncIterator[tuple[Supervisor, list[ActorRef]]]:
-        """A supervisor with these children, which were started in this order."""
+        """A supervisor with these children, which it starts in this order."""
         async with self.supervisor(strategy, policy) as supervisor:
             yield supervisor, [await supervisor.start_child(self.spec(name)) for name in names]
 
     def taken(self) -> list[str]:
-        """The lifecycle events since the last call, in short."""
+        """The lifecycle events since the last call of this method, in a short form."""
         return [short(envelope.data) for envelope in self.events.take()]
 
     def fresh_log(self) -> list[str]:
@@ -105,7 +109,7 @@ class World:
 
 
 async def settle() -> None:
-    """Long enough for any single restart, short of any limit."""
+    """Sleep longer than one restart takes, but shorter than any limit."""
     await anyio.sleep(1)
 
 

@@ -1,6 +1,4 @@
-"""Actors: messages, asks that always end, tasks that fail independently; and restart decisions as pure
-functions.
-"""
+"""Actors: messages, asks that always end, tasks that fail independently, and the decisions about restarts."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ async def settle() -> None:
 
 
 async def test_an_ask_is_answered_and_a_tell_is_done_in_order(world: World) -> None:
-    """Messages are handled one at a time, in the order in which they were sent."""
+    """An actor handles one message at a time, in the order in which they were sent."""
     got: list[int] = []
 
     def note(n: int) -> Callable[[], Awaitable[None]]:
@@ -59,8 +57,8 @@ async def test_an_ask_is_answered_and_a_tell_is_done_in_order(world: World) -> N
         assert (statistics.phase, statistics.received, statistics.mailbox) == ("running", 41, 0)
 
 
-async def test_a_full_mailbox_refuses_and_says_so(world: World) -> None:
-    """tell() returns False and leaves a dead letter, ask() raises, and what was accepted is still handled."""
+async def test_a_full_mailbox_refuses_messages(world: World) -> None:
+    """tell() returns False and leaves a dead letter, and ask() raises. The accepted messages are still handled."""
     async with world.children("a") as (_, (ref,)):
         ref.tell(("sleep", 1.0))
         await settle()
@@ -75,7 +73,7 @@ async def test_a_full_mailbox_refuses_and_says_so(world: World) -> None:
 
 
 async def test_an_ask_ends_at_its_deadline(world: World) -> None:
-    """An actor that takes too long costs its asker no more than the timeout."""
+    """If an actor takes too long, the ask ends when its timeout is over."""
     async with world.children("a") as (_, (ref,)):
         begin = anyio.current_time()
         with pytest.raises(DeadlineExceeded, match="within 3 s"):
@@ -84,8 +82,10 @@ async def test_an_ask_ends_at_its_deadline(world: World) -> None:
         assert await ref.ask("and then?") == "and then?"
 
 
-async def test_an_ask_of_a_crashing_actor_is_answered_at_once_and_the_queue_survives(world: World) -> None:
-    """The message that crashed it is not delivered again; those behind it go to the next life."""
+async def test_a_crash_fails_the_ask_and_keeps_the_queue(world: World) -> None:
+    """The message that crashed the actor is not delivered again. The restarted actor handles the queued
+    messages.
+    """
     answers: list[object] = []
 
     async def ask(message: object) -> None:
@@ -108,8 +108,8 @@ async def test_an_ask_of_a_crashing_actor_is_answered_at_once_and_the_queue_surv
         assert ref.statistics().received == 3
 
 
-async def test_stopping_answers_everybody(world: World) -> None:
-    """In progress or queued, every ask ends with ActorStopped, and every tell becomes a dead letter."""
+async def test_stopping_ends_every_ask(world: World) -> None:
+    """Each ask, running or queued, ends with ActorStopped. Each queued tell becomes a dead letter."""
     answers: list[str] = []
 
     async def ask(message: object) -> None:
@@ -135,8 +135,8 @@ async def test_stopping_answers_everybody(world: World) -> None:
         assert not ref.running
 
 
-async def test_a_task_runs_beside_the_actor_and_gives_its_result(world: World) -> None:
-    """spawn() returns at once; any number may wait, before and after the end."""
+async def test_a_task_runs_concurrently_with_its_actor(world: World) -> None:
+    """spawn() returns immediately. Several callers can wait for the task, before and after its end."""
 
     async def work(a: int, b: int) -> int:
         await anyio.sleep(1)
@@ -163,7 +163,7 @@ async def test_a_task_runs_beside_the_actor_and_gives_its_result(world: World) -
 
 
 async def test_a_task_fails_alone(world: World) -> None:
-    """A crash inside a task is its handle's; the actor and the sibling task know nothing of it."""
+    """The handle of a crashed task raises the error. The actor and its other tasks continue."""
 
     async def fail(error: Exception) -> None:
         await anyio.sleep(0.5)
@@ -183,7 +183,7 @@ async def test_a_task_fails_alone(world: World) -> None:
 
 
 def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
-    """Not through its handle: its siblings and its actor go on, and whoever waits for it learns of its end."""
+    """If asyncio cancels a task, `wait()` raises ActorStopped. The actor and its other tasks continue."""
 
     async def work() -> str:
         await anyio.sleep(1)
@@ -204,8 +204,10 @@ def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
 
 
 @on_both
-async def test_a_cancelled_task_says_so(world: World) -> None:
-    """Through its handle it is TaskCancelled; a task that answers with a result all the same resolves to that."""
+async def test_a_cancelled_task_raises_task_cancelled(world: World) -> None:
+    """A task that is cancelled through its handle raises TaskCancelled. If the task still returns a result,
+    `wait()` returns the result.
+    """
 
     async def polite() -> str:
         try:
@@ -229,8 +231,8 @@ async def test_a_cancelled_task_says_so(world: World) -> None:
         assert await kind.wait() == "partial"
 
 
-async def test_tasks_end_before_the_next_life_begins(world: World) -> None:
-    """When the actor crashes its tasks are cancelled and awaited, their cleanup included; then it is restarted."""
+async def test_tasks_end_before_their_actor_is_restarted(world: World) -> None:
+    """When an actor crashes, its tasks are cancelled and their cleanup is awaited. Then the actor is restarted."""
 
     async def work() -> None:
         try:
@@ -252,8 +254,8 @@ async def test_tasks_end_before_the_next_life_begins(world: World) -> None:
         assert world.log == ["start a", "cleaned up", "stop a", "start a"]
 
 
-async def test_a_task_that_dies_of_the_actors_end_can_still_answer(world: World) -> None:
-    """A result or exception that a task gives while it is cancelled from above is not thrown away."""
+async def test_a_task_that_ends_with_its_actor_can_still_return_a_result(world: World) -> None:
+    """If a task ends with a result or an exception while its actor stops, the handle returns or raises it."""
 
     async def last_words() -> str:
         try:
@@ -271,7 +273,7 @@ async def test_a_task_that_dies_of_the_actors_end_can_still_answer(world: World)
 
 
 async def leak() -> None:
-    """Let a cancellation out that nobody asked for, as some libraries do."""
+    """Raise a cancellation that was not requested, as some libraries do."""
     if sniffio.current_async_library() == "asyncio":
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -290,7 +292,9 @@ async def leak() -> None:
 
 @on_both
 async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
-    """In a message it crashes the actor, in a task the task; siblings and supervisor live on."""
+    """A cancellation that leaks from a message crashes the actor. One that leaks from a task only fails the
+    task.
+    """
     async with world.children("a", "b") as (_, (ref, sibling)):
         task = sibling.spawn(anyio.sleep, 5)
         with pytest.raises(LeakedCancellation):
@@ -303,7 +307,7 @@ async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
 
 
 async def test_stopping_is_cut_off_after_a_second_and_may_fail(world: World) -> None:
-    """Neither a slow nor a failing stopping() keeps anybody from going on."""
+    """A slow or failing stopping() does not delay the supervisor."""
 
     class Slow(Obedient):
         async def stopping(self) -> None:
@@ -324,7 +328,7 @@ async def test_stopping_is_cut_off_after_a_second_and_may_fail(world: World) -> 
 
 
 async def test_an_actor_needs_only_receive(world: World) -> None:
-    """The other two methods are optional, and an actor without receive() crashes at its first message."""
+    """An actor without receive() crashes at its first message. The other two methods are optional."""
 
     class Bare(Actor):
         pass
@@ -336,8 +340,8 @@ async def test_an_actor_needs_only_receive(world: World) -> None:
 
 
 @on_both
-async def test_cancelling_an_asker_or_a_waiter_disturbs_nobody(world: World) -> None:
-    """At each step of an ask and of a wait, cancelling the one who waits leaves the actor and the task alone."""
+async def test_cancelling_an_ask_or_a_wait_leaves_the_actor_running(world: World) -> None:
+    """An ask or a wait can be cancelled at each of its steps. The actor and the task continue."""
 
     async def work() -> str:
         await anyio.sleep(1)
@@ -358,7 +362,9 @@ async def test_cancelling_an_asker_or_a_waiter_disturbs_nobody(world: World) -> 
 
 
 def test_an_error_is_described_without_its_locals() -> None:
-    """Type and text, cut; and the lines it came from, without any value."""
+    """The description has the type, the shortened text and the lines of the traceback. It has no values of
+    variables.
+    """
     secret = "sk-very-secret"
     with pytest.raises(Boom) as caught:
         raise Boom("x" * 600)
@@ -370,7 +376,7 @@ def test_an_error_is_described_without_its_locals() -> None:
     assert stack_of(object()) == []
 
 
-# -- Restart decisions as pure functions: the schedule, the verdicts, who is affected.
+# -- The decisions about restarts: the delay, the verdict, and the affected children.
 
 
 CHILDREN = ("a", "b", "c")
@@ -383,19 +389,25 @@ CHILDREN = ("a", "b", "c")
     ("rest_for_one", "b", ("b", "c")),
     ("rest_for_one", "c", ("c",)),
 ])  # fmt: skip
-def test_a_strategy_says_who_is_restarted(strategy: Strategy, failed: str, restarted: tuple[str, ...]) -> None:
-    """Alone, all, or those that were started after it; always in the order of starting."""
+def test_a_strategy_selects_the_children_to_restart(
+    strategy: Strategy, failed: str, restarted: tuple[str, ...]
+) -> None:
+    """The strategy selects the failed child, all children, or the children that started after it. The order is
+    that of starting.
+    """
     assert affected(strategy, CHILDREN, failed) == restarted
 
 
-def test_an_unknown_child_affects_nobody() -> None:
-    """A name that is no child's is a mistake."""
+def test_an_unknown_child_is_refused() -> None:
+    """A name that no child has raises ValueError."""
     with pytest.raises(ValueError):
         affected("one_for_all", CHILDREN, "x")
 
 
 def test_the_backoff_doubles_up_to_its_cap_and_is_full_jitter() -> None:
-    """0.1, 0.2, 0.4 ... 5 seconds are the most; the least is nothing; a long row does not overflow."""
+    """The upper limits are 0.1, 0.2, 0.4 … 5 seconds, and the lower limit is 0. A large number of failures does
+    not overflow.
+    """
     policy = RestartPolicy()
     almost_one = 1 - 2**-53
     most = [round(policy.delay(failures, almost_one), 6) for failures in range(1, 9)]
@@ -414,17 +426,17 @@ def test_the_backoff_doubles_up_to_its_cap_and_is_full_jitter() -> None:
     ("temporary", True, "stay"),
 ])  # fmt: skip
 def test_the_restart_type_decides_below_the_limit(restart: str, crashed: bool, expected: str) -> None:
-    """Permanent always, transient after a crash, temporary never."""
+    """A permanent child is always restarted, a transient one after a crash, a temporary one never."""
     assert verdict(restart, RestartPolicy(), crashed=crashed, failures=1) == expected  # type: ignore[arg-type]
 
 
 def test_the_limit_is_the_last_failure_in_a_row() -> None:
-    """With max_failures=5 four are followed by a restart and the fifth is not."""
+    """With max_failures=5, the first four failures lead to a restart. The fifth does not."""
     verdicts = [verdict("permanent", RestartPolicy(), crashed=True, failures=n) for n in range(1, 7)]
     assert verdicts == ["restart"] * 4 + ["limit"] * 2
 
 
 def test_a_policy_that_allows_no_failure_at_all_is_refused() -> None:
-    """The first failure has to be allowed to happen."""
+    """A policy must allow at least one failure."""
     with pytest.raises(ValueError, match="at least 1"):
         RestartPolicy(max_failures=0)

@@ -31,7 +31,7 @@ def test_numbers_are_written_as_the_library_of_ulids_writes_them(value: bytes) -
 
 
 def test_an_identifier_has_a_prefix_and_sorts_by_its_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Identifiers of a later millisecond are later in the order of texts, whatever their random part."""
+    """An identifier of a later millisecond sorts after an earlier one, regardless of the random part."""
     now = 1_700_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: now * 1_000_000)
     made = []
@@ -42,8 +42,10 @@ def test_an_identifier_has_a_prefix_and_sorts_by_its_millisecond(monkeypatch: py
     assert all(name.startswith("req_") and len(name) == 30 for name in made)
 
 
-def test_no_identifier_tells_anything_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,000 of one millisecond no two share more than half of their random letters, and none are counted up."""
+def test_an_identifier_does_not_predict_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among 4,000 identifiers of one millisecond, no two share half of their random letters. The letters don't
+    count up.
+    """
     monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
     made = [SYSTEM_CLOCK.new_id("trn")[-16:] for _ in range(4000)]
     assert len({name[:8] for name in made}) == len({name[8:] for name in made}) == 4000
@@ -53,7 +55,7 @@ def test_no_identifier_tells_anything_of_the_next_one(monkeypatch: pytest.Monkey
 
 
 def test_the_random_part_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte of it is one letter of one identifier."""
+    """Each byte from the operating system becomes one letter of one identifier."""
     drawn = bytes(range(256)) * 16
     monkeypatch.setattr(os, "urandom", lambda count: drawn[:count])
     ulids = Ulids()
@@ -67,7 +69,7 @@ def test_identifiers_made_by_several_threads_at_once_are_all_different() -> None
     assert len(set(names)) == len(names) == 8000
 
 
-def test_an_identifier_tells_when_it_was_made() -> None:
+def test_an_identifier_contains_the_time_of_its_creation() -> None:
     before = time.time()
     made = ULID.from_str(SYSTEM_CLOCK.new_id("req").removeprefix("req_"))
     assert before - 0.001 <= made.timestamp <= time.time()
@@ -85,11 +87,11 @@ def test_a_forked_process_makes_other_identifiers() -> None:
     assert theirs != ours
 
 
-# -- A deadline that moves ends its scope at the last time that it was moved to, and at no other.
+# -- A scope ends at the last time that its deadline was moved to.
 
 
 async def ended_at(first: float, moves: list[tuple[float, float]]) -> float:
-    """When a scope ended."""
+    """Return the time at which the scope ended."""
     with new_scope() as scope:
         deadline = MovingDeadline(scope, current_time() + first)
         for pause, left in moves:
@@ -102,8 +104,8 @@ async def ended_at(first: float, moves: list[tuple[float, float]]) -> float:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(4, 9)), max_size=6))
 @pytest.mark.parametrize("backend", ["virtual-asyncio", "virtual-trio"])
-def test_it_ends_when_it_was_last_moved_to(backend: str, moves: list[tuple[int, int]]) -> None:
-    """Sooner than before, later, or as often as one likes."""
+def test_a_scope_ends_at_the_last_deadline(backend: str, moves: list[tuple[int, int]]) -> None:
+    """The deadline can move to an earlier or a later time, any number of times."""
     at, ends = 0, 5
     for pause, left in moves:
         at += pause
@@ -111,7 +113,7 @@ def test_it_ends_when_it_was_last_moved_to(backend: str, moves: list[tuple[int, 
     assert run_virtual(lambda: ended_at(5, [*moves]), backend) == pytest.approx(ends)
 
 
-async def test_it_may_have_no_end() -> None:
+async def test_a_deadline_may_be_infinite() -> None:
     with anyio.move_on_after(50) as outer, new_scope() as scope:
         deadline = MovingDeadline(scope, math.inf)
         deadline.move(current_time() + 5)
@@ -122,20 +124,19 @@ async def test_it_may_have_no_end() -> None:
     assert not scope.cancel_called
 
 
-async def test_a_scope_that_was_left_is_let_alone() -> None:
+async def test_a_finished_scope_is_not_cancelled() -> None:
     with new_scope() as scope:
         deadline = MovingDeadline(scope, current_time() + 5)
     deadline.stop()
     await anyio.sleep(10)
-    assert not scope.cancel_called or scope.deadline < current_time()  # trio says so of any past deadline
+    assert not scope.cancel_called or scope.deadline < current_time()  # trio also reports this for a past deadline
 
 
-# -- The lock of asyncio: one task at a time, in the order in which they ask, whatever becomes of those who
-# wait.
+# -- The lock of asyncio: one task at a time, in the order of the requests, also if waiting tasks are cancelled.
 
 
 async def entered(patience: list[int], holds: int) -> list[int]:
-    """Who got the lock, in order, of tasks that ask for it one after the other, a second apart."""
+    """Request the lock from several tasks, one second apart. Return the tasks that got the lock, in order."""
     lock, order, inside = LoopLock(), list[int](), set[int]()
 
     async def one(number: int) -> None:
@@ -157,12 +158,12 @@ async def entered(patience: list[int], holds: int) -> list[int]:
 
     await asyncio.gather(*(limited(number, seconds) for number, seconds in enumerate(patience)))
     async with asyncio.timeout(1):
-        await lock.acquire()  # nobody has kept it
+        await lock.acquire()  # the lock is free
     return order
 
 
 def expected(patience: list[int], holds: int) -> list[int]:
-    """The same, worked out: each gets it when all before it are through or gone, if it still waits then."""
+    """Calculate the same order. A task gets the lock after all earlier tasks, if it still waits at that time."""
     free, order = 0.0, list[int]()
     for number, seconds in enumerate(patience):
         given_up = number + seconds + 0.5
@@ -174,9 +175,7 @@ def expected(patience: list[int], holds: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 4))
-def test_it_is_had_in_the_order_of_asking_by_all_who_are_not_cancelled_before(
-    patience: list[int], holds: int
-) -> None:
+def test_tasks_get_the_lock_in_the_order_of_their_requests(patience: list[int], holds: int) -> None:
     assert run_virtual(lambda: entered(patience, holds)) == expected(patience, holds)
 
 
@@ -200,8 +199,8 @@ def test_a_task_that_is_cancelled_as_it_gets_the_lock_passes_it_on() -> None:
     assert run_virtual(go) == ["second"]
 
 
-def test_tasks_that_gave_up_are_not_kept() -> None:
-    """However many they are while one task has the lock."""
+def test_tasks_that_stopped_waiting_are_removed() -> None:
+    """The lock removes tasks that stopped waiting, however many there are."""
 
     async def go() -> int:
         lock = LoopLock()
@@ -215,8 +214,8 @@ def test_tasks_that_gave_up_are_not_kept() -> None:
     assert run_virtual(go) == 0
 
 
-def test_it_is_no_event_loops_own() -> None:
-    """A session outlives the event loop on which turns have waited for each other."""
+def test_the_lock_works_on_several_event_loops() -> None:
+    """A lock works on a second event loop after turns waited for it on a first one."""
     lock = LoopLock()
 
     async def two() -> None:

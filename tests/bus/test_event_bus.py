@@ -35,8 +35,8 @@ class Deep(Event, frozen=True, kw_only=True, tag="llm.call.deep"):
     n: int = 0
 
 
-def test_an_event_carries_where_it_belongs() -> None:
-    """publish() returns the seq, and the envelope has all ids that were given."""
+def test_an_event_has_the_ids_of_its_session_turn_and_attempt() -> None:
+    """publish() returns the seq, and the envelope has all ids that were passed to it."""
     clock = FakeClock()
     bus = new_bus(clock)
     with bus.subscribe("actor.started") as subscription:
@@ -75,33 +75,33 @@ def test_an_event_carries_where_it_belongs() -> None:
     ("*.>", "one", False),
 ])  # fmt: skip
 def test_patterns_match_by_whole_tokens(pattern: str, topic: str, matches: bool) -> None:
-    """A star is one token, a tail is one or more, everything else is literal."""
+    """A star matches one token, `>` matches one or more tokens at the end, and all other text is literal."""
     assert topic_matches(pattern, topic) is matches
 
 
 @pytest.mark.parametrize("pattern", ["", "a..b", "llm.>.x", "llm.call*", "a.b>", "."])
-def test_a_pattern_that_can_match_nothing_is_refused(pattern: str) -> None:
-    """A mistake in a pattern is told at once, with the pattern."""
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
+    """subscribe() raises ValueError immediately, with the pattern in its text."""
     with pytest.raises(ValueError, match="pattern"):
         new_bus().subscribe(pattern)
 
 
 def test_no_pattern_is_refused() -> None:
-    """Subscribing to nothing is a mistake, and the text says how to get everything."""
+    """The error message names the pattern that matches all events."""
     with pytest.raises(ValueError, match="'>'"):
         new_bus().subscribe()
 
 
 def test_an_event_that_two_patterns_match_comes_once() -> None:
-    """Overlapping patterns of one subscription don't double its events."""
+    """Overlapping patterns of one subscription don't deliver an event twice."""
     bus = new_bus()
     with bus.subscribe("actor.*", "actor.>", "actor.started") as subscription:
         bus.publish(started())
         assert seqs(subscription.take()) == [1]
 
 
-def test_only_what_is_published_after_subscribing_comes() -> None:
-    """A subscription starts with the next event, also for a topic that was routed before."""
+def test_a_subscription_receives_only_later_events() -> None:
+    """A subscription starts with the next event, also for a topic that already had subscribers."""
     bus = new_bus()
     bus.publish(started())
     with bus.subscribe(">") as subscription:
@@ -112,7 +112,7 @@ def test_only_what_is_published_after_subscribing_comes() -> None:
 
 
 def test_a_reader_may_take_a_few_at_a_time() -> None:
-    """The oldest come first; a gap counts as one of them."""
+    """The oldest events come first. A gap counts as one event."""
     bus = new_bus()
     with bus.subscribe(">", policy=DropOldest(3)) as subscription:
         for _ in range(5):
@@ -122,14 +122,14 @@ def test_a_reader_may_take_a_few_at_a_time() -> None:
     assert taken[0][0].data == Gap(first=1, last=2, count=2)
 
 
-def test_an_event_without_a_topic_is_the_publishers_mistake() -> None:
-    """The base class has no tag, and publish() says so."""
+def test_an_event_without_a_topic_is_refused() -> None:
+    """The base class `Event` has no topic, so publish() raises TypeError."""
     with pytest.raises(TypeError, match="topic"):
         new_bus().publish(Event())
 
 
-def test_a_slow_reader_is_told_what_it_missed() -> None:
-    """drop_oldest keeps the newest and puts one gap before them."""
+def test_a_slow_reader_receives_a_gap() -> None:
+    """DropOldest keeps the newest events and puts one gap before them."""
     bus = new_bus()
     with bus.subscribe("actor.*", policy=DropOldest(2)) as subscription:
         for _ in range(5):
@@ -142,7 +142,7 @@ def test_a_slow_reader_is_told_what_it_missed() -> None:
 
 
 def test_latest_keeps_the_newest_per_key_in_order() -> None:
-    """Superseded events are no gap; the order stays that of publishing."""
+    """Replaced events leave no gap. The order is that of publishing."""
     bus = new_bus()
     with bus.subscribe("actor.started", policy=Latest(by_actor)) as subscription:
         for name in "abcab":
@@ -151,7 +151,7 @@ def test_latest_keeps_the_newest_per_key_in_order() -> None:
 
 
 def test_latest_is_bounded_by_its_keys() -> None:
-    """A key too many costs the oldest, and that is a gap."""
+    """If there are too many keys, the oldest event is dropped and the reader receives a gap."""
     bus = new_bus()
     with bus.subscribe(">", policy=Latest(by_actor, capacity=2)) as subscription:
         for name in "abc":
@@ -161,8 +161,8 @@ def test_latest_is_bounded_by_its_keys() -> None:
     assert seqs(rest) == [2, 3]
 
 
-def test_a_key_that_raises_hurts_nobody() -> None:
-    """A subscriber's own function can't make publish() fail, and loses nothing by failing."""
+def test_a_key_function_that_raises_loses_no_event() -> None:
+    """If a subscriber's key function raises, publish() continues and the subscriber receives the event."""
 
     def bad(envelope: Envelope) -> Hashable:
         raise RuntimeError("boom")
@@ -176,13 +176,15 @@ def test_a_key_that_raises_hurts_nobody() -> None:
 
 @pytest.mark.parametrize("bad", [lambda: DropOldest(0), lambda: Latest(lambda envelope: 1, capacity=0)])
 def test_a_policy_without_room_is_refused(bad: object) -> None:
-    """A capacity below one can hold nothing."""
+    """A capacity must be at least 1."""
     with pytest.raises(ValueError, match="at least 1"):
         bad()  # type: ignore[operator]
 
 
 def test_depth_and_age_show_how_far_a_lossless_reader_is_behind() -> None:
-    """What admission looks at: how many wait, and since when."""
+    """A subscription reports the number of waiting events and the age of the oldest. Admission uses both
+    figures.
+    """
     clock = FakeClock()
     bus = new_bus(clock)
     with bus.subscribe("actor.*", policy=Lossless(), name="store") as subscription:
@@ -197,7 +199,7 @@ def test_depth_and_age_show_how_far_a_lossless_reader_is_behind() -> None:
 
 
 def test_dead_letters_are_kept_counted_and_logged_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last 1000 are kept, all are counted; ten are logged, then none for five minutes."""
+    """The last 1,000 dead letters are kept and all are counted. Ten are logged, then none for five minutes."""
     from callboard.bus import bus as event_bus
 
     logged: list[str] = []
@@ -243,10 +245,10 @@ steps = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=steps, close=st.booleans())
-def test_whatever_happens_each_subscriber_sees_an_increasing_gapless_story(
-    steps: list[tuple[str, int]], close: bool
-) -> None:
-    """Seqs strictly increase; what was delivered and what the gaps name is exactly what was published for it."""
+def test_each_subscriber_receives_all_events_or_gaps_in_order(steps: list[tuple[str, int]], close: bool) -> None:
+    """For each subscriber, seqs increase. The delivered events and the gaps together cover each published event
+    once.
+    """
     bus = new_bus()
     subscriptions: list[Subscription] = []
     expected: list[list[int]] = []
@@ -293,11 +295,11 @@ def test_whatever_happens_each_subscriber_sees_an_increasing_gapless_story(
                 assert delivered[-1:] == story[-1:]
 
 
-# -- Readers of the bus: that wait, share, leave, are slow, or live in another thread or loop.
+# -- Readers of the bus: they wait, share a subscription, leave, are slow, or run in another thread or loop.
 
 
 async def test_a_waiting_reader_gets_the_event() -> None:
-    """A reader that waits is woken, reads in order, and ends when the bus closes."""
+    """A waiting reader wakes up, reads in order, and ends when the bus closes."""
     bus = new_bus()
     got: list[int] = []
 
@@ -316,7 +318,7 @@ async def test_a_waiting_reader_gets_the_event() -> None:
 
 
 async def test_a_subscriber_may_publish_far_beyond_its_own_capacity() -> None:
-    """Publishing from a reader neither blocks nor recurses; it only fills its own buffer."""
+    """Publishing from a reader neither blocks nor recurses. It only fills the reader's own buffer."""
     bus = new_bus()
     gaps = 0
     async with bus.subscribe("actor.*", policy=DropOldest(8)) as subscription:
@@ -333,7 +335,7 @@ async def test_a_subscriber_may_publish_far_beyond_its_own_capacity() -> None:
 
 
 async def test_a_reader_that_never_reads_costs_the_others_nothing() -> None:
-    """Whoever reads gets everything, at once, whatever its neighbour does."""
+    """A reader gets every event immediately, even if another reader never reads."""
     bus = new_bus()
     with bus.subscribe(">", policy=DropOldest(1)) as stuck, bus.subscribe(">", policy=Lossless()) as good:
         for _ in range(1000):
@@ -343,7 +345,7 @@ async def test_a_reader_that_never_reads_costs_the_others_nothing() -> None:
 
 
 async def test_a_busy_reader_lets_others_run() -> None:
-    """A reader that always finds something still yields now and then."""
+    """A reader that always finds an event still yields to other tasks."""
     bus = new_bus()
     turns = 0
     done = False
@@ -389,13 +391,14 @@ async def test_two_tasks_share_a_subscription() -> None:
 
 @on_both
 async def test_a_cancelled_reader_loses_nothing() -> None:
-    """Cancelled at any of its waits, the reader's next read goes on where it was."""
+    """If a read is cancelled at any of its waits, the next read continues at the same event."""
     bus = new_bus()
     subscription = bus.subscribe(">", policy=Lossless())
     got: list[int] = []
 
     async def read() -> None:
-        async for envelope in subscription:  # not a comprehension: what was read must outlive a cancellation
+        # not a comprehension: the events already read must survive a cancellation
+        async for envelope in subscription:
             got.append(envelope.seq)  # noqa: PERF401
 
     for round_ in range(6):
@@ -412,8 +415,8 @@ async def test_a_cancelled_reader_loses_nothing() -> None:
     assert got == list(range(1, bus.last_seq + 1))
 
 
-async def test_what_waits_is_still_read_after_closing() -> None:
-    """close() ends the coming, not the reading; on a closed bus events are counted and reach nobody."""
+async def test_waiting_events_are_still_read_after_close() -> None:
+    """close() ends publishing, not reading. On a closed bus, events are counted but not delivered."""
     bus = new_bus()
     subscription = bus.subscribe(">")
     bus.publish(started())
@@ -427,9 +430,9 @@ async def test_what_waits_is_still_read_after_closing() -> None:
     assert bus.subscribe(">").closed
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])  # virtual time would run out over the thread
-async def test_another_thread_is_told_what_to_do() -> None:
-    """A foreign thread gets WrongLoop, which names publish_threadsafe, and that works."""
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])  # virtual time would advance while the thread runs
+async def test_another_thread_must_use_publish_threadsafe() -> None:
+    """In another thread, publish() raises WrongLoop. The error names publish_threadsafe, which works there."""
     bus = new_bus()
     errors: list[WrongLoop] = []
 
@@ -451,8 +454,8 @@ async def test_another_thread_is_told_what_to_do() -> None:
     assert "publish_threadsafe" in str(errors[0])
 
 
-def test_without_a_loop_publish_threadsafe_says_so() -> None:
-    """There is no loop to publish on: before the first, and after the last."""
+def test_publish_threadsafe_needs_a_running_loop() -> None:
+    """publish_threadsafe() raises an error before the first loop runs and after the last one ends."""
     bus = new_bus()
     with pytest.raises(WrongLoop, match="no event loop yet"):
         bus.publish_threadsafe(started())
@@ -466,7 +469,7 @@ def test_without_a_loop_publish_threadsafe_says_so() -> None:
 
 
 def test_a_reader_left_in_a_dead_loop_does_not_break_publish() -> None:
-    """The waiter of a loop that is gone is dropped, and publish() goes on."""
+    """If a waiting reader's loop is gone, the reader is dropped, and publish() continues."""
     bus = new_bus()
     subscription = bus.subscribe(">")
 

@@ -1,4 +1,4 @@
-"""The data in a message; money, exact or unknown."""
+"""The content of a message, and costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from callboard.bus.events.codec import CatalogueEvent
 @pytest.mark.parametrize("role", [Role.SYSTEM, Role.DEVELOPER, Role.USER, Role.ASSISTANT])
 @pytest.mark.parametrize("text", ["hello", " hello\n", "grüß dich", "\U0001f600"])
 def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
-    """Whoever says it, and in whatever script."""
+    """This holds for every role and every script."""
     assert Message(role, (TextBlock(text),)).plain_text == text
 
 
@@ -28,34 +28,38 @@ def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
     (TextBlock("signed", provider_raw=ProviderRaw("gemini", {})),),
     (ImageBlock(url="https://example.org/a.png"),),
 ])  # fmt: skip
-def test_a_message_that_some_target_may_have_to_change_is_not_plain_text(
+def test_a_message_that_an_adapter_may_change_is_not_plain_text(
     content: tuple[TextBlock | ImageBlock, ...],
 ) -> None:
-    """Nothing in it, a blank, half a surrogate pair, several blocks, a provider's data, a picture."""
+    """Not plain text are an empty text, a blank, half a surrogate pair, several blocks, a provider's data, and a
+    picture.
+    """
     assert Message(Role.USER, content).plain_text is None
 
 
-def test_a_changed_copy_of_a_message_is_asked_anew() -> None:
-    """What was found in one message is not said of another."""
+def test_a_changed_copy_of_a_message_is_examined_again() -> None:
+    """The result that was cached for one message is not used for its copy."""
     message = Message.user("hello")
     assert message.plain_text == "hello"
     assert msgspec.structs.replace(message, content=(TextBlock("bye"),)).plain_text == "bye"
     assert message == Message.user("hello")
 
 
-# -- Money: exact, and unknown where it is.
+# -- Costs: exact, or unknown.
 
 
 @pytest.mark.parametrize(
     ("nano_usd", "text"), [(0, "0"), (1, "1E-9"), (1_000_000, "0.001000000"), (2_500_000_000, "2.500000000")]
 )
-def test_a_cost_in_dollars_is_exact_and_nothing_reads_as_0(nano_usd: int, text: str) -> None:
-    """A cost that is printed as it is should be readable, above all where it is nothing."""
+def test_a_cost_in_dollars_is_exact_and_zero_is_printed_as_0(nano_usd: int, text: str) -> None:
+    """A printed cost is readable, also if it is 0."""
     assert str(Cost(nano_usd, CostSource.COMPUTED).usd) == text
 
 
 def test_a_sum_of_costs_is_known_only_if_all_are() -> None:
-    """One unpriced call makes the sum unknown, with its reason; a version stays only if it is everybody's."""
+    """If one call has an unknown cost, the sum is unknown, for the same reason. The sum has a price version only
+    if all costs have that version.
+    """
     one, two = Cost(1, CostSource.COMPUTED, "v1"), Cost(2, CostSource.PROVIDER, "v1")
     assert one + two == Cost(3, CostSource.COMPUTED, "v1")
     assert two + two == Cost(4, CostSource.PROVIDER, "v1")
@@ -64,7 +68,7 @@ def test_a_sum_of_costs_is_known_only_if_all_are() -> None:
     assert one + unknown == unknown + one == Cost(None, CostSource.UNPRICED, reason="no price")
 
 
-# -- What `bus` offers, and that it is the `bus` it should be.
+# -- The names that `bus` exports.
 
 
 def test_everything_offered_exists_and_is_offered_once() -> None:
@@ -73,15 +77,15 @@ def test_everything_offered_exists_and_is_offered_once() -> None:
 
 
 INTERNAL = {"Beginning", "CallSettings", "ErrorRow"}
-"""Public classes of these modules that only our own rooms pass to each other."""
+"""Public classes of these modules that only other rooms of Callboard use."""
 
 
 @pytest.mark.parametrize("module", [
     "errors", "events.calls", "events.envelope", "events.operation", "events.sessions", "streams.events",
     "values.content", "values.messages", "values.usage",
 ])  # fmt: skip
-def test_every_value_is_offered(module: str) -> None:
-    """Every public class of the vocabulary can be imported from `bus` itself, with one documented exception."""
+def test_every_public_class_can_be_imported_from_bus(module: str) -> None:
+    """Every public class of these modules can be imported from `bus`, except those in INTERNAL."""
     source = importlib.import_module(f"{bus.__name__}.{module}")
     public = {
         name: value
@@ -93,13 +97,13 @@ def test_every_value_is_offered(module: str) -> None:
     assert missing - INTERNAL == set()
 
 
-def test_the_exception_and_the_event_of_one_name_are_told_apart() -> None:
-    """ActorStopped is raised; ActorStoppedEvent is published."""
+def test_the_exception_and_the_event_have_different_names() -> None:
+    """ActorStopped is an exception, and ActorStoppedEvent is an event."""
     assert issubclass(bus.ActorStopped, bus.CallboardError)
     assert issubclass(bus.ActorStoppedEvent, bus.Event)
 
 
 def test_topics_are_unique() -> None:
-    """Two events of one topic could not be told apart in a store."""
+    """A store could not distinguish two events with the same topic."""
     topics = [event.topic_of() for event in (*CatalogueEvent.__args__, bus.Gap)]
     assert len(set(topics)) == len(topics)

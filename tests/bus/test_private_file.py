@@ -1,4 +1,4 @@
-"""Private files are readable only for their owner, complete or absent, and never behind a link."""
+"""Only the owner can read a private file. The file is complete or absent, and links are never followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from callboard.bus.files import UnfinishedFile, private_file, write_private
 
 @pytest.fixture(autouse=True)
 def generous_umask() -> object:
-    """As on most machines: what nobody thinks of is readable by all."""
+    """Set the umask of most machines: new files can be read by all users."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -23,8 +23,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_private_from_its_first_moment_on(tmp_path: Path) -> None:
-    """Also while it is made, and in place of a file that all could read."""
+def test_it_is_private_from_the_start(tmp_path: Path) -> None:
+    """The file is private while it is written, and when it replaces a file that all users could read."""
     place = tmp_path / "said.json"
     place.write_text("old")
     place.chmod(0o644)
@@ -38,8 +38,8 @@ def test_it_is_private_from_its_first_moment_on(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["said.json"]
 
 
-def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a part nor a change of what was there."""
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    """A failed write leaves no partial file and does not change the existing one."""
     place = tmp_path / "said.json"
     place.write_text("old")
     with pytest.raises(KeyError), private_file(place) as file:
@@ -50,7 +50,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_its_temporary_name_can_not_be_guessed(tmp_path: Path) -> None:
-    """Two of one place have two names."""
+    """Two temporary files for one path have different names."""
     first, second = UnfinishedFile(tmp_path / "a"), UnfinishedFile(tmp_path / "a")
     assert first.path != second.path
     for each in (first, second):
@@ -60,7 +60,7 @@ def test_its_temporary_name_can_not_be_guessed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_in_its_place_is_refused(tmp_path: Path, there: bool) -> None:
-    """Whether or not there is a file behind it, which stays as it is."""
+    """The file behind the link, if there is one, is not changed."""
     behind, place = tmp_path / "behind", tmp_path / "said.json"
     if there:
         behind.write_text("another's")
@@ -71,8 +71,8 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path, there: bool) -> None:
     assert (behind.read_text() if there else behind.exists()) == ("another's" if there else False)
 
 
-def test_a_link_laid_meanwhile_is_refused(tmp_path: Path) -> None:
-    """Nothing is written through it, and nothing is left."""
+def test_a_link_that_appears_meanwhile_is_refused(tmp_path: Path) -> None:
+    """If a link appears while the file is written, nothing is written through the link and no file is left."""
     place = tmp_path / "said.json"
     with pytest.raises(OSError, match="symbolic link"), private_file(place) as file:
         file.write(b"said")
@@ -81,12 +81,12 @@ def test_a_link_laid_meanwhile_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_name_is_no_problem(tmp_path: Path) -> None:
-    """Names may have 255 bytes, temporary ones too."""
+    """A name may have 255 bytes. The temporary name also respects this limit."""
     write_private(tmp_path / ("x" * 255), b"said")
 
 
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
-    """It keeps nothing, and can't be replaced."""
+    """A pipe stores no data and can't be replaced by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

@@ -56,7 +56,7 @@ T0 = 1_700_000_000_000_000
 
 
 def stored(seq: int, at_ms: int = 0, *, run: str = "run_old", mono_from: int = 0, actor: str = "a") -> Envelope:
-    """An envelope of another time: `at_ms` after T0 by both clocks."""
+    """An envelope from an earlier run, `at_ms` after T0 by both clocks."""
     mono_ns = mono_from + at_ms * 1_000_000
     ids = ("ses_1", "trn_1", "req_1", 2, "msg_1", "req_0", {"k": "v"})
     return Envelope(seq, run, T0 + at_ms * 1000, mono_ns, ActorStarted(actor=actor), *ids)
@@ -67,20 +67,20 @@ def some(count: int) -> list[Envelope]:
 
 
 async def watch(bus: ObservableBus, *patterns: str) -> list[Envelope]:
-    """What a host has that watches a live bus: it knows nothing of replays."""
+    """Read a bus as a host reads a live bus."""
     async with bus.subscribe(*patterns or (">",), name="host") as events:
         return [envelope async for envelope in events]
 
 
 async def moments_of(bus: ObservableBus) -> list[float]:
-    """When each event arrives, in seconds from now."""
+    """When each event arrives, in seconds from the start."""
     began = anyio.current_time()
     with bus.subscribe(">") as events:
         return [anyio.current_time() - began async for _ in events]
 
 
 async def test_a_host_that_watches_a_live_bus_watches_a_replay_unchanged() -> None:
-    """The same function sees the same envelopes, and ends when the replay ends."""
+    """The same function receives the same envelopes, and ends when the replay ends."""
     live = Bus(run_id="run_live", clock=FakeClock())
     seen: list[Envelope] = []
 
@@ -101,13 +101,13 @@ async def test_a_host_that_watches_a_live_bus_watches_a_replay_unchanged() -> No
 
 
 def test_a_replay_has_no_publish() -> None:
-    """What is replayed has happened; nothing can be added to it."""
+    """A replay only contains past events, so a program can't add any."""
     assert not hasattr(ReplayBus, "publish")
     assert not hasattr(ReplayBus, "publish_threadsafe")
 
 
 async def test_only_the_topics_that_match_are_delivered() -> None:
-    """An event of an unknown topic goes to those who asked for that topic."""
+    """An event with an unknown topic goes to the readers that subscribed to that topic."""
     odd = Envelope(2, "run_old", T0, 0, UnknownEvent(topic="my.own", raw=b"{}"))
     stopped = Envelope(3, "run_old", T0, 0, ActorStoppedEvent(actor="a", reason="r"))
     bus = Bus.replay([stored(1), odd, stopped])
@@ -119,8 +119,8 @@ async def test_only_the_topics_that_match_are_delivered() -> None:
     assert (bus.delivered, bus.last_seq, bus.run_id) == (3, 3, "run_old")
 
 
-async def test_every_reader_that_subscribed_in_the_same_breath_gets_everything() -> None:
-    """The replay begins when somebody waits for it, not before."""
+async def test_readers_that_subscribe_together_get_all_events() -> None:
+    """The replay starts when a reader waits for its first event, so earlier subscribers miss nothing."""
     seen: dict[int, list[Envelope]] = {}
 
     async def read(number: int, bus: ObservableBus) -> None:
@@ -136,7 +136,7 @@ async def test_every_reader_that_subscribed_in_the_same_breath_gets_everything()
 
 
 async def test_a_slow_lossless_reader_is_never_flooded() -> None:
-    """The replay waits for it, loses nothing, and keeps the order."""
+    """The replay waits for the reader, loses no event, and keeps the order."""
     count = WINDOW * 3
     read: list[int] = []
     deepest = 0
@@ -168,8 +168,8 @@ async def test_a_lossless_reader_that_leaves_lets_the_others_go_on() -> None:
             assert bus.delivered == WINDOW * 2
 
 
-async def test_readers_that_may_lose_drop_as_on_a_live_bus_and_hold_nobody_up() -> None:
-    """DropOldest says so with a gap; Latest keeps the newest of each key."""
+async def test_readers_with_a_lossy_policy_drop_as_on_a_live_bus() -> None:
+    """With DropOldest a reader receives a gap. With Latest it receives the newest event of each key."""
     bus = Bus.replay([stored(seq, actor="ab"[seq % 2]) for seq in range(1, 101)])
     newest = bus.subscribe(">", policy=DropOldest(10))
     last = bus.subscribe(">", policy=Latest(lambda envelope: envelope.data))
@@ -181,15 +181,16 @@ async def test_readers_that_may_lose_drop_as_on_a_live_bus_and_hold_nobody_up() 
 
 
 async def test_a_reader_that_waits_for_nothing_else_drops_nothing() -> None:
-    """Whatever the speed: the default policy is no reason to lose a history."""
+    """The default policy drops no event of a replay, at any speed, if the reader waits for nothing else."""
     async with Bus.replay(some(5000)) as bus:
         assert [envelope.seq for envelope in await watch(bus)] == list(range(1, 5001))
 
 
 async def test_the_pace_is_the_original_one_times_the_speed() -> None:
-    """By the monotonic clock, which is another one in every run, whatever the wall clock did meanwhile."""
+    """The pace follows the monotonic clock of each run and ignores jumps of the wall clock."""
     events = [stored(1, 0), stored(2, 500), stored(3, 2500)]
-    events[2] = Envelope(3, "run_old", T0 - 10**12, events[2].mono_ns, events[2].data)  # the clock was set back
+    # the wall clock was set back
+    events[2] = Envelope(3, "run_old", T0 - 10**12, events[2].mono_ns, events[2].data)
     later = [stored(1, 4000, run="run_new", mono_from=77), stored(2, 4500, run="run_new", mono_from=77)]
     for speed, expected in ((1.0, [0, 0.5, 2.5, 4, 4.5]), (0.5, [0, 1, 5, 8, 9]), (None, [0, 0, 0, 0, 0])):
         async with Bus.replay([*events, *later], speed=speed) as bus:
@@ -197,7 +198,7 @@ async def test_the_pace_is_the_original_one_times_the_speed() -> None:
 
 
 async def test_a_long_pause_is_cut_short() -> None:
-    """What follows keeps its own pace."""
+    """Events after a long pause keep their own pace."""
     hour = 3_600_000
     events = [stored(1), stored(2, hour), stored(3, hour + 1000), stored(4, 3 * hour)]
     async with Bus.replay(events, speed=1.0, longest_pause=5.0) as bus:
@@ -205,7 +206,7 @@ async def test_a_long_pause_is_cut_short() -> None:
 
 
 async def test_a_paced_replay_that_had_to_wait_catches_up() -> None:
-    """A reader's pause costs what it delays, not what comes long after."""
+    """A reader's pause delays the events that are due then, but no later events."""
     events = [stored(seq, seq * 10) for seq in range(1, WINDOW + 200)]
     async with Bus.replay([*events, stored(9999, 100_000)], speed=1.0) as bus:
         began = anyio.current_time()
@@ -219,7 +220,7 @@ async def test_a_paced_replay_that_had_to_wait_catches_up() -> None:
 
 
 async def test_a_source_that_fails_ends_the_readers_and_raises_at_the_end() -> None:
-    """They get everything before it."""
+    """The readers first get all events before the failure."""
 
     async def source() -> AsyncIterator[Envelope]:
         for envelope in some(3):
@@ -233,8 +234,8 @@ async def test_a_source_that_fails_ends_the_readers_and_raises_at_the_end() -> N
     assert [envelope.seq for envelope in seen] == [1, 2, 3]
 
 
-async def test_leaving_early_ends_the_replay_and_the_error_is_the_bodys_own() -> None:
-    """No exception group is put around it."""
+async def test_leaving_early_ends_the_replay_and_keeps_the_error() -> None:
+    """The error is not wrapped in an exception group."""
     with pytest.raises(ValueError, match="mine"):
         async with Bus.replay(some(10_000), speed=1.0) as bus:
             with bus.subscribe(">", policy=Lossless()) as events:
@@ -245,7 +246,7 @@ async def test_leaving_early_ends_the_replay_and_the_error_is_the_bodys_own() ->
 
 
 async def test_a_replay_runs_once() -> None:
-    """A second one is made of the source anew."""
+    """A second replay needs a new object of the same source."""
     bus = Bus.replay(some(1))
     assert await bus.run() == 1
     with pytest.raises(RuntimeError, match="Create a new one"):
@@ -253,14 +254,14 @@ async def test_a_replay_runs_once() -> None:
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_speed_that_is_none_is_refused(speed: float) -> None:
-    """It would wait for ever, or not at all."""
+def test_an_invalid_speed_is_refused(speed: float) -> None:
+    """A speed must be positive: with other speeds, the replay would never end or never start."""
     with pytest.raises(ValueError, match="speed"):
         Bus.replay([], speed=speed)
 
 
-async def test_statistics_are_of_the_replays_own_time() -> None:
-    """How long an event has waited is counted by what was replayed since."""
+async def test_statistics_use_the_time_of_the_replay() -> None:
+    """The age of a waiting event is measured in the time of the replay."""
     bus = Bus.replay([stored(1, 0), stored(2, 1500)])
     with bus.subscribe(">", name="me") as events:
         await bus.run()
@@ -274,10 +275,8 @@ async def test_statistics_are_of_the_replays_own_time() -> None:
     st.lists(st.sampled_from([None, 1, 7, 300]), min_size=1, max_size=4),
     st.lists(st.integers(0, 2000), min_size=0, max_size=60),
 )
-def test_whatever_the_readers_do_lossless_ones_get_the_source(
-    pauses: Sequence[int | None], moments: list[int]
-) -> None:
-    """In order, each once, with any mixture of fast and slow readers."""
+def test_lossless_readers_get_every_event_of_the_source(pauses: Sequence[int | None], moments: list[int]) -> None:
+    """Lossless readers get all events once and in order, for any mixture of fast and slow readers."""
     events = [stored(seq, at) for seq, at in enumerate(sorted(moments), 1)]
     results: list[list[Envelope]] = []
 
@@ -299,7 +298,7 @@ def test_whatever_the_readers_do_lossless_ones_get_the_source(
     assert results == [events] * len(pauses)
 
 
-# -- Log lines go to `logging`, below one logger, and to no stream.
+# -- Log lines go to `logging`, below one logger, and not to stdout or stderr.
 
 
 CHECKOUT = Path(__file__).parents[2]
@@ -313,7 +312,7 @@ log.debug("a", x=1), log.info("b"), log.warning("c", ValueError("no")), log.erro
 
 @pytest.fixture
 def records() -> Iterator[list[logging.LogRecord]]:
-    """What reaches a handler of the host's."""
+    """The log records that a handler of the host receives."""
     kept: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):
@@ -328,7 +327,7 @@ def records() -> Iterator[list[logging.LogRecord]]:
 
 @pytest.fixture
 def hosts_structlog() -> Iterator[list[str]]:
-    """A host that has configured structlog for itself, and what it hears."""
+    """A host that configures structlog for itself. Yields the lines that its processors receive."""
     heard: list[str] = []
 
     def hear(logger: Any, method: str, line: MutableMapping[str, Any]) -> str:
@@ -346,14 +345,14 @@ def program(text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_that_configures_nothing_sees_nothing() -> None:
-    """Neither on stdout nor on stderr, at any level."""
+def test_a_program_without_logging_prints_nothing() -> None:
+    """At every level, stdout and stderr are empty."""
     done = program(SAY_IT_ALL)
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_the_standard_library_configures_what_is_seen() -> None:
-    """Level, format and stream are the host's; a traceback stands below its line."""
+def test_the_logging_module_sets_level_format_and_stream() -> None:
+    """The host sets level, format and stream. A traceback follows its log line."""
     done = program(
         "import logging\n"
         "logging.basicConfig(format='%(levelname)s|%(name)s|%(message)s', level='INFO')" + SAY_IT_ALL
@@ -367,8 +366,8 @@ def test_the_standard_library_configures_what_is_seen() -> None:
     ]
 
 
-def test_nothing_that_nobody_listens_to_imports_structlog() -> None:
-    """A line below the level costs no import."""
+def test_a_line_below_the_level_does_not_import_structlog() -> None:
+    """A line below the level does not import structlog."""
     done = program(
         "import sys\nfrom callboard.bus.log import Log\n"
         "Log('x').debug('a'); Log('x').info('b'); print('structlog' in sys.modules)"
@@ -376,12 +375,14 @@ def test_nothing_that_nobody_listens_to_imports_structlog() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_record_has_the_event_and_its_fields_and_says_who_logged(records: list[logging.LogRecord]) -> None:
-    """Words for people, fields for programs, and the place of the call, not of the logger's own code."""
+def test_a_record_has_its_event_fields_and_place(records: list[logging.LogRecord]) -> None:
+    """A record has a message for readers, fields for programs, and the place in the code that logged the
+    record.
+    """
     Log("a.b").warning("it_happened", times=2, level="high", message="m", name="n")
     (record,) = records
     assert record.name == "callboard.a.b"
-    assert record.funcName == "test_a_record_has_the_event_and_its_fields_and_says_who_logged"
+    assert record.funcName == "test_a_record_has_its_event_fields_and_place"
     assert record.pathname == __file__
     fields = {"event": "it_happened", "times": 2, "level": "high", "message": "m", "name": "n"}
     assert getattr(record, ROOT) == fields
@@ -389,13 +390,13 @@ def test_a_record_has_the_event_and_its_fields_and_says_who_logged(records: list
 
 
 def test_text_in_a_field_can_not_forge_a_line(records: list[logging.LogRecord]) -> None:
-    """Line breaks, escapes and changes of direction are written as Python writes them."""
+    """Line breaks, escapes and changes of text direction are written as Python escapes."""
     Log("a").warning("said", text="x\nERROR forged\x1b[2J\u202e %s %(no)s")
     assert records[0].getMessage() == "said text='x\\nERROR forged\\x1b[2J\\u202e %s %(no)s'"
 
 
-def test_a_hosts_structlog_neither_hears_it_nor_is_changed(hosts_structlog: list[str]) -> None:
-    """Its configuration is the same before and after, and its processors see only its own lines."""
+def test_a_hosts_structlog_receives_nothing_and_is_not_changed(hosts_structlog: list[str]) -> None:
+    """The host's configuration is not changed, and its processors receive only the host's lines."""
     before = structlog.get_config()
     with captured_logs() as lines:
         Log("new").warning("ours")
@@ -405,8 +406,8 @@ def test_a_hosts_structlog_neither_hears_it_nor_is_changed(hosts_structlog: list
     assert structlog.get_config() == before
 
 
-def test_logging_that_fails_fails_nobody() -> None:
-    """A handler that raises doesn't reach who logs."""
+def test_a_failing_log_handler_does_not_stop_the_caller() -> None:
+    """If a handler raises, the code that logs continues."""
 
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -420,12 +421,11 @@ def test_logging_that_fails_fails_nobody() -> None:
         logging.getLogger(ROOT).removeHandler(broken)
 
 
-# -- Envelopes as JSON, and back: everything of an event, content included, whatever a provider or a host put
-# in.
+# -- Envelopes as JSON: every event survives the round trip, with its content and any data of a provider or host.
 
 
 class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
-    """An event of a host's own."""
+    """An event of a host."""
 
     metres: int
 
@@ -460,7 +460,7 @@ def test_a_call_comes_back_with_the_providers_own_usage() -> None:
     "raw", [b'{"raw":{"n":1},"n":2}', b'{"raw":null}', b'"raw"', b"[1]", b'{ "n" : 1 }', b"7"]
 )
 def test_a_usage_object_may_look_like_anything(raw: bytes) -> None:
-    """However the JSON around it is set, too."""
+    """The round trip keeps every usage object, for each way of writing JSON."""
     sent = completed(TokenUsage(7, 1, raw=msgspec.Raw(raw)))
     encoded = encode_event(sent)
     for text in (encoded, encoded.decode(), encoded.replace(b'"raw":', b'"raw" :  ', 1)):
@@ -468,7 +468,7 @@ def test_a_usage_object_may_look_like_anything(raw: bytes) -> None:
 
 
 def test_a_message_comes_back_with_its_content() -> None:
-    """Media as bytes, and the usage object of the reply as it came."""
+    """Media comes back as bytes, and the usage object of the reply is unchanged."""
     metadata = MessageMetadata(
         provider="openai",
         model="openai:gpt-5",

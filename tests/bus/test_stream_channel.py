@@ -1,4 +1,4 @@
-"""The stream channel: each reader gets the same events; and streams shrink after their end."""
+"""The stream channel: all readers get the same events, and streams shrink after their end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_late_reader_gets_the_past_and_then_the_tail() -> None:
-    """Whoever attaches in the middle sees the same events, in the same order, as whoever was there first."""
+    """A reader that attaches in the middle gets the same events in the same order as the first reader."""
     channel = StreamChannel(clock=FakeClock())
     log = channel.open("s")
     events = reply("a", "b", "c", "d")
@@ -68,7 +68,9 @@ async def test_a_late_reader_gets_the_past_and_then_the_tail() -> None:
 
 
 async def test_a_reader_resumes_after_the_last_it_saw() -> None:
-    """from_seq=reader.seq + 1 goes on without a gap or a repetition; at the end there is only the end."""
+    """from_seq=reader.seq + 1 continues without a gap or a repetition. At the end, the reader only gets the
+    end.
+    """
     channel = StreamChannel(clock=FakeClock())
     events = reply("a", "b")
     filled(channel.open("s"), events)
@@ -80,8 +82,8 @@ async def test_a_reader_resumes_after_the_last_it_saw() -> None:
     assert await read(channel.attach("s", from_seq="tail")) == []
 
 
-async def test_the_tail_is_what_comes_later() -> None:
-    """A tail reader misses the past on purpose."""
+async def test_a_tail_reader_gets_only_later_events() -> None:
+    """A tail reader skips past events."""
     log: StreamLog[int] = StreamLog("s")
     log.append(1)
     reader = log.reader("tail")
@@ -93,7 +95,7 @@ async def test_the_tail_is_what_comes_later() -> None:
 
 @pytest.mark.parametrize("from_seq", [-1, 2])
 def test_a_place_that_does_not_exist_is_refused(from_seq: int) -> None:
-    """A reader can't start before the beginning or after the end."""
+    """A reader can't start before the first event or after the end."""
     log: StreamLog[int] = StreamLog("s")
     log.append(1)
     with pytest.raises(ValueError, match="events 0 to 0"):
@@ -101,7 +103,7 @@ def test_a_place_that_does_not_exist_is_refused(from_seq: int) -> None:
 
 
 def test_nothing_can_be_appended_after_the_end() -> None:
-    """A closed log stays as it is; closing again is harmless."""
+    """A closed log does not change, and a second close() has no effect."""
     log: StreamLog[int] = StreamLog("s")
     log.close()
     log.close()
@@ -110,7 +112,7 @@ def test_nothing_can_be_appended_after_the_end() -> None:
 
 
 async def test_a_reader_that_does_not_read_costs_the_producer_nothing() -> None:
-    """The producer appends, others read, and the lag of the idle one is visible."""
+    """The producer appends and other readers read. The lag of the idle reader is reported."""
     channel = StreamChannel(clock=FakeClock())
     log = channel.open("s")
     idle = channel.attach("s")
@@ -124,7 +126,7 @@ async def test_a_reader_that_does_not_read_costs_the_producer_nothing() -> None:
 
 
 async def test_closing_a_reader_ends_it_and_nothing_else() -> None:
-    """A task that waits in a closed reader is let go; the log and its other readers go on."""
+    """A task that waits in a closed reader returns. The log and its other readers continue."""
     log: StreamLog[int] = StreamLog("s")
     going, staying = log.reader(), log.reader()
     got: dict[str, list[int]] = {}
@@ -148,7 +150,7 @@ async def test_closing_a_reader_ends_it_and_nothing_else() -> None:
 
 @on_both
 async def test_a_cancelled_reader_loses_nothing() -> None:
-    """Cancelled while it waits, paced or not, the same reader goes on where it was."""
+    """After a cancelled wait, paced or not, the same reader continues at the same event."""
     for min_interval in (0.0, 1.0):
         log: StreamLog[int] = StreamLog("s")
         reader = log.reader(min_interval=min_interval)
@@ -164,7 +166,7 @@ async def test_a_cancelled_reader_loses_nothing() -> None:
 
 
 async def test_a_long_backlog_is_read_in_turns() -> None:
-    """A reader far behind lets others run between its batches."""
+    """A reader with a long backlog yields to other tasks between its batches."""
     log: StreamLog[int] = StreamLog("s")
     for n in range(2048):
         log.append(n)
@@ -186,7 +188,7 @@ async def test_a_long_backlog_is_read_in_turns() -> None:
 
 
 async def test_pacing_never_delays_the_first_event_and_loses_none() -> None:
-    """With min_interval the batches are that far apart, and hold all that came in between."""
+    """With min_interval, batches are at least that far apart. Each has all events since the one before."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     times: list[tuple[float, str]] = []
 
@@ -212,14 +214,14 @@ async def test_pacing_never_delays_the_first_event_and_loses_none() -> None:
     assert all(later - earlier >= 0.05 for (earlier, _), (later, _) in pairwise(times))
 
 
-def test_an_unknown_stream_says_what_to_do() -> None:
-    """Both a LookupError and ours, with a text for people."""
+def test_an_unknown_stream_raises_a_readable_error() -> None:
+    """The error is a LookupError and a CallboardError, and its text is readable."""
     with pytest.raises(LookupError, match="never opened"):
         StreamChannel(clock=FakeClock()).attach("nope")
 
 
 def test_a_stream_id_is_used_once() -> None:
-    """An id names one stream, open or over."""
+    """An id names one stream, open or closed."""
     channel = StreamChannel(clock=FakeClock())
     log = channel.open("s")
     for _ in range(2):
@@ -229,7 +231,7 @@ def test_a_stream_id_is_used_once() -> None:
 
 
 def test_a_reader_left_in_a_dead_loop_does_not_break_the_producer() -> None:
-    """append() never fails for a reader's sake."""
+    """append() does not fail if the loop of a waiting reader is gone."""
 
     class Dead:
         """An asyncio event whose loop was closed under it."""
@@ -255,10 +257,12 @@ def test_a_reader_left_in_a_dead_loop_does_not_break_the_producer() -> None:
     ),
     trio=st.booleans(),
 )
-def test_whatever_their_speed_all_readers_read_the_same(
+def test_readers_of_any_speed_read_the_same(
     texts: list[str], pauses: list[float], readers: list[tuple[bool, float, float, int]], trio: bool
 ) -> None:
-    """Slow, paced, merging or late: the text is the same, and so are the events of those that don't merge."""
+    """The text is the same for slow, paced, merging and late readers. Readers that don't merge get the same
+    events.
+    """
     events = reply(*texts)
     got: list[list[TurnEvent | StreamReset[TurnEvent]]] = [[] for _ in readers]
 
@@ -293,7 +297,7 @@ def test_whatever_their_speed_all_readers_read_the_same(
 
 
 async def test_the_streams_are_listed_with_their_readers() -> None:
-    """Open ones, then those that are over, with how far each reader is behind."""
+    """The list has open streams first, then closed ones, with the lag of each reader."""
     clock = FakeClock()
     channel = StreamChannel(clock=clock, retain_seconds=60)
     filled(channel.open("over"), reply("a"))
@@ -312,8 +316,10 @@ async def test_the_streams_are_listed_with_their_readers() -> None:
     assert folded.bytes > 0
 
 
-async def test_the_list_says_whose_stream_it_is_and_how_long_it_took() -> None:
-    """Session, model and times, while it is open, kept, folded, and after one of its id was forgotten."""
+async def test_the_list_has_session_model_and_times() -> None:
+    """The list has session, model and times of an open, kept or folded stream. A new stream with the id of a
+    discarded one has its own values.
+    """
     clock = FakeClock()
     channel = StreamChannel(clock=clock, retain_seconds=60)
     log = channel.open("one", session_id="ses_1", model="s:m")
@@ -336,8 +342,8 @@ async def test_the_list_says_whose_stream_it_is_and_how_long_it_took() -> None:
     assert channel.streams() == ()
 
 
-async def test_a_log_that_jumps_resets_who_was_behind() -> None:
-    """Readers of the part that was skipped begin anew with the snapshot; a new one gets it from the start."""
+async def test_a_jump_resets_the_readers_that_are_behind() -> None:
+    """A reader of the skipped part restarts with the snapshot. A new reader gets the snapshot at its start."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     events = reply("a", "b", "c")
     log.extend(events[:2])
@@ -362,7 +368,7 @@ async def test_a_log_jumps_forward_only() -> None:
 
 
 async def test_an_error_of_the_log_is_raised_at_its_end() -> None:
-    """Everything that came is read before; afterwards the reader is at its end."""
+    """The reader first gets all events. After the error, the reader is at its end."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     log.append(TextDelta("a"))
     log.close(LookupError("gone"))
@@ -373,8 +379,8 @@ async def test_an_error_of_the_log_is_raised_at_its_end() -> None:
     assert await read(reader) == []
 
 
-async def test_a_notice_is_given_once_and_wakes_nobody_less() -> None:
-    """At the next append, for all that follow until it is wanted again; readers wait beside it."""
+async def test_a_notice_comes_once_and_does_not_delay_readers() -> None:
+    """The notice comes at the next append, once for each notify(). It does not delay the readers that wait."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     noticed: list[int] = []
     reader = log.reader()
@@ -396,7 +402,7 @@ async def test_a_notice_is_given_once_and_wakes_nobody_less() -> None:
 
 
 async def test_a_discarded_log_is_forgotten_and_still_read() -> None:
-    """Its id may be used again."""
+    """A new stream can use the id of a discarded one."""
     channel = StreamChannel(clock=FakeClock())
     log = channel.open("s")
     log.append(TextDelta("a"))
@@ -412,11 +418,13 @@ async def test_a_discarded_log_is_forgotten_and_still_read() -> None:
     assert channel.statistics().closed_bytes == 0
 
 
-# -- Streams become small: merged deltas, folded messages, and how many closed ones are kept.
+# -- Small streams: merged deltas, folded messages, and the number of closed streams that are kept.
 
 
 def test_only_adjacent_deltas_of_one_block_are_merged() -> None:
-    """Not across blocks, messages, kinds, or a signature; and the seq is that of the last that went in."""
+    """Deltas are not merged across blocks, messages, kinds or a signature. The seq is that of the last merged
+    delta.
+    """
     events = [
         TextDelta("a", 0, "m"), TextDelta("b", 0, "m"), TextDelta("c", 1, "m"), TextDelta("d", 1, "n"),
         ThinkingDelta("e", None, 1, "n"), ThinkingDelta("f", "sig", 1, "n"), ThinkingDelta("g", None, 1, "n"),
@@ -436,19 +444,21 @@ def test_only_adjacent_deltas_of_one_block_are_merged() -> None:
 
 
 def test_a_merged_delta_stays_below_its_limit() -> None:
-    """16 KiB is where a merged delta ends and the next begins; a single bigger one stays whole."""
+    """A merged delta ends at 16 KiB, and the next begins. A single larger delta is not split."""
     merged, _ = coalesce([TextDelta("x" * 6000) for _ in range(10)] + [TextDelta("y" * 20000)], 0)
     assert [len(event.text) for event in merged if isinstance(event, TextDelta)] == [12000] * 5 + [20000]
 
 
 def test_a_finished_message_folds_to_its_start_and_end() -> None:
-    """What its deltas add up to is in the MessageComplete; tools and steps around it stay."""
+    """The MessageComplete has the sum of the deltas. Tools and steps around the message stay."""
     events = reply("a", "b")
     assert fold(events) == (events[0], events[-2], events[-1])
 
 
-def test_what_is_told_beside_the_content_is_for_those_who_were_there() -> None:
-    """It folds to nothing, between two deltas of an unfinished message too; until then it weighs what it holds."""
+def test_provider_events_are_dropped_when_a_message_is_folded() -> None:
+    """A provider event folds to nothing, also between two deltas of an unfinished message. Before, its weight is
+    counted.
+    """
     picture = ProviderEvent("partial_image", {"b64": "x" * 10_000}, "m")
     events = [MessageStart("m"), picture, TextDelta("a", 0, "m"), picture, TextDelta("b", 0, "m")]
     assert fold(events) == (MessageStart("m"), TextDelta("ab", 0, "m"))
@@ -456,7 +466,7 @@ def test_what_is_told_beside_the_content_is_for_those_who_were_there() -> None:
 
 
 def test_an_unfinished_message_folds_to_one_delta_per_block() -> None:
-    """Text, thinking and arguments are joined; folding again changes nothing but what is new."""
+    """Text, thinking and arguments are joined. A second fold only changes the new events."""
     events: list[TurnEvent] = [
         MessageStart("m"), ThinkingDelta("a", None, 0, "m"), ThinkingDelta("b", "sig", 0, "m"),
         ToolUseStart("t", "tool", 1, "m"), ToolUseInputDelta("t", '{"a"', 1, "m"),
@@ -475,8 +485,8 @@ def test_an_unfinished_message_folds_to_one_delta_per_block() -> None:
     assert fold((*folded, TextDelta("e", 2, "m")))[-1] == TextDelta("cde", 2, "m")
 
 
-def test_weight_follows_what_an_event_keeps_alive() -> None:
-    """Text, arguments and whole blocks count; nothing weighs nothing."""
+def test_the_weight_of_an_event_is_that_of_its_content() -> None:
+    """The weight has the length of text, arguments and whole blocks. An event without content weighs nothing."""
     blocks = (
         TextBlock("x" * 1000),
         ThinkingBlock("x" * 1000),
@@ -494,7 +504,9 @@ def test_weight_follows_what_an_event_keeps_alive() -> None:
 
 
 async def test_a_huge_stream_folds_and_a_reader_behind_is_reset() -> None:
-    """Above 8 MiB the oldest is folded; the call goes on, and a slow reader still gets the whole text."""
+    """Above 8 MiB, the oldest events are folded. The call continues, and a slow reader still gets the whole
+    text.
+    """
     log: StreamLog[TurnEvent] = StreamLog("s")
     slow, quick = log.reader(), log.reader()
     log.append(MessageStart("m"))
@@ -521,10 +533,12 @@ async def test_a_huge_stream_folds_and_a_reader_behind_is_reset() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 300])
 def test_a_stream_is_folded_at_its_bound_and_not_before(at_once: int) -> None:
-    """Whether events come singly or several at once; half of what the bound allows then stays whole."""
+    """A stream is folded at the same size if events come singly or in batches. Half of the limit stays
+    unfolded.
+    """
     log: StreamLog[TurnEvent] = StreamLog("s")
     delta = TextDelta("x" * 1000, 0, "m")
-    slack = (512 + at_once) * weigh(delta)  # between two weighings
+    slack = (512 + at_once) * weigh(delta)  # the size between two checks
     folds, before = 0, 0
     while log.next_seq * weigh(delta) < 4 * FOLD_ABOVE_BYTES:
         if at_once == 1:
@@ -542,7 +556,7 @@ def test_a_stream_is_folded_at_its_bound_and_not_before(at_once: int) -> None:
 
 
 async def test_a_finished_stream_is_kept_whole_and_then_folded() -> None:
-    """For 60 s a late reader gets every event; after that, one reset with what they say."""
+    """For 60 s, a late reader gets every event. After that, it gets one reset with the same content."""
     clock = FakeClock()
     channel = StreamChannel(clock=clock)
     events = reply("a", "b")
@@ -560,7 +574,7 @@ async def test_a_finished_stream_is_kept_whole_and_then_folded() -> None:
 
 
 async def test_closed_streams_are_bounded_by_bytes_least_recently_used_first() -> None:
-    """Over the limit the oldest are folded early, then evicted; one that was just used stays."""
+    """Above the limit, the oldest streams are folded early, then removed. A stream that was just read stays."""
     clock = FakeClock()
     channel = StreamChannel(clock=clock, retain_seconds=60, max_bytes=40_000)
     for name in "abc":

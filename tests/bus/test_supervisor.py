@@ -42,7 +42,7 @@ RESTARTS: tuple[RestartType, ...] = ("permanent", "transient", "temporary")
 
 
 def fail() -> None:
-    """A start that fails."""
+    """Fail to start."""
     raise Boom("no start")
 
 
@@ -50,7 +50,9 @@ def fail() -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("exit_", ["normal", "crash", "stopped"])
 async def test_the_restart_matrix(world: World, strategy: Strategy, restart: RestartType, exit_: str) -> None:
-    """Restart type, kind of exit and strategy together say who lives on, and in which order."""
+    """Restart type, kind of exit and strategy together decide which children run afterwards, and in which
+    order.
+    """
     async with world.supervisor(strategy) as supervisor:
         refs = [await supervisor.start_child(world.spec(name, restart=restart)) for name in "abc"]
         world.fresh_log()
@@ -80,7 +82,9 @@ async def test_the_restart_matrix(world: World, strategy: Strategy, restart: Res
 
 
 async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
-    """one_for_all stops a temporary child with the others and leaves it so; its ref says it has stopped."""
+    """one_for_all also stops a temporary child and does not restart it. Its ref reports that the child has
+    stopped.
+    """
     async with world.children("a", strategy="one_for_all") as (supervisor, (a,)):
         b = await supervisor.start_child(world.spec("b", restart="temporary"))
         a.tell("crash")
@@ -95,8 +99,8 @@ async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
         ]
 
 
-async def test_the_statistics_remember_the_last_crash(world: World) -> None:
-    """Its exception and its time stay after the restart; a child that never crashed has none."""
+async def test_the_statistics_have_the_last_crash(world: World) -> None:
+    """The last exception and its time stay after a restart. They are None for a child that never crashed."""
     async with world.children("a", "b") as (supervisor, (a, _)):
         a.tell("crash")
         await settle()
@@ -106,8 +110,8 @@ async def test_the_statistics_remember_the_last_crash(world: World) -> None:
         assert (healthy.last_crash, healthy.crashed_us) == (None, None)
 
 
-async def test_a_stopped_sibling_is_left_in_peace(world: World) -> None:
-    """A child that was stopped on purpose is not brought back by another's crash."""
+async def test_a_stopped_sibling_stays_stopped(world: World) -> None:
+    """A crash of another child does not restart a child that was stopped on purpose."""
     async with world.children("a", "b", strategy="one_for_all") as (supervisor, (a, b)):
         await supervisor.stop_child("b")
         a.tell("crash")
@@ -115,8 +119,8 @@ async def test_a_stopped_sibling_is_left_in_peace(world: World) -> None:
         assert (a.running, b.running) == (True, False)
 
 
-async def test_the_limit_trips_although_the_backoff_is_on(world: World) -> None:
-    """Five failures in a row are the end, however far the backoff spreads them; the waits double."""
+async def test_the_limit_applies_however_long_the_delays_are(world: World) -> None:
+    """After five failures in a row, the supervisor gives up, however long the delays are. Each delay doubles."""
     world.clock.randomness = 1.0 - 1e-12
     starts: list[float] = []
     async with world.supervisor() as supervisor:
@@ -135,8 +139,8 @@ async def test_the_limit_trips_although_the_backoff_is_on(world: World) -> None:
         assert world.taken()[-3:] == ["a restarted 4", "a crashed 5", "a stopped: restart limit"]
 
 
-async def test_a_healthy_life_starts_a_new_row(world: World) -> None:
-    """A child that lives for healthy_after between its crashes is restarted for ever."""
+async def test_a_healthy_run_resets_the_count_of_failures(world: World) -> None:
+    """If a child runs for healthy_after between its crashes, it is always restarted."""
     policy = RestartPolicy(max_failures=2, healthy_after=10)
     async with world.children("a", policy=policy) as (supervisor, (ref,)):
         for _ in range(6):
@@ -149,7 +153,7 @@ async def test_a_healthy_life_starts_a_new_row(world: World) -> None:
 
 
 async def test_a_start_that_keeps_failing_ends(world: World) -> None:
-    """Failing starts count like crashes, and messages that waited are settled at the end."""
+    """Failed starts count like crashes. At the end, every waiting message is settled."""
     answers: list[Exception] = []
 
     async def ask(ref: ActorRef) -> None:
@@ -173,8 +177,8 @@ async def test_a_start_that_keeps_failing_ends(world: World) -> None:
         assert world.log.count("stop a") == 1
 
 
-async def test_a_first_start_that_fails_is_the_callers(world: World) -> None:
-    """start_child raises what started() raised, adds nothing, and can be called again."""
+async def test_start_child_raises_the_error_of_the_first_start(world: World) -> None:
+    """start_child raises the error of started() and adds no child. A second call can succeed."""
 
     world.on_start["a"] = fail
     async with world.supervisor() as supervisor:
@@ -189,8 +193,10 @@ async def test_a_first_start_that_fails_is_the_callers(world: World) -> None:
             await supervisor.start_child(world.spec("a"))
 
 
-async def test_a_stopped_child_is_revived_afresh(world: World) -> None:
-    """restart_child starts it with no failures counted, under the same ref; it leaves a running one alone."""
+async def test_a_stopped_child_is_restarted_without_its_failures(world: World) -> None:
+    """restart_child starts the child under the same ref with no failures counted. A running child is not
+    changed.
+    """
     policy = RestartPolicy(max_failures=2)
     async with world.supervisor() as supervisor:
         ref = await supervisor.start_child(world.spec("a", policy=policy, on_limit="stop"))
@@ -216,7 +222,7 @@ async def test_a_stopped_child_is_revived_afresh(world: World) -> None:
 
 
 async def test_a_child_can_be_stopped_while_it_waits_for_its_restart(world: World) -> None:
-    """The pause before a restart is no hold on the child: stopped is stopped."""
+    """A child that is stopped during the delay before its restart stays stopped."""
     async with world.children("a") as (supervisor, (ref,)):
         ref.tell("crash")
         await anyio.sleep(0.01)
@@ -228,7 +234,9 @@ async def test_a_child_can_be_stopped_while_it_waits_for_its_restart(world: Worl
 
 
 async def test_a_nested_supervisor_that_gives_up_is_restarted_with_its_children(world: World) -> None:
-    """Escalation is a crash to the parent: the subtree comes up again in order, and the refs stay valid."""
+    """For the parent, this is a crash: the nested supervisor's children start again in order, and refs stay
+    valid.
+    """
     async with world.children("outside") as (root, (outside,)):
         nested = await root.start_supervisor("nested", policy=RestartPolicy(max_failures=2))
         a = await nested.start_child(world.spec("a"))
@@ -254,7 +262,7 @@ async def test_a_nested_supervisor_that_gives_up_is_restarted_with_its_children(
 
 
 async def test_escalation_climbs_to_the_root(world: World) -> None:
-    """A nested supervisor that never comes right brings the root down, with the reason."""
+    """If a nested supervisor keeps failing, the root gives up too, with the same reason."""
     strict = RestartPolicy(max_failures=1)
     root = Supervisor("root", bus=world.bus, policy=strict)
     with pytest.raises(ExceptionGroup) as caught:
@@ -267,8 +275,8 @@ async def test_escalation_climbs_to_the_root(world: World) -> None:
     assert "a ended 1 times" in str(caught.value.exceptions[0])
 
 
-async def test_two_crashes_at_once_are_one_restart_of_the_group(world: World) -> None:
-    """Under one_for_all a second child that crashes meanwhile is restarted once, with the others."""
+async def test_two_simultaneous_crashes_cause_one_restart_of_the_group(world: World) -> None:
+    """Under one_for_all, a second child that crashes during the restart is restarted once, with the others."""
     async with world.supervisor("one_for_all") as supervisor:
         refs = [await supervisor.start_child(world.spec(name)) for name in "abc"]
         refs[0].tell("crash")
@@ -279,7 +287,7 @@ async def test_two_crashes_at_once_are_one_restart_of_the_group(world: World) ->
 
 
 async def test_a_sibling_that_fails_to_restart_starts_the_round_again(world: World) -> None:
-    """OTP's 'other child fails to restart': its failure counts for itself, and the round begins anew."""
+    """As in OTP, the failure of the sibling counts for the sibling, and the restart of the group begins again."""
     fails = [True, True, False]
 
     def fail_twice() -> None:
@@ -299,7 +307,7 @@ async def test_a_sibling_that_fails_to_restart_starts_the_round_again(world: Wor
 
 
 async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:
-    """A second run() at the same time is a mistake; one after the other brings the children back."""
+    """A second run() at the same time raises an error. A run() after the first starts the children again."""
     supervisor = Supervisor("root", bus=world.bus)
     async with anyio.create_task_group() as group:
         await group.start(supervisor.run)
@@ -323,7 +331,7 @@ async def test_unknown_children_are_named_with_the_known(world: World) -> None:
 
 
 async def test_a_crash_on_the_very_first_message_is_restarted(world: World) -> None:
-    """A child may crash before whoever started it has looked; events and restarts are the same as later."""
+    """A child can crash before its parent's next step. The events and the restart are the same as later."""
 
     class Eager(Actor):
         async def started(self, context: ActorContext) -> None:
@@ -365,14 +373,16 @@ CHAOS: list[object] = ["crash", "exit", "hello", ("sleep", 0.3), ("sleep", 40.0)
     seed=st.integers(0, 1000),
     trio=st.booleans(),
 )
-def test_whatever_happens_every_ask_ends_and_the_stop_is_clean(
+def test_every_ask_ends_and_the_stop_is_clean(
     strategy: Strategy,
     script: list[tuple[int, object, float]],
     restarts: tuple[RestartType, RestartType, RestartType],
     seed: int,
     trio: bool,
 ) -> None:
-    """Random crashes, exits, stops and revivals: each ask and each task ends, and nothing is left running."""
+    """Children crash, exit, stop and restart at random. Every ask and task ends, and at the end no task is
+    left.
+    """
     world = World()
     world.clock.random = random.Random(seed).random  # type: ignore[method-assign]
     ended: list[bool] = []
@@ -414,17 +424,17 @@ def test_whatever_happens_every_ask_ends_and_the_stop_is_clean(
     run_virtual(scenario, "virtual-trio" if trio else "virtual-asyncio")
 
 
-# -- Supervisors: in which order things stop, and what does not want to.
+# -- Stopping: the order, and tasks that don't stop.
 
 
 async def stubborn(seconds: float) -> None:
-    """Doesn't stop for so long, whoever cancels it."""
+    """Keep running for some seconds, even if the task is cancelled."""
     with anyio.CancelScope(shield=True):
         await anyio.sleep(seconds)
 
 
 async def test_children_stop_in_reverse_order(world: World) -> None:
-    """What was started last, and may rely on the others, goes first."""
+    """The last started child stops first, because it may use the others."""
     async with world.supervisor() as supervisor:
         for name in "abc":
             await supervisor.start_child(world.spec(name))
@@ -436,8 +446,8 @@ async def test_children_stop_in_reverse_order(world: World) -> None:
     assert (await supervisor.stop()).clean
 
 
-async def test_messages_that_nobody_got_to_are_counted(world: World) -> None:
-    """A shutdown says how many told messages were lost."""
+async def test_unhandled_messages_are_counted(world: World) -> None:
+    """A stop reports how many messages sent with tell() were lost."""
     async with world.children("a") as (supervisor, (ref,)):
         ref.tell(("sleep", 1.0))
         await anyio.sleep(0.1)
@@ -449,7 +459,7 @@ async def test_messages_that_nobody_got_to_are_counted(world: World) -> None:
 
 @on_both
 async def test_a_cancelled_host_still_stops_in_order(world: World) -> None:
-    """Cancelling the host's task group does not tear all children down at once."""
+    """If the host's task group is cancelled, the children still stop one after the other."""
 
     async def slow() -> None:
         try:
@@ -471,8 +481,8 @@ async def test_a_cancelled_host_still_stops_in_order(world: World) -> None:
     assert world.log == ["task done", "stop c", "stop b", "stop a"]
 
 
-async def test_giving_up_stops_everything_and_is_told(world: World) -> None:
-    """At the limit a supervisor stops all its children in reverse order, and run() raises with the reason."""
+async def test_giving_up_stops_all_children_and_raises(world: World) -> None:
+    """At the limit, a supervisor stops its children in reverse order. run() raises with the reason."""
     supervisor = Supervisor("root", bus=world.bus, policy=RestartPolicy(max_failures=1))
     with pytest.raises(ExceptionGroup) as caught:
         async with anyio.create_task_group() as group:
@@ -492,10 +502,12 @@ async def test_giving_up_stops_everything_and_is_told(world: World) -> None:
     ]
 
 
-async def test_a_task_that_will_not_stop_is_named_and_waited_for(
+async def test_a_task_that_does_not_stop_is_reported_and_awaited(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After 5 s and 1 s stop() returns with its name; its stack is logged every 5 s; run() waits for it."""
+    """stop() returns after 5 s and 1 s with the task's name. The stack is logged every 5 s, and run() waits for
+    the task.
+    """
     from callboard.bus.actors import child as module
 
     logged: list[tuple[float, object, str]] = []
@@ -522,8 +534,10 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
     assert world.log == ["start a", "start b", "stop b", "stop a"]
 
 
-async def test_a_task_that_holds_up_a_restart_is_named(world: World) -> None:
-    """A crashed actor waits for its tasks; one that does not end is reported, and the restart follows its end."""
+async def test_a_task_that_delays_a_restart_is_reported(world: World) -> None:
+    """A crashed actor waits for its tasks. A task that does not end is reported, and the restart follows its
+    end.
+    """
 
     async with world.children("a") as (supervisor, (ref,)):
         ref.spawn(stubborn, 20, name="stubborn")
@@ -537,8 +551,10 @@ async def test_a_task_that_holds_up_a_restart_is_named(world: World) -> None:
         assert supervisor.statistics().stuck == ()
 
 
-async def test_the_budget_is_for_all_of_them_together(world: World) -> None:
-    """When the budget of stop() is over, the rest is cancelled without grace."""
+async def test_all_children_share_one_time_limit(world: World) -> None:
+    """The children share the time limit of stop(). When it is over, the remaining children are cancelled
+    immediately.
+    """
     async with world.supervisor() as supervisor:
         for name in "abc":
             ref = await supervisor.start_child(world.spec(name))
@@ -551,7 +567,7 @@ async def test_the_budget_is_for_all_of_them_together(world: World) -> None:
 
 
 async def test_a_nested_stuck_task_reaches_the_roots_report(world: World) -> None:
-    """What is stuck below a nested supervisor is in the report of the one that was stopped."""
+    """The report of the root lists tasks of nested supervisors that don't end."""
 
     async with world.supervisor() as root:
         nested = await root.start_supervisor("nested")
@@ -563,14 +579,14 @@ async def test_a_nested_stuck_task_reaches_the_roots_report(world: World) -> Non
 
 
 async def test_stopping_while_a_child_starts(world: World) -> None:
-    """A start that hangs does not hold up a stop, and whoever waited for it is told."""
-    told: list[Exception] = []
+    """A start that hangs does not delay a stop. The caller of start_child gets an error."""
+    errors: list[Exception] = []
 
     async def start(supervisor: Supervisor) -> None:
         try:
             await supervisor.start_child(spec)
         except ActorStopped as error:
-            told.append(error)
+            errors.append(error)
 
     class Hangs(Actor):
         async def started(self, context: ActorContext) -> None:
@@ -581,7 +597,7 @@ async def test_stopping_while_a_child_starts(world: World) -> None:
         group.start_soon(start, supervisor)
         await anyio.wait_all_tasks_blocked()
         assert (await supervisor.stop()).clean
-    assert len(told) == 1
+    assert len(errors) == 1
     async with world.supervisor() as supervisor:
         with anyio.move_on_after(1) as limit:
             await supervisor.start_child(spec)
@@ -590,8 +606,8 @@ async def test_stopping_while_a_child_starts(world: World) -> None:
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_stopping_in_the_moment_of_a_restart_is_no_failure(world: World, steps: int) -> None:
-    """However far a stop has come when a backoff ends, nothing is restarted any more and `run` raises nothing."""
+def test_stopping_at_the_time_of_a_restart_is_no_failure(world: World, steps: int) -> None:
+    """If a delay ends during a stop, no child is restarted and `run` raises nothing."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

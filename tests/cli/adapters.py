@@ -1,4 +1,4 @@
-"""Adapters for chats under test, named in a models.yaml as `tests.cli.adapters:Parrot` and the like."""
+"""Adapters for chats in tests. A models.yaml names such an adapter, for example as `tests.cli.adapters:Parrot`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .faulty_day import HOSTILE
 
 
 class Parrot(ScriptedAdapter):
-    """Says how long the conversation is and what was said last."""
+    """Replies with the number of messages in the request and the text of the last message."""
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say(f"{self.name} heard {len(request.messages)} messages, ", f"last: {request.messages[-1].text}")
 
 
 class Endless(ScriptedAdapter):
-    """Begins to answer, and goes on only if it is asked for something else than a story."""
+    """Stops in the middle of a story, and answers every other request with the history."""
 
     def say(self, request: CanonicalRequest) -> Say:
         if request.messages[-1].text != "Tell me a story.":
@@ -41,21 +41,23 @@ class Broken(ScriptedAdapter):
 
 
 class Misplaced(ScriptedAdapter):
-    """Finds when it starts that it can't work as it is configured."""
+    """Raises ConfigurationError when it starts."""
 
     async def initialize(self) -> None:
         raise ConfigurationError("misplaced: there is no such file")
 
 
 class Rude(ScriptedAdapter):
-    """Tries to steer the terminal."""
+    """Replies with control characters that would steer a terminal."""
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say("a\x1b[2Jb\x07c", "\x9b31md")
 
 
 class Obedient(ScriptedAdapter):
-    """Does what the last message asks for: `say TEXT`, `call TOOL JSON`, or `what` it was asked."""
+    """Does what the last message says: `say TEXT`, `call TOOL JSON`, or `what` for a description of the
+    request.
+    """
 
     def say(self, request: CanonicalRequest) -> Say:
         last = request.messages[-1]
@@ -76,7 +78,7 @@ class Obedient(ScriptedAdapter):
 
 
 class Hostile(ScriptedAdapter):
-    """Fails every call, in words that try to steer the terminal."""
+    """Fails every call. Its error messages contain control characters and markup."""
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say(fails=ServerError(HOSTILE, retryable=False))
@@ -100,7 +102,7 @@ def _stop_after(steps: int) -> Callable[[], Awaitable[object]]:
 
 
 class PoorEmbedder(ScriptedAdapter):
-    """Embeds one text at a time, but for one that it doesn't like."""
+    """Accepts one text for each call, and refuses the text "bad"."""
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
@@ -114,7 +116,7 @@ class PoorEmbedder(ScriptedAdapter):
 
 
 class PlainEmbedder(ScriptedAdapter):
-    """Embeds what it is asked, and warns that it knows no input types."""
+    """Embeds every text, and warns that it drops `input_type`."""
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None

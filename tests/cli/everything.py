@@ -1,6 +1,6 @@
-"""Importing this module imports everything that commands need: once, in the process that forks for each command.
+"""Imports every module that a command needs, once, in the process that forks for each command.
 
-That a command also starts from nothing, and ends, is shown by the book's pages and by `running.start`.
+The book's pages and `running.start` also start commands in new processes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WITHIN = (
     *("prompt_toolkit.input.vt100", "prompt_toolkit.key_binding.bindings.search", "prompt_toolkit.patch_stdout"),
     "tests.cli.adapters",
 )
-"""What our modules, those of libraries, and the configuration of tests import within functions."""
+"""Modules that functions of Callboard, of libraries, and of the tests' configuration import."""
 
 for room in (bus, adapters, tracestore, engine):
     for module in walk_packages(room.__path__, f"{room.__name__}."):
         if not module.name.endswith("__main__") and "callboard.adapters.conformance" not in module.name:
-            with contextlib.suppress(ModuleNotFoundError):  # of a library that is not installed
+            with contextlib.suppress(ModuleNotFoundError):  # The module needs a library that is not installed.
                 import_module(module.name)
 for name in WITHIN:
     with contextlib.suppress(ModuleNotFoundError):
         import_module(name)
-PriceTable.default()  # cached, because reading it takes as long as a command
+PriceTable.default()  # The table is cached, because reading it takes as long as a command.

@@ -1,4 +1,4 @@
-"""A trace of a day with faults: all possible rows of calls, and difficult texts in them."""
+"""A trace of a day with faults: every kind of call row, with texts that are difficult to show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOSTILE = (
     "a\x1b[2Jb\x1b]0;owned\x07c\x9b31md\x85e\x7ff \u202egpj.exe\u2066x\u2069 g\u2028h\ufeff\U000e0041 "
     "[bold red]i[/] <script>alert('j')</script> & \"k\", =cmd|'l'!A1\r\nm\tn\x00o {p} %s"
 )
-"""Escapes, directions, hidden characters, line breaks, and the markup of rich, HTML, CSV and format strings."""
+"""Escape sequences, hidden characters, line breaks, and markup of rich, HTML, CSV and format strings."""
 
 SESSIONS = ("ses_hostile", "ses_captured", f"ses_{HOSTILE}", "")
 LONG = "long-name-" * 30
@@ -54,7 +54,7 @@ MODELS = (
 
 
 def make_faulty_day(store: Store, prices: Path) -> None:
-    """Write the day into a store."""
+    """Write the day's events to a store."""
     anyio.run(_make, store, prices)
 
 
@@ -79,7 +79,7 @@ def _day(make: Maker) -> Iterator[Envelope]:
 
 
 def _after(make: Maker) -> Iterator[Envelope]:
-    """What comes after the repricings and after content was forgotten: of another run, which is lost."""
+    """Events of a later run, which is lost. This run comes after the repricings and after content was deleted."""
     later = T0 + 20 * DAY_US
     yield make(SessionCreated(model=MODELS[0]), session_id="ses_captured", ts_us=later)
     for envelope in _conversation(make, "ses_captured"):
@@ -88,7 +88,7 @@ def _after(make: Maker) -> Iterator[Envelope]:
 
 
 def _calls(make: Maker) -> Iterator[Envelope]:
-    """Ended in every way, over every model, with every kind of usage and cost."""
+    """Calls with every kind of end, model, usage and cost."""
     for number, (usage, cost) in enumerate(_amounts()):
         model, request = MODELS[number % len(MODELS)], f"req_{number}"
         ids = {"session_id": SESSIONS[number % len(SESSIONS)], "tags": {"team": HOSTILE, HOSTILE: "", "n": "1"}}
@@ -170,7 +170,7 @@ def _events(make: Maker) -> Iterator[Envelope]:
 
 
 def _conversation(make: Maker, session: str) -> Iterator[Envelope]:
-    """A whole one, with content: what is captured."""
+    """A conversation whose content is captured."""
     setup = SessionSetup(model=MODELS[0], system_prompt=HOSTILE)
     yield make(SessionConfigured(history=0, begins=True, setup=setup), session_id=session)
     metadata = MessageMetadata(
@@ -181,10 +181,10 @@ def _conversation(make: Maker, session: str) -> Iterator[Envelope]:
         stop_reason=StopReason.TOOL_USE,
         raw_stop_reason=HOSTILE,
     )
-    asked = ToolUseBlock("tu_1", f"tool_{HOSTILE}", {"path": HOSTILE, "half": "\ud800"})
+    tool_use = ToolUseBlock("tu_1", f"tool_{HOSTILE}", {"path": HOSTILE, "half": "\ud800"})
     said = (
         Message(Role.USER, (TextBlock(f"{HOSTILE} \ud800"), ImageBlock(data=b"\x89PNG", media_type=HOSTILE))),
-        Message(Role.ASSISTANT, (TextBlock(HOSTILE), asked), metadata=metadata),
+        Message(Role.ASSISTANT, (TextBlock(HOSTILE), tool_use), metadata=metadata),
         Message(Role.TOOL, (ToolResultBlock("tu_1", HOSTILE, is_error=True),)),
     )
     for position, message in enumerate(said):

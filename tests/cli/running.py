@@ -1,4 +1,4 @@
-"""Commands in processes of their own, and their files."""
+"""Run commands in separate processes, and make their files."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ def start(
     program: str = COMMAND,
     **streams: int,
 ) -> subprocess.Popen[Any]:
-    """Start a command, with all three streams piped unless `streams` names others.
+    """Start a command. All three streams are pipes unless `streams` names others.
 
     Args:
-        arguments: Its words.
-        home: Its home folder.
-        without: A library that it does not find.
-        more: Further variables of its environment.
-        session: Whether it starts a session, so that it has no terminal of its own.
-        text: Whether its streams are of text.
+        arguments: The command's arguments.
+        home: The command's home folder.
+        without: A library that the command can't import.
+        more: Further environment variables.
+        session: Whether the process starts a session, so that it has no controlling terminal.
+        text: Whether the streams are text.
         program: The text of the program that runs the command.
-        streams: Open files in place of pipes.
+        streams: Open files, in place of pipes.
     """
     variables = {**environment(home), **(more or {})}
     if can_fork():
@@ -104,14 +104,14 @@ def call(
     more: Mapping[str, str] | None = None,
     exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command from start to end."""
+    """Run a command to its end."""
     done = _ended(start(*arguments, home=home, without=without, more=more), said)
     assert exits in (None, done.returncode), done.stdout + done.stderr
     return done
 
 
 def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """A command that writes to an open file, such as a pipe or a device."""
+    """Run a command that writes to an open file, such as a pipe or a device."""
     return _ended(start(*arguments, home=home, stdout=stdout), "")
 
 
@@ -128,9 +128,10 @@ def _ended(process: subprocess.Popen[bytes], said: str) -> subprocess.CompletedP
 def at_terminal(
     *arguments: str, home: Path, on: str = "stdin stdout stderr", typed: str = "", after: str = "", **more: str
 ) -> tuple[int, str, str]:
-    """A command with these streams at a terminal: its exit code, what the terminal shows, and its other output.
+    """Run a command at a terminal. Return its exit code, the terminal's text, and its other output.
 
-    `typed` is typed when the text `after` is there. `more` are variables of its environment.
+    `on` names the streams at the terminal. `typed` is typed when the terminal shows `after`. `more` has
+    environment variables.
     """
     ours, theirs = pty.openpty()
     streams = {name: theirs if name in on.split() else subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
@@ -140,7 +141,7 @@ def at_terminal(
         if process.stdin is not None:
             process.stdin.close()
         shown = b""
-        with contextlib.suppress(OSError):  # how a terminal ends on Linux
+        with contextlib.suppress(OSError):  # A terminal ends with OSError on Linux.
             while piece := os.read(ours, 65536):
                 shown += piece
                 if typed and after.encode() in shown:
@@ -153,21 +154,23 @@ def at_terminal(
 
 
 def read_until(process: subprocess.Popen[bytes], text: str) -> str:
-    """What the command writes, until that includes `text`."""
+    """Return the command's output up to `text`."""
     seen = b""
     give_up = time.monotonic() + PATIENCE_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while text.encode() not in seen:
-            assert selector.select(max(0.0, give_up - time.monotonic())), f"never wrote {text!r}, only {seen!r}"
+            assert selector.select(max(0.0, give_up - time.monotonic())), (
+                f"the command did not write {text!r}, only {seen!r}"
+            )
             piece = os.read(process.stdout.fileno(), 65536)
-            assert piece, f"ended without {text!r}, after {seen!r}"
+            assert piece, f"the command ended without {text!r}, after {seen!r}"
             seen += piece
     return seen.decode()
 
 
 def make_trace(path: Path) -> None:
-    """A trace file of three calls on two models, the last of which failed."""
+    """Write a trace file of three calls on two models. The last call fails."""
 
     async def work() -> None:
         broken = Say(fails=ServerError("no", retryable=False))

@@ -1,4 +1,4 @@
-"""`callboard ask`: the reply is on stdout and everything else on stderr, for all kinds of streams."""
+"""`callboard ask`: the reply is on stdout and everything else is on stderr, for all kinds of streams."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .running import CHECKOUT, at_terminal, call, call_into, environment, read_u
 ASK = (sys.executable, "-m", "callboard", "ask")
 
 
-def test_a_pipe_is_one_prompt_and_stands_before_what_is_said(talkative: Path) -> None:
-    """All its lines; the reply ends with one line break."""
+def test_a_pipe_is_one_prompt_and_comes_before_the_question(talkative: Path) -> None:
+    """The prompt has all lines of the pipe. The reply ends with one line break."""
     assert call("ask", home=talkative, said="a\nb\n", exits=0).stdout == "one heard 1 messages, last: a\nb\n"
     done = call("ask", "What", "is it?", home=talkative, said="a diff\n", exits=0)
     assert done.stdout == "one heard 1 messages, last: a diff\n\nWhat is it?\n"
     assert done.stderr == ""
 
 
-def test_nothing_to_ask_and_what_is_no_text_are_badly_asked(talkative: Path) -> None:
-    """One line each, exit code 2, nothing on stdout."""
+def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Path) -> None:
+    """The command prints one line and nothing on stdout, and exits with 2."""
     for words, said in (
         ((), "no question"),
         (("-c", "x"), "no conversation to continue"),
@@ -49,8 +49,10 @@ def test_nothing_to_ask_and_what_is_no_text_are_badly_asked(talkative: Path) -> 
     assert b"Attach it with -a -" in err
 
 
-def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talkative: Path) -> None:
-    """From another process; another model may take over; a session may be named by an id of one's own."""
+def test_the_last_conversation_continues_with_its_model_and_its_system_prompt(talkative: Path) -> None:
+    """Another process continues the conversation. Another model can continue it, and `--session` names a
+    session.
+    """
     call("ask", "-m", "obedient:m", "-s", "be kind", "what", home=talkative, exits=0)
     assert call("ask", "-c", "what", home=talkative, exits=0).stdout == "TextBlock|be kind|None|\n"
     done = call("ask", "-c", "-m", "first", "go on", home=talkative, exits=0)
@@ -62,14 +64,16 @@ def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talk
 
 
 def test_an_option_is_two_words_or_one_with_an_equals_sign(talkative: Path) -> None:
-    """The word that follows is the question, and not the option's value."""
+    """In each form, the word after the option is the question."""
     for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
         done = call("ask", "-m", "obedient:m", "-s", "short", *words.split(), "what", home=talkative, exits=0)
         assert done.stdout == "TextBlock|short|0.5|\n"
 
 
-def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) -> None:
-    """Nor ever, by a variable, but for a conversation that is named or goes on; the call is in the trace."""
+def test_no_text_is_stored_with_no_save(talkative: Path) -> None:
+    """CALLBOARD_NO_SAVE and --no-save store no text, except for a named or continued session. The trace has the
+    call.
+    """
     never = {"CALLBOARD_NO_SAVE": "1"}
     call("ask", "my secret", home=talkative, more=never, exits=0)
     assert "there is no" in call("ask", "-c", "more", home=talkative, more=never, exits=2).stderr
@@ -78,14 +82,14 @@ def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) 
         assert done.stdout == f"one heard {heard} messages, last: hello\n"
     call("ask", "--no-save", "my secret", home=talkative, exits=0)
     done = call("ask", "-c", "more", home=talkative, exits=0)
-    assert done.stdout == "one heard 5 messages, last: more\n", "the last conversation is the one before"
+    assert done.stdout == "one heard 5 messages, last: more\n", "the last conversation is the one that was saved"
     assert b"my secret" not in b"".join(file.read_bytes() for file in talkative.glob("trace.db*"))
     assert "5 calls" in call("traces", home=talkative).stdout
     assert "--no-save" in call("ask", "--no-save", "--session", "x", "y", home=talkative, exits=2).stderr
 
 
 def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Path, tmp_path: Path) -> None:
-    """Attachments stand before the prompt; the pipe may be one of them."""
+    """Attachments come before the prompt. The pipe can be an attachment."""
     image = tmp_path / "picture"
     image.write_bytes(b"\x89PNG\r\n\x1a\n....")
     words = ("-m", "obedient:m", "-s", "short", "-o", "temperature", "0.5")
@@ -95,7 +99,7 @@ def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Pa
 
 @pytest.mark.parametrize("stream", [(), ("--no-stream",)])
 def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...]) -> None:
-    """One line in a pipe, checked; a reply that doesn't follow is on stderr, and the exit code is 1."""
+    """A valid reply is one line on stdout. An invalid reply is on stderr, and the exit code is 1."""
     ask = ("ask", *stream, "-m", "obedient:m", "--schema", "[name, age int]")
     good = '{"value": [{"name": "Ada", "age": 36}]}'
     assert call(*ask, f"say {good}", home=talkative, exits=0).stdout == '[{"name":"Ada","age":36}]\n'
@@ -105,7 +109,9 @@ def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...])
 
 
 def test_a_block_of_code_is_extracted(talkative: Path) -> None:
-    """The first or the last; without any, stdout stays empty, so that nothing else is run by mistake."""
+    """`-x` prints the first block, and `--extract-last` prints the last one. Without a block, stdout stays
+    empty.
+    """
     text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
     for option, code in (("-x", "x = 1\n"), ("--extract-last", "y = 2\n")):
         assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
@@ -114,8 +120,8 @@ def test_a_block_of_code_is_extracted(talkative: Path) -> None:
         assert none.stderr.splitlines() == ["callboard: the reply has no code block", "rm -rf /"]
 
 
-def test_all_that_is_known_of_a_reply_comes_as_json(talkative: Path) -> None:
-    """Text, model, usage, cost; with a schema, the object, too; the line of usage comes on request, on stderr."""
+def test_json_has_every_part_of_a_reply(talkative: Path) -> None:
+    """The JSON has the text, model, usage and output. `-u` prints a line of usage on stderr."""
     ask = ("ask", "-m", "obedient:m", "--json")
     reply = msgspec.json.decode(call(*ask, "say hi", home=talkative, exits=0).stdout)
     assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
@@ -148,7 +154,9 @@ def _hidden() -> None: ...
 
 
 def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> None:
-    """They run, the model goes on, and -c knows them again; texts before and after stand on lines of their own."""
+    """The model receives the results, and `-c` keeps the tools. Text before and after a call is on separate
+    lines.
+    """
     file = tmp_path / "tools.py"
     file.write_text(TOOLS)
     ask = ("ask", "-m", "obedient:m", "-T", str(file))
@@ -162,8 +170,8 @@ def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> N
     assert "The tool says 3" not in denied.stdout
 
 
-def test_a_model_that_cannot_call_tools_is_told_with_what_to_do(tmp_path: Path) -> None:
-    """One line, nothing is sent, and the command that shows which models can."""
+def test_a_model_without_tools_is_refused_with_advice(tmp_path: Path) -> None:
+    """The command prints one line that names `callboard models`, and sends nothing."""
     (tmp_path / "models.yaml").write_text("""
         adapters: {local: {type: openai_compatible, base_url: "http://127.0.0.1:9"}}
         models: {"local:m": {adapter: local, capabilities: {supports_tools: false}}}
@@ -175,8 +183,10 @@ def test_a_model_that_cannot_call_tools_is_told_with_what_to_do(tmp_path: Path) 
     assert "`callboard models`" in line
 
 
-def test_a_tool_that_cannot_be_had_says_why(talkative: Path, tmp_path: Path) -> None:
-    """One line with the file and its line, no frames of the library, exit code 2."""
+def test_a_tool_that_cannot_be_loaded_is_refused_with_a_reason(talkative: Path, tmp_path: Path) -> None:
+    """The command prints one line with the file and the line of the fault, without a traceback, and exits with
+    2.
+    """
     file = tmp_path / "mine.py"
     for text, tool, said in (
         ("x = (", f"{file}", f"{file}:1: SyntaxError"),
@@ -196,7 +206,7 @@ MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/old_server.py'
 
 
 def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
-    """It is started with the command, and ends with it; one that can't be reached is one line."""
+    """A server that can't be reached gives one line on stderr."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
     said = 'call echo {"text": "hi"}'
     done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, said, home=talkative, exits=0)
@@ -214,8 +224,8 @@ def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: P
             assert words in line
 
 
-def test_a_template_is_kept_and_asked_by(talkative: Path) -> None:
-    """What the command line says stands over what the template says."""
+def test_a_template_is_saved_and_used(talkative: Path) -> None:
+    """Options of the command line take precedence over those of the template."""
     save = ("--save", "sum", "-m", "obedient:m", "-s", "in $language", "-o", "temperature", "1", "what $input")
     assert "ask -t sum" in call("ask", *save, home=talkative, exits=0).stderr
     ask = ("ask", "-t", "sum", "-p", "language", "French")
@@ -226,7 +236,9 @@ def test_a_template_is_kept_and_asked_by(talkative: Path) -> None:
 
 
 def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None:
-    """2 for what the person mends: a model that isn't there, a key that isn't set; 1 for a provider that fails."""
+    """The code is 2 if the user must change something, such as a model's name or a key. It is 1 for a failure of
+    the provider.
+    """
     for model, code, said in (
         ("frist", 2, "did you mean first?"),
         ("locked:m", 2, "A_KEY_THAT_IS_NOT_SET"),
@@ -242,8 +254,12 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep("another signal"))],
 )
-def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number: int, code: int) -> None:
-    """The partial reply stays on stdout, the exit code is the signal's, and the call is in the trace."""
+def test_a_signal_ends_the_command_in_order_with_the_partial_reply(
+    talkative: Path, number: int, code: int
+) -> None:
+    """The partial reply stays on stdout, the exit code is that of the signal, and the trace has the cancelled
+    call.
+    """
     with start("ask", "-m", "endless:m", "Tell me a story.", home=talkative) as process:
         process.stdin.close()
         process.stdin = None
@@ -258,8 +274,8 @@ def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number
     assert row["status"] == "cancelled"
 
 
-def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
-    """As `head` does; the call is cancelled, and nothing is said of the pipe."""
+def test_a_closed_pipe_ends_the_command_quietly(talkative: Path) -> None:
+    """The call is cancelled, and nothing is printed about the closed pipe. `head` closes a pipe in this way."""
     reads, writes = os.pipe()
     os.close(reads)
     done = call_into(writes, "ask", "-m", "endless:m", "Tell me a story.", home=talkative)
@@ -269,16 +285,18 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     assert row["status"] == "cancelled"
 
 
-def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:
-    """The reply ends with a line break in both; at a terminal nothing is read from the keyboard."""
+def test_a_pipe_gets_the_raw_reply_and_a_terminal_gets_no_control_characters(talkative: Path) -> None:
+    """Control characters are removed at a terminal. The reply ends with a line break in a pipe and at a
+    terminal.
+    """
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
     code, shown, err = at_terminal("ask", "-m", "rude:m", "hi", home=talkative, on="stdin stdout")
     assert (code, err, shown) == (0, "", "a[2Jbc31md\r\n")
 
 
 @pytest.mark.parametrize("hidden", [(), ("-R",)])
-def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path, hidden: tuple[str, ...]) -> None:
-    """On a line of its own, without what could steer the terminal; a pipe for stderr gets none of it."""
+def test_a_terminal_shows_the_models_thinking_and_stdout_never_does(home: Path, hidden: tuple[str, ...]) -> None:
+    """Thinking is on a separate line, without control characters. A pipe for stderr gets no thinking."""
     reply = r'{thinking: "Hm\e[2J, well.", text: "Yes.", usage: {input_tokens: 1, output_tokens: 1}}'
     (home / "models.yaml").write_text(f"""
         adapters: {{toy: {{type: scripted, options: {{repeat: true, replies: [{reply}]}}}}}}
@@ -290,16 +308,16 @@ def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path
     assert call("ask", "-m", "toy:m", "hi", home=home, exits=0).stderr == ""
 
 
-def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
-    """No frames, although nothing of the command has begun."""
+def test_an_interrupt_while_the_command_starts_is_quiet(talkative: Path) -> None:
+    """The process prints no traceback if the signal arrives before the command starts."""
     with start(home=talkative, program=INTERRUPTED_EARLY) as process:
         assert process.communicate() == (b"", b"")
     assert process.returncode == 130
 
 
 @pytest.mark.parametrize("stream", first_is_quick([1, 0, 2], "more closed streams"))
-def test_a_stream_may_be_closed_from_the_start(talkative: Path, stream: int) -> None:
-    """As a shell does with >&-: what would be written there is lost, and nothing else happens."""
+def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> None:
+    """A shell closes a stream with `>&-`. The output for a closed stream is lost."""
     program = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
     words = [sys.executable, "-c", program, str(stream), *ASK, "hi"]
     done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT, input=b"")
@@ -307,14 +325,14 @@ def test_a_stream_may_be_closed_from_the_start(talkative: Path, stream: int) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
 
 
-def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
-    """Neither rich nor prompt_toolkit, nor does help."""
+def test_ask_needs_no_library_for_terminals(talkative: Path) -> None:
+    """The command runs without rich and without prompt_toolkit."""
     for missing in ("rich", "prompt_toolkit"):
         done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)
         assert done.stdout == "one heard 1 messages, last: hi\n"
 
 
-# -- `callboard ask` over HTTP: real providers' protocols, served by a process of its own, or refused.
+# -- `callboard ask` over HTTP: another process serves the protocols of real providers, or refuses calls.
 
 KEY = {"ANTHROPIC_API_KEY": "sk-wrong"}
 
@@ -328,7 +346,7 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("adapter", ["openai", "anthropic"])
 @pytest.mark.parametrize("stream", [(), ("--no-stream",)])
 def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: tuple[str, ...]) -> None:
-    """Streamed or whole; without a models.yaml a key is enough, and the model is the provider's latest."""
+    """A key is enough without a models.yaml. A streamed reply also has its tokens per second."""
     more = {f"{adapter.upper()}_API_KEY": "x", f"{adapter.upper()}_BASE_URL": server}
     if adapter == "openai":
         more["OPENAI_BASE_URL"] = f"{server}/v1"
@@ -340,7 +358,7 @@ def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: 
     assert ("tokens a second" in line) is (stream == ())
 
 
-def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
+def test_the_environment_can_name_the_model(home: Path, server: str) -> None:
     more = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_API_KEY": "x"}
     for model in ("anthropic:claude-opus-5-5", "openai:gpt-5.4"):
         chosen = {"ANTHROPIC_BASE_URL": server, "CALLBOARD_MODEL": model}
@@ -357,10 +375,10 @@ def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
         (400, "invalid_request_error", "bad", 1, "bad"),
     ],
 )
-def test_a_refusal_is_one_line_that_says_what_to_do(
+def test_a_refusal_is_one_line_with_advice(
     home: Path, status: int, kind: str, message: str, code: int, said: str
 ) -> None:
-    """No key in it, no frames; 2 for what the person mends."""
+    """The line has no key. The exit code is 2 if the user must change something."""
     with provider_server(status, msgspec.json.encode({"error": {"type": kind, "message": message}})) as server:
         more = {**KEY, "ANTHROPIC_BASE_URL": server.url}
         done = call("ask", "-m", "anthropic:claude-nope", "hi", home=home, more=more, exits=code)
@@ -370,8 +388,8 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
     assert "sk-wrong" not in line
 
 
-def test_a_kept_key_that_is_wrong_is_mended_where_it_is_kept(home: Path) -> None:
-    """Not by the environment, which doesn't have it."""
+def test_a_stored_key_that_is_wrong_is_changed_where_it_is_stored(home: Path) -> None:
+    """The message names `callboard keys set`, and not an environment variable."""
     call("keys", "set", "anthropic", home=home, said="sk-kept", exits=0)
     with provider_server(401, b'{"error": {"type": "authentication_error", "message": "no"}}') as server:
         done = call("ask", "hi", home=home, more={"ANTHROPIC_BASE_URL": server.url}, exits=2)
@@ -379,7 +397,7 @@ def test_a_kept_key_that_is_wrong_is_mended_where_it_is_kept(home: Path) -> None
 
 
 def test_a_provider_that_cannot_be_reached_is_one_line(home: Path) -> None:
-    """With what to do; the exit code is that of a failure."""
+    """The line names `callboard doctor`, and the exit code is 1."""
     file = home / "models.yaml"
     file.write_text(
         f'adapters: {{openai: {{type: openai, base_url: "{refusing_url()}", api_key_env: K, max_retries: 0}}}}\n'

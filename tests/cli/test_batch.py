@@ -1,4 +1,4 @@
-"""`callboard batch` from JSON lines to JSON lines, each command a process of its own."""
+"""`callboard batch` reads and writes JSON lines. Each command is a separate process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def home(tmp_path: Path, server: BatchServer) -> Path:
 
 
 def test_a_batch_is_submitted_listed_awaited_and_read(server: BatchServer, home: Path, tmp_path: Path) -> None:
-    """The commands share the trace alone. Submitting again sends nothing."""
+    """The commands share only the trace. A second submit with the same id sends nothing."""
     file = str(tmp_path / "requests.jsonl")
     for _ in range(2):
         done = call("batch", "submit", file, "--model", "mini", "--id", "night", home=home)
@@ -76,10 +76,10 @@ def test_a_batch_is_submitted_listed_awaited_and_read(server: BatchServer, home:
 
 
 def test_a_batch_is_cancelled(server: BatchServer, home: Path, tmp_path: Path) -> None:
-    """What was answered by then is among the results."""
+    """Requests that were answered before the cancellation keep their results."""
     file = str(tmp_path / "requests.jsonl")
     batch_id = call("batch", "submit", file, "--model", "mini", home=home).stdout.strip()
-    server.fail("lose look")  # resuming looks first, and must not end the job
+    server.fail("lose look")  # A resume looks up the job first. A failure of this request must not end the job.
     done = call("batch", "cancel", batch_id, home=home)
     assert done.returncode == 1
     done = call("batch", "cancel", batch_id, home=home)
@@ -104,13 +104,13 @@ def test_a_batch_is_cancelled(server: BatchServer, home: Path, tmp_path: Path) -
     ],
 )
 def test_lines_that_are_no_requests_are_refused(home: Path, line: str, said: str) -> None:
-    """With the number of the line, before anything is sent."""
+    """The error names the line, and nothing is sent."""
     done = call("batch", "submit", "-", "--model", "mini", home=home, said=line)
     assert done.returncode != 0
     assert said in done.stderr
 
 
-# -- `callboard background` finds the reply of a program that was killed, and reads it to its end.
+# -- `callboard background` finds the reply of a killed program, and reads it to its end.
 
 BACKGROUND_MODELS = """
 adapters:
@@ -135,7 +135,7 @@ def background() -> Iterator[BackgroundServer]:
 
 
 def test_a_killed_programs_reply_is_listed_and_read(background: BackgroundServer, tmp_path: Path) -> None:
-    """It enters its session; then nothing is open any more."""
+    """The reply is stored in its session. Afterwards no background reply is open."""
     (tmp_path / "models.yaml").write_text(BACKGROUND_MODELS.format(url=background.url))
     killed = ended(KILLED, background.url, tmp_path / "trace.db")
     assert killed.returncode == -signal.SIGKILL, killed.stderr

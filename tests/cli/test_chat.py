@@ -1,4 +1,4 @@
-"""`callboard chat`, over a pipe: replies on stdout, everything else on stderr."""
+"""`callboard chat` over a pipe: replies are on stdout, and everything else is on stderr."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from callboard.engine.cli.screen import Screen, console_class
 from .running import call, read_until, start
 
 
-def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> None:
-    """The second model gets the history that the first one made."""
+def test_a_conversation_continues_when_its_model_is_swapped(talkative: Path) -> None:
+    """The second model receives the history of the first."""
     done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
     assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
     assert "continues with second" in done.stderr
 
 
 def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path) -> None:
-    """The word alone is not sent to the model."""
+    """The model gets neither of the two words."""
     for word in ("exit", "quit", "Exit"):
         done = call("chat", home=talkative, said=f"hello\n{word}\nnot read\n", exits=0)
         assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
 
 
 def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> None:
-    """So it is for one whose key is missing; `/model` alone lists them, with the current one marked."""
+    """A model with a missing key is refused too. `/model` alone lists the models, and marks the current one."""
     said = "/model secnd\n/model locked:m\n/model\nhello\n"
     done = call("chat", "--model", "two:parrot", home=talkative, said=said, exits=0)
     assert done.stdout.splitlines() == ["two heard 1 messages, last: hello"]
@@ -60,15 +60,14 @@ def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> No
     assert any(line.startswith("  locked:m") and "needs A_KEY_THAT_IS_NOT_SET" in line for line in lines)
 
 
-def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> None:
-    """A provider's failure ends a reply, not the chat."""
+def test_a_call_that_fails_is_one_line_and_the_chat_continues(talkative: Path) -> None:
     done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n", exits=0)
     assert "callboard: ServerError of broken: the provider is on fire" in done.stderr.splitlines()
     assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
 
 
-def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Path) -> None:
-    """Ctrl-C in the middle of a reply cancels that reply; the history keeps its beginning."""
+def test_interrupting_a_reply_keeps_the_chat_and_the_text_so_far(talkative: Path) -> None:
+    """Ctrl-C cancels the reply. The history keeps the part that arrived."""
     with start("chat", "--model", "endless:m", home=talkative) as process:
         process.stdin.write(b"Tell me a story.\n")
         process.stdin.flush()
@@ -81,7 +80,7 @@ def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Pat
 
 
 def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
-    """Nothing is running, so there is nothing to cancel: the chat ends, with exit code 0 and no traceback."""
+    """The chat ends with no traceback, because no reply is in progress."""
     with start("chat", home=talkative) as process:
         process.stdin.write(b"hello\n")
         process.stdin.flush()
@@ -92,8 +91,10 @@ def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_message_may_have_several_lines(talkative: Path) -> None:
-    """Between three quotation marks; what is open at the end of the input is a message, too."""
+def test_a_message_can_have_several_lines(talkative: Path) -> None:
+    """Three quotation marks start and end such a message. A message that is open at the end of the input is sent
+    too.
+    """
     said = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
     done = call("chat", home=talkative, said=said, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
@@ -101,8 +102,8 @@ def test_a_message_may_have_several_lines(talkative: Path) -> None:
     ]
 
 
-def test_a_message_is_asked_again_as_if_it_had_not_been_answered(talkative: Path) -> None:
-    """By another model, if one is named; what had been said before it stays."""
+def test_retry_sends_the_last_message_again_without_its_reply(talkative: Path) -> None:
+    """`/retry MODEL` sends the message to another model. Earlier messages stay in the history."""
     done = call("chat", home=talkative, said="/retry\nhello\nagain\n/retry second\n/retry\n", exits=0)
     assert done.stdout.splitlines() == [
         "one heard 1 messages, last: hello",
@@ -112,8 +113,8 @@ def test_a_message_is_asked_again_as_if_it_had_not_been_answered(talkative: Path
     assert "no message to retry yet" in done.stderr
 
 
-def test_a_chat_is_kept_from_its_beginning_when_that_is_asked_in_its_middle(talkative: Path) -> None:
-    """And it goes on as it was; `chat -c` and `ask -c` go on with it."""
+def test_save_in_the_middle_of_a_chat_stores_it_from_its_start(talkative: Path) -> None:
+    """`/save` stores the whole chat and does not interrupt it. `chat -c` and `ask -c` continue it."""
     done = call("chat", home=talkative, said="hello\n/save\n/save\nagain\n", exits=0)
     assert done.stdout.splitlines()[-1] == "one heard 3 messages, last: again"
     (session,) = set(re.findall(r"ses_\w+", done.stderr))
@@ -128,7 +129,7 @@ def test_a_chat_is_kept_from_its_beginning_when_that_is_asked_in_its_middle(talk
 
 
 def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) -> None:
-    """It is read when it is named; what can't be had is one line."""
+    """`/attach` reads the file. A missing file gives one line on stderr."""
     (talkative / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
     said = f"/attach {talkative}/x.png\n/attach /nowhere\nwhat\nwhat\n"
     done = call("chat", "-m", "obedient:m", home=talkative, said=said, exits=0)
@@ -137,7 +138,7 @@ def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) 
 
 
 def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_path: Path) -> None:
-    """For every message, as `ask` does for one."""
+    """The options apply to every message."""
     file = tmp_path / "tools.py"
     file.write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     options = ("-m", "obedient:m", "-s", "be kind", "-o", "temperature", "0", "-T", str(file))
@@ -147,7 +148,7 @@ def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_pat
 
 
 def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
-    """Nothing is sent; a path is no command. Replies without a price are counted, and all are in the file."""
+    """An unknown command is not sent, but a path is a message. `/cost` counts the replies without a price."""
     done = call("chat", home=talkative, said="/mdoel x\n/etc/hosts is what?\nagain\n/cost\n", exits=0)
     assert "unknown command /mdoel: did you mean /model?" in done.stderr
     assert done.stdout.splitlines()[0] == "one heard 1 messages, last: /etc/hosts is what?"
@@ -156,7 +157,6 @@ def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
 
 
 def test_a_reply_cannot_steer_the_terminal(talkative: Path) -> None:
-    """Control characters of a reply are not shown."""
     done = call("chat", "--model", "rude:m", home=talkative, said="hello\n")
     assert done.stdout == "a[2Jbc31md\n"
 
@@ -179,8 +179,12 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
         ([(REPORTED, UNPRICED), (TokenUsage(), NOT_KNOWN)], "$0 + 1 unpriced + 1 unknown for 2 replies"),
     ],
 )
-def test_what_is_in_no_amount_is_said_beside_it(replies: list[tuple[TokenUsage, Cost]], said: str) -> None:
-    """A reply without a price, one that broke off before its usage was known, and one that was estimated."""
+def test_replies_without_an_amount_are_counted_next_to_the_sum(
+    replies: list[tuple[TokenUsage, Cost]], said: str
+) -> None:
+    """The amount leaves out replies without a price and replies with unknown usage. Estimated replies are
+    included.
+    """
     history = [Message.user("Hi")]
     for usage, cost in replies:
         metadata = MessageMetadata(
@@ -201,7 +205,7 @@ def test_what_is_in_no_amount_is_said_beside_it(replies: list[tuple[TokenUsage, 
     ],
 )
 def test_a_malformed_models_file_is_one_line_with_file_and_key(home: Path, text: str, said: str) -> None:
-    """Exit code 2, and nothing but the line; an adapter's type is tried when it is first needed."""
+    """The exit code is 2. An adapter's type is checked when the adapter is first used."""
     file = home / "mine.yaml"
     file.write_text(text)
     done = call("chat", "--models-file", str(file), home=home, said="hello\n")
@@ -215,7 +219,7 @@ def test_a_malformed_models_file_is_one_line_with_file_and_key(home: Path, text:
 
 
 def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> None:
-    """They name their source, never a key, and stay out of the replies."""
+    """Each line names its source and contains no key. stdout has only the replies."""
     file = talkative / "models.yaml"
     file.write_text(
         file.read_text().replace("adapters:\n", "adapters:\n  x: {type: openai, api_key: sk-secret}\n")
@@ -228,8 +232,8 @@ def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> N
     assert "sk-secret" not in done.stderr
 
 
-def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
-    """An unknown model, a missing file and a missing key end it with 2, and a wrong trace file with 1."""
+def test_a_chat_that_cannot_start_shows_the_reason(talkative: Path) -> None:
+    """An unknown model, a missing file and a missing key exit with 2, and a wrong trace file with 1."""
     for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
         done = call("chat", *options, home=talkative, said="hello\n", exits=2)
         assert len(done.stderr.splitlines()) == 1
@@ -240,8 +244,8 @@ def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
     assert "is not a database" in line
 
 
-def test_a_preview_says_what_another_model_would_be_sent(talkative: Path) -> None:
-    """With what would be lost; nothing is sent, and the conversation stays with its model."""
+def test_a_preview_shows_the_request_for_another_model(talkative: Path) -> None:
+    """The preview lists the losses. It sends nothing, and the conversation keeps its model."""
     said = "hello\n/preview second\n/preview nobody\n/quit\n"
     done = call("chat", home=talkative, said=said, exits=0)
     assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
@@ -251,7 +255,7 @@ def test_a_preview_says_what_another_model_would_be_sent(talkative: Path) -> Non
     assert any("unknown model 'nobody'" in line for line in lines)
 
 
-# -- The parts of a chat that can be looked at without one: lines, commands, Tab, and what Ctrl-C means when.
+# -- The parts of a chat that can be tested without one: lines, commands, Tab, and Ctrl-C.
 
 
 @pytest.mark.parametrize(
@@ -267,8 +271,8 @@ def test_a_preview_says_what_another_model_would_be_sent(talkative: Path) -> Non
         ('"""\n  a\n"""', False, "  a"),
     ],
 )
-def test_three_quotation_marks_hold_several_lines(text: str, opened: bool, meant: str) -> None:
-    """They begin at the message's beginning, and end at a line's end."""
+def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, meant: str) -> None:
+    """The opening marks are at the start of the message, and the closing marks are at the end of a line."""
     assert is_open(text) is opened
     assert unwrapped(text) == meant
 
@@ -286,12 +290,12 @@ def test_three_quotation_marks_hold_several_lines(text: str, opened: bool, meant
     ],
 )
 def test_a_line_with_a_slash_is_a_command(line: str, command: tuple[str, str] | None) -> None:
-    """Unless it is a path, or has several lines."""
+    """A path is not a command, and a text of several lines is not one either."""
     assert command_of(line) == command
 
 
 def test_tab_offers_commands_models_and_files() -> None:
-    """By the word at the cursor; nothing within a message."""
+    """The offer depends on the word at the cursor. Within a message, Tab offers nothing."""
 
     def files(begin: str) -> list[str]:
         return [f"{begin}.png"]
@@ -306,8 +310,10 @@ def test_tab_offers_commands_models_and_files() -> None:
     assert "did you mean /attach?" in unknown("atach")
 
 
-def test_an_interrupt_while_a_reply_comes_cancels_it_and_a_second_one_is_meant() -> None:
-    """After the reply all is as before."""
+def test_an_interrupt_during_a_reply_cancels_it_and_a_second_one_ends_the_chat() -> None:
+    """A first interrupt cancels the reply, and a second raises KeyboardInterrupt. The next reply can be cancelled
+    too.
+    """
     cancelled: list[str] = []
     with Interrupts() as interrupts:
         with interrupts.replying(lambda: cancelled.append("first")):
@@ -320,14 +326,14 @@ def test_an_interrupt_while_a_reply_comes_cancels_it_and_a_second_one_is_meant()
 
 
 def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt() -> None:
-    """It is raised nowhere else, and only once; the handler that was there before is there again."""
+    """KeyboardInterrupt is raised once, when the prompt reads. Afterwards the previous handler is restored."""
     before = signal.getsignal(signal.SIGINT)
     with Interrupts() as interrupts:
         with interrupts.replying(lambda: None):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), interrupts.reading():
-            raise AssertionError("never read")
+            raise AssertionError("the prompt must not read")
         with interrupts.reading():
             pass
         with pytest.raises(KeyboardInterrupt), interrupts.reading():
@@ -336,13 +342,15 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
 
 
 def test_a_message_is_written_in_an_editor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In $VISUAL, else $EDITOR, with the text to begin with; an editor that fails sends nothing."""
+    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far. If the editor fails, nothing is
+    sent.
+    """
     script = tmp_path / "my editor"
     script.write_text('#!/bin/sh\nprintf " and more\\n" >> "$1"\n')
     script.chmod(0o700)
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", f"'{script}'")
-    assert edited("begun") == "begun and more"
+    assert edited("draft") == "draft and more"
     for editor in ("false", "/no/such/editor", "'"):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(CallboardError, match=editor):
@@ -350,7 +358,7 @@ def test_a_message_is_written_in_an_editor(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_the_history_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
-    """A file of its owner alone; one that can't be had is a history of this chat only."""
+    """Only the owner can read the history file. If the path is a link, the history stays in memory."""
     pytest.importorskip("prompt_toolkit")
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
@@ -375,7 +383,7 @@ def _preview(*losses: RequestLoss, refused: str | None = None) -> RequestPreview
 
 
 def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
-    """By the number of the message as a person counts; the same loss twice is one line."""
+    """Positions count messages from 1. A loss that occurs twice is one line."""
     same = RequestLoss(what="thinking", reason="it is x's", message=1, block=0)
     losses = (
         same,
@@ -396,8 +404,8 @@ def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])
-def test_a_chat_at_a_terminal_shows_what_the_model_thinks_apart_from_its_reply(at_terminal: bool) -> None:
-    """On a line of its own; a pipe has the reply alone."""
+def test_a_chat_at_a_terminal_shows_thinking_apart_from_the_reply(at_terminal: bool) -> None:
+    """Thinking is on a separate line. A pipe gets only the reply."""
     shown = io.StringIO()
     plain = {"no_color": True, "width": 60, "highlight": False}
     screen = Screen(console_class()(force_terminal=at_terminal, file=shown, **plain))

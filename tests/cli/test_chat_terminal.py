@@ -1,4 +1,4 @@
-"""`callboard chat` at a real terminal: keys, pasted text, Tab, Ctrl-C, and the question at its end."""
+"""`callboard chat` at a real terminal: keys, pasted text, Tab, Ctrl-C, and the question at the end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ EDITOR = "sh -c 'echo from the editor > $0'"
 
 AT_ITS_TERMINAL = f"""
 import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is then for this process
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C then signals this process
 {COMMAND}
 """
 
 
 class Terminal:
-    """A chat at a pseudo-terminal, from the person's side."""
+    """A chat at a pseudo-terminal, as the user sees it."""
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def until(self, text: str) -> str:
-        """What is shown up to a text that is waited for."""
+        """Wait for `text`, and return everything shown up to its end."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self._descriptor, selectors.EVENT_READ)
@@ -58,7 +58,7 @@ class Terminal:
         return (before + found).decode()
 
     def ended(self) -> int:
-        """The exit code."""
+        """Wait for the end of the chat, and return its exit code."""
         return self.process.wait(timeout=PATIENCE_SECONDS)
 
 
@@ -78,7 +78,9 @@ def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
 
 
 def test_a_person_at_a_terminal(talkative: Path) -> None:
-    """Tab, several lines, pasted lines, a line that is thrown away, the editor, a save on the way out."""
+    """The user presses Tab, types and pastes several lines, discards a line, opens the editor, and saves at the
+    end.
+    """
     pytest.importorskip("prompt_toolkit")
     with chat(talkative) as terminal:
         terminal.until("you>")
@@ -114,8 +116,10 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
     assert b"+pasted 2" in (talkative / "chat-history").read_bytes()
 
 
-def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Path) -> None:
-    """The chat goes on; Ctrl-C at an empty prompt leaves; the arrow up brings what an earlier chat said."""
+def test_ctrl_c_stops_a_reply_and_the_next_chat_has_the_history(talkative: Path) -> None:
+    """The chat continues. Ctrl-C at an empty prompt ends the chat. The up arrow shows a message of an earlier
+    chat.
+    """
     pytest.importorskip("prompt_toolkit")
     with chat(talkative, "-m", "endless:m") as terminal:
         terminal.until("you>")
@@ -139,8 +143,8 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Pat
         assert terminal.ended() == 0
 
 
-def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> None:
-    """Lines are read plainly, several of them, too; the end of the input leaves."""
+def test_a_chat_at_a_terminal_works_without_the_library_for_line_editing(talkative: Path) -> None:
+    """The chat reads plain lines, and messages of several lines. The end of the input ends the chat."""
     with chat(talkative, "--save", without="prompt_toolkit") as terminal:
         terminal.until("you> ")
         terminal.type('"""\nline 1\nline 2\n"""\n')

@@ -1,4 +1,4 @@
-"""`callboard clients`: keys are shown once, and what is changed holds for the gateways that run."""
+"""`callboard clients`: keys are shown once, and changes apply to running gateways."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .running import call
 
 
 def clients(*words: str, home: Path, exits: int = 0) -> str:
-    """What the command prints to stdout, without the end of its line."""
+    """Run the command, and return its output without the last line break."""
     return call("clients", *words, home=home, exits=exits).stdout.strip()
 
 
 def listed(home: Path, *words: str) -> dict[str, dict[str, Any]]:
-    """The clients by name."""
+    """Return the clients by name."""
     lines = clients("list", "--json", *words, home=home).splitlines()
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
 def accepted(home: Path, key: str) -> str | None:
-    """The name of the client that a gateway takes a key for; None if it refuses it."""
+    """The client that a gateway accepts the key for, or None if the gateway refuses the key."""
 
     async def ask() -> str | None:
         async with Engine(models=registry(), store=home / "trace.db") as engine:
@@ -43,8 +43,8 @@ def accepted(home: Path, key: str) -> str | None:
     return anyio.run(ask)
 
 
-def test_a_new_client_has_a_key_that_is_nowhere_but_in_the_output(home: Path) -> None:
-    """Alone on stdout, so that a program can read it. The list has its beginning."""
+def test_a_new_clients_key_is_only_in_the_output(home: Path) -> None:
+    """stdout has only the key, so that a program can read it. The list shows the start of the key."""
     done = call("clients", "add", "acme", home=home, exits=0)
     key = done.stdout.strip()
     assert accepted(home, key) == "acme"
@@ -56,7 +56,7 @@ def test_a_new_client_has_a_key_that_is_nowhere_but_in_the_output(home: Path) ->
 
 
 def test_settings_are_stored_and_changed_one_by_one(home: Path) -> None:
-    """Those that are not given stay."""
+    """A change keeps every other setting."""
     words = ("--budget", "5/day", "--zone", "Europe/Zurich", "--models", "claude-*", "--models", "gpt-5")
     clients("add", "acme", *words, "--requests-per-minute", "60", "--tokens-per-minute", "1000", home=home)
 
@@ -86,7 +86,7 @@ def test_a_rotated_key_is_replaced_now_or_after_its_grace_time(home: Path) -> No
 
 
 def test_a_revoked_client_has_no_key_and_its_name_can_be_used_again(home: Path) -> None:
-    """It is listed with --all only."""
+    """The list shows a revoked client only with --all."""
     first = clients("add", "acme", home=home)
     assert clients("revoke", "acme", home=home) == "Revoked acme."
     assert accepted(home, first) is None
@@ -96,8 +96,10 @@ def test_a_revoked_client_has_no_key_and_its_name_can_be_used_again(home: Path) 
     assert [accepted(home, key) for key in (first, second)] == [None, "acme"]
 
 
-def test_the_list_shows_what_each_client_has_spent(home: Path) -> None:
-    """In its budget's window, and in all. `callboard cost --by tag:client` has the same sums."""
+def test_the_list_shows_the_spending_of_each_client(home: Path) -> None:
+    """The list has the spend in the budget's window and in total. `callboard cost --by tag:client` has the same
+    sums.
+    """
     for name, budget in (("acme", ("--budget", "1")), ("zoo", ())):
         clients("add", name, *budget, home=home)
 
@@ -136,8 +138,9 @@ def test_the_list_shows_what_each_client_has_spent(home: Path) -> None:
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_a_mistake_is_told_and_changes_nothing(home: Path, words: tuple[str, ...], exits: int, text: str) -> None:
-    """In one line, with what to do."""
+def test_a_mistake_is_one_error_and_changes_nothing(
+    home: Path, words: tuple[str, ...], exits: int, text: str
+) -> None:
     clients("add", "acme", home=home)
     before = listed(home, "--all")
     done = call("clients", *words, home=home, exits=exits)
@@ -146,8 +149,8 @@ def test_a_mistake_is_told_and_changes_nothing(home: Path, words: tuple[str, ...
     assert listed(home, "--all") == before
 
 
-def test_a_missing_trace_is_made_by_the_first_client_alone(home: Path) -> None:
-    """The list says that there is none."""
+def test_only_the_first_client_creates_a_missing_trace(home: Path) -> None:
+    """Without a trace, the list reports the missing file."""
     assert "no trace file" in call("clients", "list", home=home, exits=1).stderr
     clients("add", "acme", home=home)
     assert "no clients" not in clients("list", home=home)

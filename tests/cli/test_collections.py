@@ -1,4 +1,4 @@
-"""Collections: what goes in and what doesn't go in twice, whose vectors they are, and what is found in them."""
+"""Collections: texts that are embedded, unchanged texts, permissions, and searches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VECTORS = st.lists(st.integers(-100, 100).map(lambda number: number / 8), min_si
 
 @pytest.fixture
 def embedding(home: Path) -> Path:
-    """A home folder with models that embed."""
+    """A home folder with embedding models."""
     (home / "models.yaml").write_text(MODELS)
     return home
 
@@ -47,7 +47,9 @@ def rows(*words: str, home: Path, said: str = "") -> list[dict[str, object]]:
 
 
 def test_lines_are_embedded_once_and_found_again(embedding: Path) -> None:
-    """An unchanged line costs nothing; what is like a text comes first; the file is private."""
+    """An unchanged line is not embedded again. The most similar text comes first. Only the owner can read the
+    file.
+    """
     add = ("collections", "add", "animals", "--keep-text", "--model", "words")
     first = call(*add, home=embedding, said="red cat\nred dog\nblue sky\n", exits=0)
     again = call(*add, home=embedding, said="red cat\nblue sky\ngreen sea\n", exits=0)
@@ -65,7 +67,7 @@ def test_lines_are_embedded_once_and_found_again(embedding: Path) -> None:
 
 
 def test_rows_and_files_come_with_their_ids(embedding: Path, tmp_path: Path) -> None:
-    """CSV, JSON, JSON lines, and files below a folder; further fields are kept beside the vector."""
+    """Sources are CSV, JSON, JSON lines, and files below a folder. Further fields are stored as metadata."""
     (tmp_path / "a.csv").write_text("id,text,colour\n1,red cat,red\n2,blue sky,blue\n")
     (tmp_path / "b.jsonl").write_text('{"key": 3, "title": "green", "body": "sea"}\n\n')
     (tmp_path / "c.json").write_text('[{"id": "4", "text": "grey rock"}]')
@@ -84,7 +86,7 @@ def test_rows_and_files_come_with_their_ids(embedding: Path, tmp_path: Path) -> 
 
 
 def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
-    """Its vector is the new text's."""
+    """A search finds the new text. A change of metadata alone embeds nothing."""
     add = ("collections", "add", "c", "-m", "words", "--as", "jsonl", "--keep-text")
     call(*add, home=embedding, said='{"id": 1, "text": "red cat"}\n', exits=0)
     done = call(*add, home=embedding, said='{"id": 1, "text": "blue sky", "n": 1}\n', exits=0)
@@ -97,19 +99,20 @@ def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
 
 
 def test_a_collection_keeps_its_model(embedding: Path) -> None:
-    """Another one is refused before anything is sent; a new collection must be told one."""
+    """Another model is refused before a request is sent. A new collection needs a model."""
     done = call("collections", "add", "c", home=embedding, said="x\n", exits=2)
     assert "choose its embedding model" in done.stderr
     call("collections", "add", "c", "-m", "words", home=embedding, said="x\n", exits=0)
     done = call("collections", "add", "c", "-m", "others", home=embedding, said="y\n", exits=2)
     assert "can't be compared" in done.stderr
     call("collections", "add", "c", home=embedding, said="y\n", exits=0)
-    call("collections", "add", "c", "-m", "poor:words", home=embedding, said="z\n", exits=0)  # the same model
+    # This is the same model through another adapter.
+    call("collections", "add", "c", "-m", "poor:words", home=embedding, said="z\n", exits=0)
     assert rows("collections", "list", home=embedding)[0]["items"] == 3
 
 
-def test_looking_makes_no_file(embedding: Path) -> None:
-    """A list of nothing is empty. A model without input types is no matter of who adds: nobody asked for any."""
+def test_a_list_and_a_search_make_no_file(embedding: Path) -> None:
+    """`add` requests no input type, so a model without input types gives no warning."""
     assert rows("collections", "list", home=embedding) == []
     assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
     assert [path.name for path in embedding.iterdir()] == ["models.yaml"]
@@ -119,7 +122,7 @@ def test_looking_makes_no_file(embedding: Path) -> None:
     assert "parameter_dropped: input_type" in done.stderr
 
 
-def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:
+def test_vectors_from_before_a_failure_are_kept(embedding: Path) -> None:
     done = call("collections", "add", "c", "-m", "poor:words", home=embedding, said="good\nbad\nfine\n", exits=1)
     assert "1 of 3 texts were not embedded" in done.stderr
     assert rows("collections", "list", home=embedding)[0]["items"] == 2
@@ -139,8 +142,8 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
     assert rows("collections", "list", home=embedding) == []
 
 
-def test_a_row_that_lacks_something_is_named() -> None:
-    """By its source and its number."""
+def test_an_incomplete_row_is_named() -> None:
+    """The error names the source and the row."""
     for kind, text, fault in (
         ("jsonl", '{"text": "x"}', "row 1 has no id"),
         ("jsonl", '{"id": 1}', "row 1 has no text"),
@@ -152,8 +155,8 @@ def test_a_row_that_lacks_something_is_named() -> None:
             list(records_of(text, kind, Fields(), "here"))  # type: ignore[arg-type]
 
 
-def test_no_half_of_a_batch_is_kept(tmp_path: Path) -> None:
-    """Vectors of another length, or of another model, are refused as a whole."""
+def test_no_part_of_a_refused_batch_is_kept(tmp_path: Path) -> None:
+    """A batch is refused as a whole if a vector has another length or another model."""
     with CollectionFile(tmp_path / "e.db") as file:
         file.put("c", [Item("1", b"1", packed([1, 0]))], model="a:m", space="m")
         with pytest.raises(StoreError, match="have 2 dimensions"):
@@ -164,7 +167,7 @@ def test_no_half_of_a_batch_is_kept(tmp_path: Path) -> None:
 
 
 def test_another_database_is_not_touched(tmp_path: Path) -> None:
-    """A trace file is no file of collections."""
+    """A database with other tables is not a file of collections."""
     path = tmp_path / "trace.db"
     import sqlite3
 
@@ -178,13 +181,13 @@ def test_another_database_is_not_touched(tmp_path: Path) -> None:
 
 
 @given(VECTORS)
-def test_a_vector_comes_back_as_it_was(vector: list[float]) -> None:
+def test_a_vector_is_read_unchanged(vector: list[float]) -> None:
     assert list(unpacked(packed(vector))) == vector
 
 
 @given(VECTORS, st.lists(VECTORS, max_size=4))
 def test_the_similarity_is_the_cosine(one: list[float], others: list[list[float]]) -> None:
-    """From -1 to 1, whoever is compared with whom; with numpy and without."""
+    """Scores are the same with and without numpy, for any pair of vectors."""
     expected = [cosine(one, other) for other in others]
     stored = [packed(other) for other in others]
     for scores in (plain_scores(packed(one)), scores_with(packed(one))):
@@ -196,11 +199,11 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
 
 
-# -- `callboard embed`: texts in, vectors out, and a trace of what it cost.
+# -- `callboard embed`: reads texts, writes vectors, and records the cost.
 
 
-def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> None:
-    """What it used and cost is on stderr, and in the trace."""
+def test_texts_on_the_command_line_become_vectors(embedding: Path) -> None:
+    """Usage and cost are on stderr, and the call is in the trace."""
     done = call("embed", "--model", "words", "--dimensions", "8", "red cat", "red dog", home=embedding, exits=0)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["index"], len(line["embedding"])) for line in lines] == [(0, 8), (1, 8)]
@@ -209,8 +212,8 @@ def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> N
     assert (row["operation"], row["model"], row["status"]) == ("embeddings", "toy:words", "completed")
 
 
-def test_without_a_text_it_is_the_lines_of_stdin(embedding: Path) -> None:
-    """An unknown model is a matter of configuration."""
+def test_without_a_text_the_lines_of_stdin_are_embedded(embedding: Path) -> None:
+    """An unknown model exits with 2."""
     done = call("embed", "--model", "words", home=embedding, said="one\ntwo\nthree")
     assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1, 2]
     assert "did you mean words" in call("embed", "--model", "word", "x", home=embedding, exits=2).stderr
@@ -224,8 +227,8 @@ def test_a_record_without_the_text_is_named_by_its_line(embedding: Path) -> None
         assert done.stdout == ""
 
 
-def test_records_come_out_with_their_vectors(embedding: Path) -> None:
-    """As base64, which is exactly the float32 numbers."""
+def test_records_are_written_with_their_vectors(embedding: Path) -> None:
+    """`--base64` writes exactly the float32 numbers."""
     said = '{"id": 7, "body": "red cat"}\n\n{"id": 8, "body": "blue sky"}\n'
     options = ("embed", "--model", "words", "--jsonl", "body", "--dimensions", "4")
     plain = [json.loads(line) for line in call(*options, home=embedding, said=said).stdout.splitlines()]
@@ -237,8 +240,8 @@ def test_records_come_out_with_their_vectors(embedding: Path) -> None:
         assert array("f", b64decode(other["embedding"])) == array("f", one["embedding"])
 
 
-def test_what_could_not_be_embedded_stands_in_its_place(embedding: Path) -> None:
-    """The others are there all the same, and the exit code tells."""
+def test_a_text_that_fails_has_an_error_in_its_place(embedding: Path) -> None:
+    """The other texts are embedded, and the exit code is 1."""
     done = call("embed", "--model", "poor:words", "fine", "bad", "good", home=embedding)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [sorted(line) for line in lines] == [["embedding", "index"], ["error", "index"], ["embedding", "index"]]

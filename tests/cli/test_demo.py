@@ -1,4 +1,4 @@
-"""`callboard demo`, from its first heading to its last."""
+"""`callboard demo`, from its first heading to its last, and `callboard replay`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADINGS = (
 
 
 def check_showing(out: str) -> None:
-    """What every showing has, on the model or on recordings."""
+    """Check the parts that every demo has, with the model or with recordings."""
     places = [out.find(heading) for heading in HEADINGS]
     assert -1 not in places, out
     assert places == sorted(places)
@@ -44,11 +44,11 @@ def check_showing(out: str) -> None:
     assert "example prices" in out
     assert re.search(r"^all +6 +\$\S+ +\$\S+ +[+-]\$", out, re.MULTILINE)
     assert len(re.findall(r"^as if on \S+ +\$", out, re.MULTILINE)) == 2
-    assert "\x1b" not in out, "no control codes in a pipe"
+    assert "\x1b" not in out, "a pipe must get no control codes"
 
 
 def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) -> None:
-    """The committed cassettes are those of the demo's script; its trace can be queried and repriced."""
+    """The committed cassettes fit the demo's script. The trace can be queried and repriced."""
     done = call("demo", "--cassettes", home=home, exits=0)
     assert done.stderr == ""
     check_showing(done.stdout)
@@ -60,8 +60,8 @@ def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) 
     assert "example prices, first version" in back.stdout
 
 
-def test_each_demo_begins_a_trace_of_its_own_unless_told_to_keep(home: Path) -> None:
-    """A host's trace file beside it is never touched."""
+def test_each_demo_starts_a_new_trace_unless_keep_is_set(home: Path) -> None:
+    """The demo never touches the host's trace file."""
     (home / "trace.db").write_text("somebody's")
     for options, calls in (([], 6), ([], 6), (["--keep"], 12)):
         done = call("demo", "--cassettes", *options, home=home, exits=0)
@@ -71,8 +71,8 @@ def test_each_demo_begins_a_trace_of_its_own_unless_told_to_keep(home: Path) -> 
     assert (home / "trace.db").read_text() == "somebody's"
 
 
-def test_without_the_model_the_demo_says_so_and_runs_on_recordings(home: Path) -> None:
-    """A machine for which there is no wheel still sees everything."""
+def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
+    """A machine without a wheel for the model shows the complete demo."""
     done = call("demo", home=home, without="xllamacpp", exits=0)
     assert "is not installed" in done.stdout or "no weights found" in done.stdout
     assert "Recorded replies, because the model can't run here" in done.stdout
@@ -80,12 +80,12 @@ def test_without_the_model_the_demo_says_so_and_runs_on_recordings(home: Path) -
 
 
 def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
-    """Ctrl-C ends it with 130, no traceback, and a trace file that can be read."""
+    """Ctrl-C exits with 130 and no traceback. The trace file can be read."""
     with start("demo", "--cassettes", home=home) as process:
         read_until(process, "session.turn_started")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=40)
-    assert process.returncode in (0, 130)  # 0 if it was quicker
+    assert process.returncode in (0, 130)  # The demo ended before the signal.
     assert err == b""
     call("traces", home=home, exits=0)
 
@@ -94,17 +94,17 @@ def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
 @on_the_model
 @pytest.mark.timeout(300)
 def test_the_demo_on_the_model_shows_every_step(home: Path) -> None:
-    """The real server, started and stopped; what it says is its own affair."""
+    """The real server starts and stops. The test does not check the words of the model."""
     done = call("demo", home=home, exits=0)
     check_showing(done.stdout)
     assert "A model on this machine" in done.stdout
 
 
-# -- `callboard replay`, on files that a real engine left.
+# -- `callboard replay`, on the trace files of a real engine.
 
 
 def test_replay_prints_every_event_in_order(traced: Path) -> None:
-    """With the seconds since the first, and the same few words as the demo."""
+    """Each line has the seconds since the first event. The summary is the same as in the demo."""
     done = call("replay", home=traced, without="rich", exits=0)
     lines = done.stdout.splitlines()
     assert re.match(r" +0\.000  \S+", lines[0])
@@ -115,8 +115,8 @@ def test_replay_prints_every_event_in_order(traced: Path) -> None:
     assert lines[-1].startswith(f"{len(topics)} events, from ")
 
 
-def test_replay_as_json_is_one_whole_envelope_a_line_and_needs_no_rich(traced: Path) -> None:
-    """Programs get every id, and seq in order."""
+def test_replay_as_json_is_one_envelope_a_line_and_needs_no_rich(traced: Path) -> None:
+    """Every envelope has its ids, and `seq` is in order."""
     done = call("replay", "--json", "--session", "ses_under_test", home=traced, without="rich", exits=0)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["session_id"] for row in rows} == {"ses_under_test"}
@@ -137,9 +137,7 @@ def test_replay_as_json_is_one_whole_envelope_a_line_and_needs_no_rich(traced: P
         (("--until", "2020-01-01"), []),
     ],
 )
-def test_replay_shows_only_what_the_filters_leave(
-    traced: Path, options: tuple[str, ...], topics: list[str]
-) -> None:
+def test_replay_shows_only_the_filtered_events(traced: Path, options: tuple[str, ...], topics: list[str]) -> None:
     done = call("replay", "--json", *options, home=traced, exits=0)
     assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
 
@@ -147,15 +145,15 @@ def test_replay_shows_only_what_the_filters_leave(
 @pytest.mark.parametrize(
     "options", [("--topic", "llm.call*"), ("--speed", "-1"), ("--speed", "nan"), ("--longest-pause", "-1")]
 )
-def test_replay_badly_asked_says_so(traced: Path, options: tuple[str, ...]) -> None:
-    """Exit code 2, as for every command, and no traceback."""
+def test_replay_with_wrong_options_is_refused(traced: Path, options: tuple[str, ...]) -> None:
+    """The command prints an error without a traceback, and exits with 2."""
     done = call("replay", *options, home=traced, exits=2)
     assert "Traceback" not in done.stderr
     assert done.stderr
 
 
-def test_a_slow_replay_shows_each_event_when_it_comes_and_can_be_interrupted(traced: Path) -> None:
-    """A hundred thousand times slower than it was, the first line is there at once."""
+def test_a_slow_replay_shows_events_immediately_and_can_be_interrupted(traced: Path) -> None:
+    """The first line appears immediately, although the replay runs at a hundred-thousandth of the real speed."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
         assert present(process.stdout).readline()
         process.send_signal(signal.SIGINT)

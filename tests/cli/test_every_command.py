@@ -1,8 +1,8 @@
-"""Every command, in every form of output that it offers, over a trace that a faulty day has filled.
+"""Every command, in every output format, over a trace of a faulty day.
 
-Those that read a trace do so over a file and over a database on a server.
+A command that reads a trace runs over a file and over a database on a server.
 
-Commands and forms come from the parser, so that none can be forgotten: a command without an example here fails.
+Commands and formats come from the parser. A command without an example here fails a test.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
 from .running import PRICES, call
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r")
-"""What rich writes to a terminal by itself."""
+"""The escape sequences that rich writes to a terminal."""
 
 FORMS = {"--json": "json", "--csv": "csv", "--html": "html"}
 
@@ -159,7 +159,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "backup": (("{folder}/b\x1b[2J.db",),),
     "upgrade": ((), ("--db", "{folder}/no\x1b[2J.db")),
 }
-"""Arguments by command; `--format`, which must be given, and the forms are added to them."""
+"""Arguments by command. The tests add the formats and the required `--format`."""
 
 MODELS_YAML = """
 adapters:
@@ -177,7 +177,7 @@ models:
 
 
 def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands of a parser that do something, by their words."""
+    """The commands of a parser that have no subcommands, by name."""
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
         yield name, parser
@@ -189,14 +189,14 @@ def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[
 PARSERS = dict(commands(build_parser()))
 
 
-def test_each_command_that_draws_says_so() -> None:
-    """So that a missing package is found before its work."""
+def test_each_command_that_draws_is_marked() -> None:
+    """The mark lets the command line report a missing package before the command starts."""
     silent = [name for name, parser in PARSERS.items() if _draws(parser) and not parser.get_default("draws")]
     assert silent == []
 
 
 def _draws(parser: argparse.ArgumentParser) -> bool:
-    """Whether the function of a command, or one of its module that it uses, draws with rich."""
+    """Whether the command's function draws with rich, directly or through functions of its module."""
     run = parser.get_default("run")
     module = sys.modules[run.__module__]
     used, fresh = set[str](), {run.__name__}
@@ -211,7 +211,7 @@ def _draws(parser: argparse.ArgumentParser) -> bool:
 
 
 def forms(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
-    """The options of each form of output of a command, one without any among them."""
+    """The options of each output format of a command. The first entry has no options."""
     needed = next((action for action in parser._actions if action.required and action.choices), None)
     if needed is not None:
         yield from ((needed.option_strings[0], str(choice)) for choice in needed.choices or ())
@@ -229,7 +229,7 @@ def cases() -> Iterator[tuple[str, ...]]:
 
 
 def one_of_each(found: Iterable[tuple[str, ...]]) -> list[Any]:
-    """The cases. A quick run has one of each command, and its first machine-readable one."""
+    """The cases. A quick run has one case of each command, and its first machine-readable case."""
     seen: set[tuple[str, bool]] = set()
     marked = []
     for words in found:
@@ -253,7 +253,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def day_on_server(postgres_server: PostgresServer) -> str:
-    """The name of a database with the faulty day in it, to be copied."""
+    """The name of a database with the faulty day. Tests use copies of that database."""
     return postgres_server.template("faulty_day", lambda dsn: make_faulty_day(PostgresStore(dsn), PRICES))
 
 
@@ -265,7 +265,7 @@ def server() -> Iterator[MediaServer]:
 
 @pytest.fixture
 def faulty(home: Path, day: Path, server: MediaServer) -> Path:
-    """A home folder of its own, because some commands change it."""
+    """A new home folder with the faulty day, because some commands change the trace."""
     shutil.copy(day, home / "trace.db")
     hostile = json.dumps(sanitize(HOSTILE))
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
@@ -284,7 +284,7 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
 
 @pytest.fixture
 def on_server(faulty: Path, postgres_server: PostgresServer, day_on_server: str) -> Iterator[str]:
-    """The address of a database with the faulty day in it; the home folder has no trace file."""
+    """The address of a database with the faulty day. The home folder has no trace file."""
     (faulty / "trace.db").unlink()
     with postgres_server.clean_database(day_on_server) as dsn:
         yield dsn
@@ -298,26 +298,28 @@ def given(word: str, folder: Path) -> str:
 
 
 def test_every_command_has_an_example() -> None:
-    """And no example is of a command that isn't there any more."""
+    """Each example belongs to a command that exists."""
     assert EXAMPLES.keys() == PARSERS.keys()
 
 
 @pytest.mark.parametrize("words", one_of_each(cases()), ids=in_words)
-def test_it_shows_whatever_a_faulty_day_left(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
-    """It ends in order or says why; nothing that it writes can steer a terminal; JSON and CSV are whole."""
+def test_each_command_shows_a_faulty_day(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
+    """The command succeeds or prints an error. Its output has no control characters, and its JSON and CSV are
+    valid.
+    """
     check(words, faulty, tmp_path, {})
 
 
 ON_SERVERS = [words for words in cases() if "--store" in PARSERS[words[0]].format_help()]
 SHOWN = [words for words in ON_SERVERS if not {"--csv", "--json", "jsonl"} & set(words)]
-"""The other forms write the rows that are compared below."""
+"""The cases that do not write rows. Another test compares the rows."""
 
 
 @pytest.mark.parametrize("words", one_of_each(SHOWN), ids=in_words)
-def test_it_shows_the_same_day_on_a_server(
+def test_each_command_shows_the_same_day_on_a_server(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path
 ) -> None:
-    """With the same promises, and without the password of the address."""
+    """The checks are the same, and no output has the password of the address."""
     done = check(words, home, tmp_path, {"CALLBOARD_STORE": on_server})
     password = urlsplit(on_server).password or "no password"
     assert password not in done.stdout + done.stderr
@@ -338,7 +340,9 @@ ROWS = [
 def test_a_file_and_a_server_have_the_same_rows(
     words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
 ) -> None:
-    """In the same order, but for numbers of calls (a server leaves gaps) and rows with a character 0."""
+    """The order is the same. Call ids and rows with hostile text are not compared. A server leaves gaps between
+    its ids.
+    """
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     server = call(*arguments, home=home, more={"CALLBOARD_STORE": on_server})
@@ -349,15 +353,15 @@ def test_a_file_and_a_server_have_the_same_rows(
 
 
 def comparable(rows: str) -> list[object]:
-    """Rows without the numbers of their calls, and without those that hold a hostile text."""
+    """Rows without their call ids, and without the rows that have a hostile text."""
     decoded = [msgspec.json.decode(line) for line in rows.split("\n") if line and "owned" not in line]
     return [{name: rounded(value) for name, value in row.items() if name != "call_id"} for row in decoded]
 
 
 def rounded(value: object) -> object:
-    """Sums beyond 64 bits are floats, whose last digits depend on the order of adding; so are shares of them."""
+    """Round a float, because such sums and shares depend on the order of addition."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value):
-        value = float(value)  # USD as decimal text
+        value = float(value)  # Amounts in USD are decimal text.
     inexact = isinstance(value, float) or (isinstance(value, int) and abs(value) > 2**53)
     return float(f"{value:.12g}") if inexact else value
 
@@ -365,14 +369,14 @@ def rounded(value: object) -> object:
 def check(
     words: tuple[str, ...], home: Path, tmp_path: Path, more: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """A command, which keeps what is promised of all of them."""
+    """Run a command, and check the properties that all commands share."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     done = call(*arguments, home=home, said=f"{sanitize(HOSTILE)}\n", more=more)
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert harmful(done.stderr) == []
-    if name not in ("ask", "export"):  # which leave out nothing, unless they write to a terminal
+    if name not in ("ask", "export"):  # These two commands remove control characters only at a terminal.
         assert harmful(done.stdout) == []
     if "--json" in rest or "jsonl" in rest:
         check_json(done.stdout, whole=name == "doctor")
@@ -399,8 +403,8 @@ SHOWING = sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video
         quick=len(DRAWING),
     ),
 )
-def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
-    """In colour, and with nothing in it but the styles that are ours."""
+def test_a_terminal_of_any_width_shows_the_faulty_day(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
+    """The output has colours, and no control characters except for the styles of rich."""
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}
     for example in EXAMPLES[name][: 1 if is_quick() else 3]:
         words = (given(word, tmp_path) for word in example)
@@ -411,7 +415,7 @@ def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, t
 
 
 def harmful(text: str) -> list[str]:
-    """The characters of an output that have no business there."""
+    """The characters of a text that `sanitize` changes."""
     return sorted({character for character in text if sanitize(character) != character})
 
 
@@ -432,7 +436,9 @@ def check_csv(text: str) -> None:
 
 
 def check_file(path: Path) -> None:
-    """It is for its owner alone; a page has no markup of others, and nothing that turns its order."""
+    """Check that only the owner can read the file, and that a page has no foreign markup and no hostile
+    characters.
+    """
     if not path.is_file():
         return
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -25,8 +25,8 @@ QUESTIONS = (
 
 
 @pytest.mark.parametrize("words", first_is_quick(QUESTIONS, "more questions", quick=5), ids=repr)
-def test_a_question_in_place_of_a_command_is_asked(talkative: Path, words: tuple[str, ...]) -> None:
-    """It gets the reply, the options, the pipe and the trace of `callboard ask`."""
+def test_a_question_in_place_of_a_command_is_sent(talkative: Path, words: tuple[str, ...]) -> None:
+    """The reply is that of `callboard ask` with the same options and the same pipe, and the trace has the call."""
     said = "a long text\n" if words == ("tell me",) else ""
     done = call(*words, home=talkative, said=said, exits=0)
     assert (done.stdout, done.stderr) == (call("ask", *words, home=talkative, said=said, exits=0).stdout, "")
@@ -50,7 +50,7 @@ def test_a_question_in_place_of_a_command_is_asked(talkative: Path, words: tuple
 def test_a_misspelt_command_is_never_sent_to_a_model(
     words: tuple[str, ...] | str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets a suggestion, and the exit code is that of wrong arguments."""
+    """The error suggests a command, and the exit code is 2."""
     with pytest.raises(SystemExit) as ended:
         main((words,) if isinstance(words, str) else words)
     assert ended.value.code == 2
@@ -67,7 +67,7 @@ def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_help_of_a_command_is_its_option_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """It goes to stdout, with exit code 0; without a description of its own it shows its line of the list."""
+    """Help goes to stdout with exit code 0. A command without a description shows its line of the list."""
     for words, same in {
         ("help",): ("--help",),
         ("help", "traces"): ("traces", "--help"),
@@ -83,7 +83,7 @@ def test_help_of_a_command_is_its_option_help(capsys: pytest.CaptureFixture[str]
 def test_help_lists_the_commands_in_their_groups(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command stands on one line of 80 characters, in the order of the table."""
+    """Each command is one line of at most 80 characters, in the order of the table."""
     monkeypatch.setenv("COLUMNS", "80")
     text = printed("--help", capsys=capsys)
     listed = [block.splitlines() for block in text.split("\n\n") if re.match(r"[A-Z].*:\n", block)]
@@ -94,7 +94,7 @@ def test_help_lists_the_commands_in_their_groups(
 
 
 def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The help of each command, and of each command of a command."""
+    """The test covers all commands and the subcommands of five of them."""
     monkeypatch.setenv("COLUMNS", "80")
     nested = [
         (name, command)
@@ -108,8 +108,8 @@ def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert [line for line in lines if len(line) > 80] == [], words
 
 
-def test_each_line_of_help_begins_with_a_verb() -> None:
-    """A capital letter begins it, and neither an article nor a full stop is in its place."""
+def test_each_line_of_help_starts_with_a_verb() -> None:
+    """The verb has a capital letter, and the line has no full stop."""
     for name, entry in COMMANDS.items():
         first = entry.help.split()[0]
         assert first.istitle(), name
@@ -118,18 +118,18 @@ def test_each_line_of_help_begins_with_a_verb() -> None:
 
 
 def test_help_is_completed_with_the_commands() -> None:
-    """Tab offers `help`, and behind it what stands behind nothing."""
+    """Tab completes the word `help`, and completes the words after `help` as commands."""
     assert proposals(["callboard", "hel"]) == ["help"]
     assert proposals(["callboard", "help", "trac"]) == ["traces"]
     assert "add" in proposals(["callboard", "help", "collections", ""])
 
 
-# -- Completion: what is proposed at each place, and that the shells themselves take it.
+# -- Completion: the proposals at each place, and scripts for the shells.
 
 
 @pytest.fixture
 def known(traced: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder with models, a session, a template and a key in it, which is this process's own."""
+    """The home folder of this process, with models, a session, a template and a key."""
     (traced / "models.yaml").write_text(MODELS)
     (traced / "templates").mkdir()
     (traced / "templates" / "translate.yaml").write_text("prompt: $input")
@@ -138,8 +138,8 @@ def known(traced: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return traced
 
 
-def test_what_may_come_is_proposed(known: Path) -> None:
-    """And nothing that begins otherwise. Where anything may come nothing is proposed: the shell proposes files."""
+def test_valid_words_are_proposed(known: Path) -> None:
+    """Each proposal starts with the typed text. Where any text is valid, the command proposes nothing."""
     for line, some in {
         "": {"ask", "chat", "templates"},
         "tra": {"traces"},
@@ -191,13 +191,13 @@ def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
         ("", [""]),
     ],
 )
-def test_a_line_under_way_is_read_as_words(line: str, words: list[str]) -> None:
-    """Also while a quotation is open."""
+def test_an_unfinished_line_is_read_as_words(line: str, words: list[str]) -> None:
+    """A quotation may be open at the end of the line."""
     assert in_words(line) == words
 
 
-def test_bash_gets_what_stands_behind_its_own_break() -> None:
-    """It takes a colon for the end of a word."""
+def test_bash_gets_the_part_after_its_word_break() -> None:
+    """Bash ends a word at a colon, so the proposal leaves out the part before it."""
     assert without_break("one:parrot", "one:p", " \t\n:=") == "parrot"
     assert without_break("one:parrot", "one:p", " \t\n") == "one:parrot"
     assert without_break("one:parrot", "on", " \t\n:=") == "one:parrot"
@@ -225,10 +225,12 @@ ASK = {
 }
 
 
-def test_words_are_taken_as_they_are(known: Path) -> None:
-    """As zsh and fish say them: the program first, and last the word under way, perhaps an option or empty."""
+def test_words_of_a_shell_are_read_unchanged(known: Path) -> None:
+    """zsh and fish pass the program first and the unfinished word last. That word may be an option or empty."""
     assert all("callboard completion --words " in SCRIPTS[shell] for shell in ("zsh", "fish"))
-    assert not any("--words --" in script for script in SCRIPTS.values()), "the parser takes that away"
+    assert not any("--words --" in script for script in SCRIPTS.values()), (
+        "the parser would remove the second option"
+    )
 
     def proposed(*words: str) -> list[str]:
         return call("completion", "--words", *words, home=known, exits=0).stdout.splitlines()
@@ -239,10 +241,10 @@ def test_words_are_taken_as_they_are(known: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", first_is_quick(sorted(SCRIPTS), "the shells themselves"))
-def test_a_shell_takes_it(shell: str, known: Path, tmp_path: Path) -> None:
-    """The shell itself reads the script and asks for a command, a model and a session."""
+def test_a_shell_runs_its_script(shell: str, known: Path, tmp_path: Path) -> None:
+    """The shell reads the script and completes a command, a model and a session."""
     if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
+        pytest.skip(f"{shell} is not installed")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "callboard"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m callboard "$@"\n')

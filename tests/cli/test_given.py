@@ -1,4 +1,4 @@
-"""What a person types for a question: schemas, options, attachments, blocks of code, the line of usage."""
+"""The inputs of a question: schemas, options, attachments, code blocks, templates, and the line of usage."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def objects(required: list[str], **properties: JsonObject) -> JsonObject:
     ],
 )
 def test_a_short_form_is_a_schema(text: str, schema: JsonObject) -> None:
-    """Fields between commas or on lines of their own; brackets make a list; JSON is taken as it is."""
+    """Commas or line breaks separate the fields. Brackets make a list. JSON is used unchanged."""
     assert schema_of(text) == schema
-    assert ObjectSchema(schema_of(text)).sent  # a provider is given it
+    assert ObjectSchema(schema_of(text)).sent  # ObjectSchema accepts the schema, so a provider can receive it.
 
 
-def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
-    """In one sentence. A schema may stand in a file, whose name ends with .json."""
+def test_a_wrong_schema_is_refused_with_a_reason(tmp_path: Path) -> None:
+    """The error is one sentence. A file ending in .json can contain the schema."""
     (tmp_path / "s.json").write_text('{"type": "integer"}')
     assert schema_of(str(tmp_path / "s.json")) == AGE
     (tmp_path / "l.json").write_text("[1]")
@@ -99,20 +99,20 @@ def test_what_is_no_schema_says_why(tmp_path: Path) -> None:
         ("temperature", 1, 1.0),
     ],
 )
-def test_an_option_is_read_as_what_it_is(name: str, value: str, read: object) -> None:
-    """Numbers, words, lists."""
+def test_an_option_is_read_as_its_type(name: str, value: str, read: object) -> None:
+    """The option's name decides whether the value is a number, a text, a boolean or a list."""
     assert options_of([(name, value)]) == {name: read}
 
 
-def test_an_option_with_a_dot_is_a_providers() -> None:
-    """Its value is JSON, or else text; `as_json_options` gives the same back."""
+def test_an_option_with_a_dot_is_an_option_of_the_provider() -> None:
+    """The value is JSON, or else text. `as_json_options` is the inverse."""
     options = options_of([("anthropic.top_k", "40"), ("anthropic.x", "words"), ("seed", "1"), ("seed", "2")])
     assert options == {"provider_options": {"anthropic": {"top_k": 40, "x": "words"}}, "seed": 2}
     assert options_of(as_json_options(options).items()) == options
 
 
-def test_a_wrong_option_says_what_is_right() -> None:
-    """Its name, or its value; every option is one of a turn."""
+def test_the_error_of_a_wrong_option_has_a_correction() -> None:
+    """The error corrects the name or the value. Every option is an option of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
     wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "must be a whole number"}
     for option, said in {**wrong, ("", ""): "unknown option"}.items():
@@ -135,13 +135,15 @@ WAV = b"RIFF\0\0\0\0WAVE"
         (b"\0\1", "v.mp3", AudioBlock(data=b"\0\1", media_type="audio/mpeg")),
     ],
 )
-def test_an_attachment_is_what_its_content_shows_and_else_its_name(data: bytes, name: str, block: object) -> None:
-    """A PNG is an image whatever it is called."""
+def test_an_attachments_type_comes_from_its_content_or_else_its_name(
+    data: bytes, name: str, block: object
+) -> None:
+    """The content takes precedence over the name: a PNG is an image with any name."""
     assert of_bytes(data, name) == block
 
 
-def test_an_address_is_what_its_name_shows() -> None:
-    """The provider fetches it; a type that is said stands over name and content."""
+def test_the_type_of_an_address_comes_from_its_name() -> None:
+    """The provider fetches the address. An explicit type replaces the type of the name and of the content."""
     kinds = {"https://h/a.JPG?x=1": ImageBlock, "http://h/a.mp3": AudioBlock, "https://h/a.pdf": DocumentBlock}
     for url, kind in kinds.items():
         assert isinstance(attachment(url, None, lambda: b""), kind)
@@ -149,8 +151,8 @@ def test_an_address_is_what_its_name_shows() -> None:
     assert of_address("https://h/p", "image/png") == ImageBlock(url="https://h/p", media_type="image/png")
 
 
-def test_an_attachment_that_cannot_be_had_says_why() -> None:
-    """In one sentence, with what to do."""
+def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
+    """The error is one sentence with advice."""
     wrong = {
         "/nowhere/x": "No such file",
         "https://h/x": "Set it with --at https://h/x TYPE",
@@ -163,8 +165,8 @@ def test_an_attachment_that_cannot_be_had_says_why() -> None:
         of_bytes(b"\0", "x")
 
 
-def test_the_pipe_comes_before_what_is_said() -> None:
-    """Either may be missing; attachments stand before the text, or alone."""
+def test_the_pipe_comes_before_the_question() -> None:
+    """The pipe or the question may be missing. Attachments come before the text, and need no text."""
     assert joined("diff", "What is new?") == "diff\n\nWhat is new?"
     assert (joined("diff", ""), joined(" \n", "hi")) == ("diff", "hi")
     image = ImageBlock(data=PNG)
@@ -187,22 +189,22 @@ def test_the_pipe_comes_before_what_is_said() -> None:
         ("`` no ``\n", []),
     ],
 )
-def test_blocks_of_code_are_found_as_commonmark_has_them(text: str, blocks: list[str]) -> None:
-    """A longer fence may hold shorter ones; a block that was cut off is one, too."""
+def test_blocks_of_code_follow_commonmark(text: str, blocks: list[str]) -> None:
+    """A longer fence can contain shorter fences. A block without a closing fence counts."""
     assert code_blocks(text) == blocks
     assert extracted(text, "first") == (blocks[0] if blocks else None)
     assert extracted(text, "last") == (blocks[-1] if blocks else None)
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=20), max_size=4))
-def test_fenced_code_comes_back(codes: list[str]) -> None:
-    """Whatever stands in it that is no fence."""
+def test_fenced_code_is_read_unchanged(codes: list[str]) -> None:
+    """The code can be any text without a fence."""
     whole = [f"{code}\n" for code in codes]
     assert code_blocks("\n".join(f"words\n```x\n{code}```" for code in whole)) == whole
 
 
-def test_the_pace_of_a_reply_is_that_of_its_tokens_once_it_had_begun() -> None:
-    """Nothing is said of one that came whole, in no time, or with tools in the middle."""
+def test_the_pace_of_a_reply_counts_tokens_after_the_first() -> None:
+    """The pace is missing for a reply without a first token or with several calls."""
     assert per_second(101, Pace(0, 1, 3), 1) == 50
     for pace, replies in ((Pace(0, None, 3), 1), (Pace(0, 3, 3), 1), (Pace(0, 1, 3), 2)):
         assert per_second(9, pace, replies) is None
@@ -213,14 +215,14 @@ def test_the_pace_of_a_reply_is_that_of_its_tokens_once_it_had_begun() -> None:
     assert whole == "p:m in 2 calls: 1 in, 1 out, 3.0 s in total, $0.001000000"
 
 
-def test_a_conversation_is_called_by_its_first_words() -> None:
-    """On one line, and not too many."""
+def test_a_conversations_name_is_its_first_words() -> None:
+    """The name is one short line."""
     assert name_of("  What is\nnew? ") == "What is new?"
     assert name_of(" ") is None
     assert name_of("word " * 50, 9) == "word word…"
 
 
-# -- Templates: what their files may say, how they are filled, and the commands that show and edit them.
+# -- Templates: the content of their files, their parameters, and the commands that show and edit them.
 
 TRANSLATE = """
 system: You are a translator.
@@ -236,13 +238,13 @@ extract: last
 
 @pytest.fixture
 def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of templates of this process."""
+    """The templates folder of this process."""
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     return home / "templates"
 
 
 def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
-    """And ``$input`` from what is asked; a missing and a strange parameter are refused by their names."""
+    """`$input` is the question. A missing parameter and an unknown parameter are refused by name."""
     template = read("translate", TRANSLATE)
     assert template.parameters == ("language", "reader")
     assert template.filled("dog", {"language": "French"}).prompt == "Into French, for a child: dog"
@@ -253,7 +255,9 @@ def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
         template.filled("", {})
     with pytest.raises(ConfigurationError, match="has no parameter 'tongue': expected one of language, reader"):
         template.filled("", {"language": "x", "tongue": "y"})
-    assert read("t", "prompt: Tell a joke.").filled("", {}).prompt == "Tell a joke.", "without blank lines"
+    assert read("t", "prompt: Tell a joke.").filled("", {}).prompt == "Tell a joke.", (
+        "the prompt has no blank lines at its end"
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,16 +272,14 @@ def test_a_parameter_is_filled_from_the_caller_or_from_its_default() -> None:
         ("prompt: costs $$5", "costs $5\n\nthe input", None),
     ],
 )
-def test_the_input_goes_where_it_is_named_or_else_below_the_prompt(
-    text: str, prompt: str, system: str | None
-) -> None:
-    """It is never lost, and never there twice unless the template says so."""
+def test_the_input_replaces_its_name_or_comes_below_the_prompt(text: str, prompt: str, system: str | None) -> None:
+    """The input occurs once, or twice if the template names it twice."""
     assert read("t", text).filled("the input", {}) == (prompt, system)
 
 
 @given(st.text(), st.text())
-def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
-    """Also one that looks like a parameter itself."""
+def test_a_value_is_inserted_unchanged(value: str, said: str) -> None:
+    """A value that looks like a parameter is not expanded."""
     filled = Template(name="t", prompt="$a|$input").filled(said, {"a": value})
     assert filled.prompt == f"{value}|{said}"
 
@@ -294,7 +296,7 @@ def test_a_value_is_put_in_as_it_is(value: str, said: str) -> None:
         ("[1]", "Expected `object`, got `array`"),
     ],
 )
-def test_a_wrong_file_is_told_by_its_place(text: str, fault: str, folder: Path) -> None:
+def test_the_error_of_a_wrong_file_has_its_place(text: str, fault: str, folder: Path) -> None:
     """The error names the file, the key and the fault."""
     folder.mkdir()
     (folder / "t.yaml").write_text(text)
@@ -303,8 +305,10 @@ def test_a_wrong_file_is_told_by_its_place(text: str, fault: str, folder: Path) 
     assert str(folder / "t.yaml") in str(raised.value)
 
 
-def test_a_name_leads_nowhere_but_into_the_folder(folder: Path) -> None:
-    """A path is no name; an unknown template is answered with the nearest, or with how to make one."""
+def test_a_name_never_leads_out_of_the_folder(folder: Path) -> None:
+    """A path is not a name. The error of an unknown template names the nearest one, or the command that makes
+    one.
+    """
     for name in ("../models", "a/b", "", ".hidden", "/etc/passwd"):
         with pytest.raises(ConfigurationError, match="is not a template name"):
             path_of(name)
@@ -315,8 +319,8 @@ def test_a_name_leads_nowhere_but_into_the_folder(folder: Path) -> None:
         load("zzz")
 
 
-def test_a_saved_template_is_read_again_as_it_was(folder: Path) -> None:
-    """Its file is its owner's alone, and isn't replaced unless that is said."""
+def test_a_saved_template_is_read_unchanged(folder: Path) -> None:
+    """Only the owner can read the file, and only `replace=True` replaces it."""
     more = {"defaults": {"a": 1}, "schema": "name, age int", "tools": ("x",), "extract": "first"}
     template = Template(name="t", prompt="two\nlines $a", **more)
     path = save(template)
@@ -332,13 +336,13 @@ def test_a_saved_template_is_read_again_as_it_was(folder: Path) -> None:
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
 def test_any_text_survives_its_file(text: str) -> None:
-    """Quotes, colons, blanks at the ends and control characters are kept."""
+    """Quotes, colons, control characters, and spaces at the ends are kept."""
     template = Template(name="t", description=text)
     assert read("t", as_yaml(template)) == template
 
 
 def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
-    """The others are listed all the same."""
+    """The list also shows the other templates."""
     (home / "templates").mkdir()
     (home / "templates" / "good.yaml").write_text(TRANSLATE)
     (home / "templates" / "bad.yaml").write_text("prompt: costs $5")
@@ -350,7 +354,7 @@ def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
 
 
 def test_an_edited_template_is_checked(home: Path) -> None:
-    """A new one begins with an example; a wrong one stays for the next try, and the exit code is 2."""
+    """A new template starts as an example. A wrong template stays in its file, and the exit code is 2."""
     made = call("templates", "edit", "new", home=home, exits=0, more={"VISUAL": "true"})
     assert "ask -t new" in made.stdout
     assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
@@ -360,8 +364,8 @@ def test_an_edited_template_is_checked(home: Path) -> None:
     assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
 
 
-def test_an_editor_that_fails_leaves_what_was_written_and_no_example(home: Path) -> None:
-    """The exit code is 1; for one that is not there it is 2, and the error names it."""
+def test_an_editor_that_fails_leaves_the_written_text_and_no_example(home: Path) -> None:
+    """The exit code is 1. If the editor does not exist, the exit code is 2 and the error names the editor."""
     new = home / "templates" / "new.yaml"
     edit = ("templates", "edit", "new")
     assert "no-such-editor" in call(*edit, home=home, exits=2, more={"VISUAL": "no-such-editor"}).stderr

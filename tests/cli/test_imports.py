@@ -14,13 +14,13 @@ from .running import call
 
 @pytest.fixture
 def sessions(tmp_path: Path) -> Path:
-    """A folder with one session, and with a line that is no JSON."""
+    """A folder with one session, which has a line that is not JSON."""
     session = Claude()
     write(session.file(tmp_path / "sessions"), [session.prompt(), session.reply(1, usage(0, 1000)), "{\n"])
     return tmp_path / "sessions"
 
 
-def test_it_reports_calls_models_and_what_could_not_be_read(sessions: Path, tmp_path: Path) -> None:
+def test_an_import_reports_calls_models_and_unread_lines(sessions: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = call("import", "claude-code", str(sessions), home=home)
     assert done.returncode == 0
@@ -53,13 +53,13 @@ def test_json_has_a_line_for_each_model(sessions: Path, tmp_path: Path) -> None:
         (("claude-code", "--watch", "--dry-run"), "use --watch or --dry-run, not both"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = call("import", *words, home=tmp_path / "home")
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_a_place_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_failure(tmp_path: Path) -> None:
     done = call("import", "claude-code", str(tmp_path / "nothing"), home=tmp_path / "home")
     assert done.returncode == 1
     assert "no such file or folder" in done.stdout

@@ -1,6 +1,4 @@
-"""The keys of a private file: which programs read them, which source comes first, and that no output shows
-them.
-"""
+"""The private file of keys: its readers, the order of the sources, and outputs that never show a key."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ models:
 """
 
 
-def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
-    """Under the name of its variable, without the line's end; and it is told and listed by its name alone."""
+def test_a_key_from_a_pipe_is_stored_in_a_private_file(home: Path) -> None:
+    """The file has the key under its variable's name, without the line break. Outputs show only the name."""
     done = call("keys", "set", "openai", home=home, said=f"{KEY}\n", exits=0)
     file = home / "keys.json"
     assert json.loads(file.read_text()) == {"OPENAI_API_KEY": KEY}
@@ -52,15 +50,15 @@ def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
     assert KEY not in done.stdout + done.stderr + shown
 
 
-def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
+def test_at_a_terminal_the_key_is_read_without_echo(home: Path) -> None:
     code, seen, _ = at_terminal("keys", "set", "MY_KEY", home=home, typed=f"{KEY}\n", after="MY_KEY:")
     assert code == 0
     assert KEY not in seen
     assert read_keys(home / "keys.json").keys == {"MY_KEY": KEY}
 
 
-def test_a_key_is_no_argument(home: Path) -> None:
-    """It is refused and not repeated, and nothing is kept, nor of what no header can carry."""
+def test_a_key_as_an_argument_is_refused(home: Path) -> None:
+    """The error does not repeat the key, and nothing is stored. A text that no header can have is refused too."""
     done = call("keys", "set", "openai", KEY, home=home, said=f"{KEY}\n", exits=2)
     assert "a key must not be an argument" in done.stderr
     assert KEY not in done.stdout + done.stderr
@@ -70,8 +68,10 @@ def test_a_key_is_no_argument(home: Path) -> None:
     assert not (home / "keys.json").exists()
 
 
-def test_the_environment_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a models.yaml and without; an empty one counts as not set; given ones are the only ones."""
+def test_the_environment_comes_before_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is the same with and without a models.yaml. An empty variable counts as not set. Passed variables
+    replace the environment and the file.
+    """
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     for name in ("OPENAI_API_KEY", "HERE_KEY"):
         set_key(home / "keys.json", name, f"{name} of the file")
@@ -93,10 +93,10 @@ def test_the_environment_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777])
-def test_a_file_that_others_may_open_is_ignored_and_complained_of(
+def test_a_file_that_others_can_open_is_ignored_with_a_warning(
     mode: int, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As ssh does; the remedy is in the warning, and nothing is added to the file."""
+    """The warning has the remedy, and no key can be added to the file."""
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     file = home / "keys.json"
@@ -111,7 +111,7 @@ def test_a_file_that_others_may_open_is_ignored_and_complained_of(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"A": 1}', "\x00", '{"A": "sk-secret"'])
-def test_a_file_that_is_no_list_of_keys_is_told_and_not_overwritten(text: str, home: Path) -> None:
+def test_a_file_that_is_no_object_of_keys_is_reported_and_not_overwritten(text: str, home: Path) -> None:
     file = home / "keys.json"
     write_private(file, text.encode())
     stored = read_keys(file)
@@ -124,7 +124,7 @@ def test_a_file_that_is_no_list_of_keys_is_told_and_not_overwritten(text: str, h
 
 
 def test_a_link_is_not_written_through(home: Path) -> None:
-    """Whatever it leads to stays as it was; and no representation shows a key."""
+    """The link's target stays unchanged, and no repr shows a key."""
     other = home / "other.json"
     write_private(other, b"{}")
     (home / "keys.json").symlink_to(other)
@@ -136,8 +136,8 @@ def test_a_link_is_not_written_through(home: Path) -> None:
     assert KEY not in repr(stored) + repr(Variables({}, stored))
 
 
-def test_keys_that_are_set_at_once_are_all_kept(home: Path) -> None:
-    """Nobody overwrites what another has just added."""
+def test_keys_that_are_set_concurrently_are_all_kept(home: Path) -> None:
+    """No process overwrites a key that another process has just added."""
     file = home / "keys.json"
     names = [f"KEY_{number}" for number in range(32)]
     with ThreadPoolExecutor(8) as pool:
@@ -146,8 +146,8 @@ def test_keys_that_are_set_at_once_are_all_kept(home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["keys.json"]
 
 
-def test_a_removed_key_is_gone(home: Path) -> None:
-    """A second removal says that there is none."""
+def test_a_removed_key_is_no_longer_listed(home: Path) -> None:
+    """A second removal fails."""
     call("keys", "set", "MY_KEY", home=home, said=KEY, exits=0)
     assert call("keys", "get", "MY_KEY", home=home, exits=0).stdout == f"{KEY}\n"
     call("keys", "remove", "MY_KEY", home=home, exits=0)
@@ -155,8 +155,8 @@ def test_a_removed_key_is_gone(home: Path) -> None:
     assert "no key MY_KEY" in call("keys", "get", "MY_KEY", home=home, exits=1).stderr
 
 
-def test_doctor_says_where_a_key_came_from_and_what_a_wrong_one_answers(home: Path) -> None:
-    """For a key of the file and for one of the environment."""
+def test_doctor_shows_the_source_of_a_key_and_the_reply_to_a_wrong_one(home: Path) -> None:
+    """The source is the file or the environment. The advice names the refused key."""
     call("keys", "set", "HERE_KEY", home=home, said=KEY, exits=0)
     with provider_server(401) as server:
         (home / "models.yaml").write_text(MODELS.format(url=server.url))
@@ -169,8 +169,8 @@ def test_doctor_says_where_a_key_came_from_and_what_a_wrong_one_answers(home: Pa
     assert KEY not in done.stdout + done.stderr
 
 
-def test_doctor_fails_on_keys_that_others_may_read(home: Path) -> None:
-    """With what to do."""
+def test_doctor_fails_on_keys_that_others_can_read(home: Path) -> None:
+    """The advice is a `chmod` command."""
     set_key(home / "keys.json", "A", KEY)
     (home / "keys.json").chmod(0o644)
     done = call("doctor", "--offline", home=home)
@@ -178,7 +178,7 @@ def test_doctor_fails_on_keys_that_others_may_read(home: Path) -> None:
     assert "-> chmod 600" in done.stdout
 
 
-def test_a_provider_is_asked_with_a_key_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_to_a_provider_has_the_key_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     set_key(home / "keys.json", "HERE_KEY", KEY)
     with provider_server() as server:
@@ -189,10 +189,10 @@ def test_a_provider_is_asked_with_a_key_of_the_file(home: Path, monkeypatch: pyt
         assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-# -- Every file that a command or the library writes content to is for its owner alone, and never behind a link.
+# -- Every file with content is private to its owner, and is never written through a link.
 
 Writes = Callable[[Path, Path], object]
-"""Writes to the second path, with a home folder that has a trace file and models."""
+"""Writes the file at the second path. The first path is a home folder with a trace file and models."""
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def generous_umask() -> Iterator[None]:
 
 
 def command(*words: str) -> Writes:
-    """A command of these words, with the path in the place of FILE. Raises OSError if it failed."""
+    """A command with these words, in which the path replaces FILE. It raises OSError if the command fails."""
 
     def run(home: Path, file: Path) -> None:
         done = call(*(str(file) if word == "FILE" else word for word in words), home=home)
@@ -224,7 +224,7 @@ def command(*words: str) -> Writes:
 
 class NoTransport:
     async def send(self, request: HttpRequest) -> HttpReply:
-        raise AssertionError("nothing is asked")
+        raise AssertionError("no request is sent")
 
     async def aclose(self) -> None:
         pass
@@ -269,8 +269,8 @@ SURFACES: dict[str, Writes] = {
 
 
 @pytest.mark.parametrize("name", SURFACES)
-def test_its_owner_alone_can_read_it(name: str, faulty: Path, tmp_path: Path) -> None:
-    """Under the usual umask; and nothing is left beside it."""
+def test_only_the_owner_can_read_a_written_file(name: str, faulty: Path, tmp_path: Path) -> None:
+    """The file has these permissions with the usual umask. Nothing else remains in the folder."""
     if name == "calls as Parquet":
         pytest.importorskip("pyarrow")
     file = tmp_path / "written.png"
@@ -283,7 +283,7 @@ def test_its_owner_alone_can_read_it(name: str, faulty: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_nothing_is_written_through_a_link(name: str, faulty: Path, tmp_path: Path) -> None:
-    """It is refused, and the file behind it stays as it is."""
+    """The command is refused, and the link's target does not change."""
     if name == "calls as Parquet":
         pytest.importorskip("pyarrow")
     behind, file = tmp_path / "behind", tmp_path / "written.png"

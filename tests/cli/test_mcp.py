@@ -35,7 +35,7 @@ SCHEMA = {
 
 @pytest.fixture
 def servers(tmp_path: Path) -> str:
-    """A file with a server that works, and one that does not start."""
+    """A file with a working server and a server that does not start."""
     path = tmp_path / "mcp.json"
     lib = {"command": sys.executable, "args": [str(OLD_SERVER), "${LIB_NAME:-lib}"]}
     path.write_text(json.dumps({"mcpServers": {"lib": lib, "gone": {"command": "/nowhere/at/all"}}}))
@@ -43,10 +43,8 @@ def servers(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["ask", "chat"])
-def test_the_servers_of_a_file_are_there_for_a_question_and_a_chat(
-    talkative: Path, servers: str, name: str
-) -> None:
-    """A note names the server that is down. `ask -c` has them again."""
+def test_a_question_and_a_chat_can_use_the_servers_of_a_file(talkative: Path, servers: str, name: str) -> None:
+    """One line names the server that does not start. `ask -c` uses the same servers."""
     said = 'call echo {"text": "hi"}'
     words = ("-m", "obedient:m", "--mcp", servers)
     done = call(
@@ -81,7 +79,7 @@ def test_a_wrong_file_of_servers_is_named(talkative: Path, tmp_path: Path) -> No
     ids=["filled in", "corrected", "declined", "ended"],
 )
 def test_a_form_is_filled_in_field_by_field(typed: str, answer: object) -> None:
-    """A wrong value is asked for again, and an empty line leaves a field out if it may be."""
+    """A wrong value is requested again. An empty line leaves out an optional field."""
 
     class Terminal(io.StringIO):
         def write(self, text: str) -> int:
@@ -126,7 +124,7 @@ def wipe(disk: str) -> str:
 
 
 class Client:
-    """A client of the year 2025, in plain JSON lines."""
+    """A client with the protocol of 2025, in JSON lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -156,7 +154,9 @@ def serving(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path) -> None:
-    """What a tool prints does not disturb the protocol. The client's user approves what needs an approval."""
+    """Output that a tool prints does not disturb the protocol. The client's user approves calls that need an
+    approval.
+    """
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
     with serving(talkative, "-T", str(file)) as process:
@@ -178,7 +178,7 @@ def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path)
 
 
 def test_a_model_is_served_by_the_tool_ask(talkative: Path) -> None:
-    """Each conversation is a session, and goes on by its id."""
+    """Each conversation is a session. The session's id continues the conversation."""
     with serving(talkative, "-m", "first") as process:
         client = Client(process)
         client.begin()

@@ -1,4 +1,4 @@
-"""`callboard image` and `callboard video`, as processes, against a server on a real socket."""
+"""`callboard image`, `video` and `record` as processes, and commands over read-only media."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_image_is_written_to_a_file(home_with_media: Path, tmp_path: Path) ->
 def test_several_images_get_a_number_each_and_an_edit_takes_files(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
-    """What cannot be made is said in one line."""
+    """An impossible request gives one line on stderr."""
     (tmp_path / "in.png").write_bytes(png())
     arguments = ("image", "Blue.", "--model", "draw", "-o", str(tmp_path / "out.png"))
     edit = ("-n", "2", "--edit", str(tmp_path / "in.png"))
@@ -79,7 +79,7 @@ def test_a_video_is_made_awaited_and_written(home_with_media: Path, tmp_path: Pa
     ]
 
 
-def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
+def test_ctrl_c_leaves_the_job_and_prints_how_to_continue(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
     server.steps = [10] * 100_000
@@ -99,13 +99,13 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
     call(*resume, home=home_with_media, exits=0)
     assert target.read_bytes() == server.file
     assert server.made == {"video": 1}
-    assert call(*resume, home=home_with_media).returncode == 0  # once more, and it is not counted again
+    assert call(*resume, home=home_with_media).returncode == 0  # A second resume does not count the video again.
     costs = call("cost", "--by", "operation", "--json", home=home_with_media).stdout
     assert costs.count('"video"') == 1
 
 
-def test_without_waiting_its_id_is_printed(home_with_media: Path, tmp_path: Path, server: MediaServer) -> None:
-    """A job that fails is an error and nothing to come back to; too little said is refused."""
+def test_no_wait_prints_the_id(home_with_media: Path, tmp_path: Path, server: MediaServer) -> None:
+    """A failed job is an error without a hint to resume. Missing arguments are refused."""
     done = call("video", "A red boat.", "--model", "film", "--no-wait", home=home_with_media)
     assert (done.returncode, done.stdout) == (0, "video_1\n")
     assert server.of("look") == []
@@ -125,10 +125,10 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_named_key_is_sent_and_the_way_back_to_a_video_names_it(
+def test_a_named_key_is_sent_and_the_hint_to_resume_a_video_names_it(
     home_with_media: Path, tmp_path: Path, server: MediaServer
 ) -> None:
-    """The trace has the key's name, and nothing has its value."""
+    """The trace has the name of the key, and not its value."""
     models = home_with_media / "models.yaml"
     models.write_text(
         models.read_text().replace("type: openai,", "type: openai, keys: {acme: {api_key_env: ACME}},")
@@ -145,7 +145,7 @@ def test_a_named_key_is_sent_and_the_way_back_to_a_video_names_it(
     assert "0123456789" not in rows
 
 
-def test_a_key_that_nobody_has_is_refused_by_name(home: Path) -> None:
+def test_an_unknown_key_is_refused_by_name(home: Path) -> None:
     kinds = {"image": ("-o", "x.png"), "video": ("-o", "x.mp4"), "embedding": (), "chat": ()}
     models = "".join(f"  'openai:{kind}': {{adapter: openai, kind: {kind}}}\n" for kind in kinds)
     openai = "openai: {type: openai, api_key: sk-0123456789, base_url: 'http://127.0.0.1:9/v1'}"
@@ -156,7 +156,7 @@ def test_a_key_that_nobody_has_is_refused_by_name(home: Path) -> None:
         assert "openai has no key 'nobody'" in done.stdout + done.stderr
 
 
-# -- Every command that only reads works on a closed trace on read-only media, as it does elsewhere.
+# -- A command that only reads has the same output for a closed trace on read-only media.
 
 READING = (
     *(
@@ -175,7 +175,7 @@ READING = (
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """The same trace twice: where it can be written, and on read-only media."""
+    """Two copies of a trace: one in a writable folder, and one on read-only media."""
     folder = tmp_path_factory.mktemp("both")
     writable = folder / "home" / "trace.db"
     make_trace(writable)
@@ -187,21 +187,23 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]
 
 
 @pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_it_says_the_same_on_read_only_media(words: tuple[str, ...], both: tuple[Path, Path], home: Path) -> None:
-    """Word for word, but for where the file is."""
+def test_the_output_is_the_same_on_read_only_media(
+    words: tuple[str, ...], both: tuple[Path, Path], home: Path
+) -> None:
+    """The outputs differ only in the path."""
     said = [call(*words, "--db", str(path), home=home) for path in both]
     assert said[1].returncode == said[0].returncode, said[1].stderr
     shown = [(each.stdout + each.stderr).replace(str(path), "") for each, path in zip(said, both, strict=True)]
     assert shown[0] == shown[1]
 
 
-def test_it_is_copied_from_read_only_media(both: tuple[Path, Path], home: Path, tmp_path: Path) -> None:
-    """By `backup`, into a file that can be written again."""
+def test_a_trace_is_copied_from_read_only_media(both: tuple[Path, Path], home: Path, tmp_path: Path) -> None:
+    """The command is `backup`, and the copy can be written."""
     call("backup", str(tmp_path / "copy.db"), "--db", str(both[1]), home=home, exits=0)
     assert "3 calls" in call("traces", "--db", str(tmp_path / "copy.db"), home=home).stdout
 
 
-# -- `callboard record`: a provider's answers as a cassette, which replays them.
+# -- `callboard record` writes a provider's replies to a cassette, which replays them.
 
 REPLY = {
     "id": "c_1",
@@ -234,14 +236,16 @@ def record(*arguments: str, home: Path, said: str = "") -> subprocess.CompletedP
 
 
 async def replayed(models: Path) -> list[str]:
-    """What the recorded session says, asked by an engine that has only the cassette."""
+    """The replies of an engine that has only the cassette."""
     async with Engine(models=models, trace=False) as engine:
         session = engine.session("near")
         return [(await session.send(prompt)).text for prompt in ("Hi", "And?")]
 
 
-def test_what_was_recorded_replays(provided: Path, tmp_path: Path) -> None:
-    """The line that it shows, in models.yaml, answers the same session without a network, and holds no key."""
+def test_a_recording_can_be_replayed(provided: Path, tmp_path: Path) -> None:
+    """The command prints an adapter for models.yaml. The adapter replays the session without a network or a
+    key.
+    """
     file = tmp_path / "near.json"
     done = record("Hi", "And?", "--whole", "--model", "near", "-o", str(file), home=provided)
     assert (done.returncode, done.stdout.split()) == (0, ["Hello.", "Hello."]), done.stderr
@@ -259,7 +263,7 @@ def test_what_was_recorded_replays(provided: Path, tmp_path: Path) -> None:
 
 
 def test_the_prompts_are_those_of_stdin_and_streams_by_default(provided: Path, tmp_path: Path) -> None:
-    """In one session. A file that is there stays, and nobody is asked, unless it is to be replaced."""
+    """All prompts are in one session. Without `--replace`, an existing file stays and nothing is sent."""
     file = tmp_path / "mine.json"
     file.write_text("mine")
     done = record("--model", "near", "-o", str(file), home=provided, said="Hi\n\n")
@@ -272,7 +276,7 @@ def test_the_prompts_are_those_of_stdin_and_streams_by_default(provided: Path, t
 
 
 def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, home: Path) -> None:
-    """And the command fails, in one line."""
+    """The command fails with one line."""
     file = tmp_path / "down.json"
     with provider_server(status=500, body=b'{"error": {"message": "down"}}') as broken:
         models = (provided / "models.yaml").read_text()
@@ -286,10 +290,10 @@ def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, ho
 
 
 @pytest.mark.parametrize(("arguments", "said"), [((), "no prompts"), (("Hi",), "sends no HTTP")])
-def test_what_can_not_be_recorded_is_said(
+def test_a_recording_that_is_not_possible_is_refused(
     talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    """No prompt, or an adapter without HTTP."""
+    """The command needs a prompt and an adapter with HTTP."""
     done = record(*arguments, "--model", "first", "-o", str(tmp_path / "x.json"), home=talkative)
     assert done.returncode in (1, 2)
     assert said in done.stderr

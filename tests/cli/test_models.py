@@ -39,69 +39,69 @@ models:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["models", *arguments]) == 0
     return capsys.readouterr().out
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, object]]:
-    found = [json.loads(line) for line in told(capsys, *arguments, "--json").splitlines()]
+    found = [json.loads(line) for line in output(capsys, *arguments, "--json").splitlines()]
     return {row["id"]: row for row in found}
 
 
-def test_it_lists_what_can_be_asked_for_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys).splitlines()
+def test_models_lists_the_models_that_can_be_called(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys).splitlines()
     mine = next(line for line in lines if line.startswith("work:claude-opus-4-6 "))
     assert " ".join(mine.split()[1:]) == "1,000,000 128,000 5 25 tools, vision, reasoning, schema mine"
     locked = next(line for line in lines if line.startswith("locked:gpt-5.2 "))
     assert locked.rstrip().endswith("not configured, NO_SUCH_KEY is not set")
     assert any(line.startswith("work:claude-sonnet-5-5 ") for line in lines)
-    assert not any(line.startswith("locked:gpt-6") for line in lines), "there is no key for it"
+    assert not any(line.startswith("locked:gpt-6") for line in lines), "the key of this model is not set"
     assert re.search(r"as known on \d{4}-\d\d-\d\d\. Prices apply to a small prompt\.", lines[-1])
 
 
-def test_a_model_that_embeds_calls_no_tools(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever else its adapter's models can do."""
+def test_an_embedding_model_calls_no_tools(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The adapter also has models that call tools."""
     (here / "models.yaml").unlink()
     found = rows(capsys)
     assert found["local-chat:smollm2"]["supports_structured_output"] is True
     assert found["local-embed:smollm2"]["supports_structured_output"] is False
 
 
-def test_it_is_narrowed_by_provider_and_by_capability(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All are all that are known; no models are no empty table."""
+def test_a_provider_and_a_capability_narrow_the_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--all` lists every known model. An empty list is a message, and not an empty table."""
     assert set(rows(capsys, "--provider", "locked")) == {"locked:gpt-5.2"}
     thinking = rows(capsys, "--provider", "openai", "--capability", "reasoning")
-    assert "openai:gpt-6.2-sol" in thinking, "no adapter is called so: the catalogue's"
+    assert "openai:gpt-6.2-sol" in thinking, "without an adapter of that name, the rows come from the catalogue"
     assert "openai:gpt-4o" not in thinking
     assert all(row["supports_reasoning"] for row in thinking.values())
     everything = rows(capsys, "--all")
     assert len(everything) > 1000
     unknown = everything["groq:llama-3.3-70b-versatile"]
     assert (unknown["supports_tools"], unknown["input_cost_per_million"]) == (None, "0.59")
-    assert told(capsys, "--provider", "nobody").startswith("No matching models.")
+    assert output(capsys, "--provider", "nobody").startswith("No matching models.")
 
 
-def test_one_model_is_told_in_full(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_models_name_shows_all_its_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("mine", "claude-opus-4-6", "work:claude-opus-4-6", "work:claude-opus-4-6-20260205"):
-        text = told(capsys, name)
+        text = output(capsys, name)
         assert text.startswith("work:claude-opus-4-6 (Claude Opus 4.6)\n")
         for part in ("1,000,000 tokens", "$5 for a million tokens in, $25 out", "2026-02-05"):
             assert part in text
 
 
-def test_a_model_that_isnt_configured_is_told_as_it_is_known(
+def test_a_model_without_an_adapter_is_shown_from_the_catalogue(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = told(capsys, "gemini-3-pro-preview")
+    text = output(capsys, "gemini-3-pro-preview")
     assert text.startswith("gemini:gemini-3-pro-preview (Gemini 3 Pro (Preview))\n")
-    assert "not configured here" in told(capsys, "gemini-4-argon")
+    assert "not configured here" in output(capsys, "gemini-4-argon")
     assert "retires on 2026-03-09" in text
-    text = told(capsys, "groq:llama-3.3-70b-versatile")
+    text = output(capsys, "groq:llama-3.3-70b-versatile")
     assert "not known   tools, vision, reasoning, schema" in text
 
 
-def test_a_model_that_nobody_knows_is_told_with_the_nearest(
+def test_an_unknown_model_is_an_error_with_the_nearest_name(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "claud-opus-4-6"]) == 1
@@ -113,14 +113,14 @@ def test_a_model_that_nobody_knows_is_told_with_the_nearest(
 
 
 def test_csv_has_every_field_in_every_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = list(csv.DictReader(io.StringIO(told(capsys, "--csv"))))
+    table = list(csv.DictReader(io.StringIO(output(capsys, "--csv"))))
     mine = next(row for row in table if row["id"] == "work:claude-opus-4-6")
     assert (mine["context_window"], mine["input_cost_per_million"]) == ("1000000", "5")
     assert json.loads(mine["aliases"]) == ["mine"]
     assert mine["retires"] == ""
 
 
-# -- `callboard models update`: newer knowledge of models, and where it is from.
+# -- `callboard models update` reads newer data about models, with its source.
 
 LIST = {
     "sample_spec": {"mode": "one of: chat, …", "litellm_provider": "one of …", "max_input_tokens": "max input"},
@@ -149,7 +149,7 @@ LIST = {
 
 @pytest.fixture
 def updated(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A home folder after the update from a file, which the fixture returns."""
+    """The file of an update. The home folder has been updated from it."""
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     file = tmp_path / "list.json"
     file.write_text(json.dumps(LIST))
@@ -158,7 +158,7 @@ def updated(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
 
 
 def test_a_new_model_is_known_with_its_source_and_date(updated: Path, home: Path) -> None:
-    """With what it can do; what the list doesn't say is not known, and what does not chat is left out."""
+    """Capabilities that are not in the list are unknown. Models that do not chat are left out."""
     info = get_model_info("openai:gpt-9")
     assert (info.context_window, info.max_output, info.retires) == (2_000_000, 99_000, "2099-01-31")
     assert (info.supports_tools, info.supports_vision, info.supports_reasoning) == (True, False, None)
@@ -173,8 +173,10 @@ def test_a_new_model_is_known_with_its_source_and_date(updated: Path, home: Path
     assert convert(LIST, source=known.source, day=known.date) == known
 
 
-def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
-    """Beside its name and its price; but an adapter's own table stands before it, and says what is the latest."""
+def test_a_model_of_a_price_list_gets_its_capabilities(updated: Path) -> None:
+    """The price list gives a name and a price. An adapter's own table takes precedence over the update, and names
+    the latest model.
+    """
     info = get_model_info("groq:llama-3.3-70b-versatile")
     assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)
     assert info.display_name != info.id
@@ -188,7 +190,7 @@ def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
 def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
     updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By model: new, gone, changed."""
+    """The output lists new, removed and changed models."""
     before = (home / FILE_NAME).read_bytes()
     changed = {name: facts for name, facts in LIST.items() if name != "newcomer/m-1"}
     changed["gpt-9"] = {**LIST["gpt-9"], "supports_vision": True}
@@ -210,10 +212,12 @@ def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
     assert not (home / FILE_NAME).exists()
 
 
-def test_what_is_no_such_list_changes_nothing(
+def test_a_file_in_another_format_changes_nothing(
     updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Badly asked, in one line that names the source; so is a broken file in the home folder."""
+    """The error is one line with the source, and the exit code is 2. A broken file in the home folder is an error
+    too.
+    """
     before = (home / FILE_NAME).read_bytes()
     for content in (b"[]", b"{}", b'{"format": 9}', b"no json", b'{"a": {"mode": "chat"}}'):
         updated.write_bytes(content)
@@ -227,7 +231,7 @@ def test_what_is_no_such_list_changes_nothing(
     assert FILE_NAME in capsys.readouterr().err
 
 
-# -- `callboard prices`: lists, says why, and takes newer prices only when they are valid.
+# -- `callboard prices` lists and explains prices, and accepts only valid updates.
 
 
 @pytest.fixture
@@ -245,27 +249,27 @@ def new_prices(path: Path, rate: int = 1000) -> Path:
 
 
 def test_explain_names_the_rows_the_rule_and_the_bill(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which row was taken, which were not and why, and each product."""
+    """The output has the chosen row, the other rows with reasons, and each product."""
     (wide_home / "models.yaml").write_text("adapters: {work: {type: anthropic, api_key: k}}")
     code = main(["prices", "explain", "work:claude-sonnet-4-5-20250929", "--cache-read", "5000"])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
-    assert "in price lists anthropic:claude-sonnet-4-5-20250929" in told
-    assert "for more input tokens" in told
-    assert "alias anthropic:claude-sonnet-4-5* is anthropic:claude-sonnet-4-5): taken" in told
-    assert "cache_read: 5000 x 300000 pico-USD = 1500000000 pico-USD" in told
-    assert "$0.019500000" in told
+    assert "in price lists anthropic:claude-sonnet-4-5-20250929" in output
+    assert "for more input tokens" in output
+    assert "alias anthropic:claude-sonnet-4-5* is anthropic:claude-sonnet-4-5): taken" in output
+    assert "cache_read: 5000 x 300000 pico-USD = 1500000000 pico-USD" in output
+    assert "$0.019500000" in output
 
 
-def test_what_has_no_price_is_said_to_be_unpriced(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an exit code that a script can see."""
+def test_a_model_without_a_price_is_unpriced(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 1, so that a script can detect it."""
     assert main(["prices", "explain", "nobody:x"]) == 1
     assert "Unpriced: no price for nobody:x." in capsys.readouterr().out
     assert main(["prices", "show", "nobody:x"]) == 1
 
 
-def test_list_and_show_know_ones_own_rows(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A user's rows stand before the published ones."""
+def test_list_and_show_include_the_users_rows(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The user's own rows come before the published ones."""
     (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
     assert main(["prices", "show", "openai:gpt-5"]) == 0
     shown = capsys.readouterr().out
@@ -274,10 +278,12 @@ def test_list_and_show_know_ones_own_rows(wide_home: Path, capsys: pytest.Captur
     assert "openai:* input 7 $/M" in capsys.readouterr().out
 
 
-def test_use_prices_new_calls_by_another_file_and_keeps_the_one_before(
+def test_use_prices_new_calls_by_another_file_and_keeps_the_previous_one(
     wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Over the published prices; a bad file changes nothing, and one goes back to the published prices alone."""
+    """The file takes precedence over the published prices. A bad file changes nothing. `--published` removes the
+    file.
+    """
     (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
     mine = tmp_path_factory.mktemp("mine") / "mine.yaml"
     mine.write_text("{label: mine, prices: [{model: 'a:b', input: 3}]}")
@@ -285,8 +291,8 @@ def test_use_prices_new_calls_by_another_file_and_keeps_the_one_before(
     assert "Engines that start from now on price calls with mine (" in capsys.readouterr().out
     assert (wide_home / "prices.yaml").read_text() == mine.read_text()
     assert "openai:*" in (wide_home / "prices.yaml.before").read_text()
-    assert main(["prices", "explain", "a:b"]) == 1, "no output rate"
-    assert main(["prices", "explain", "openai:gpt-5"]) == 0, "the published rows are below"
+    assert main(["prices", "explain", "a:b"]) == 1, "the user's row has no output rate"
+    assert main(["prices", "explain", "openai:gpt-5"]) == 0, "published rows price the other models"
     mine.write_text("prices: 3")
     assert main(["prices", "use", str(mine)]) == 2
     assert "a:b" in (wide_home / "prices.yaml").read_text()
@@ -294,10 +300,10 @@ def test_use_prices_new_calls_by_another_file_and_keeps_the_one_before(
     assert not (wide_home / "prices.yaml").exists()
 
 
-def test_update_shows_the_difference_and_keeps_what_is_valid(
+def test_update_shows_the_difference_and_stores_valid_prices(
     wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dry run keeps nothing; afterwards the new prices are in force, until one goes back."""
+    """A dry run stores nothing. An update applies the new prices, and `--shipped` removes them."""
     source = new_prices(tmp_path_factory.mktemp("new") / "new.json")
     assert main(["prices", "update", "--from", str(source), "--dry-run"]) == 0
     assert "new: p:m input 0.001, output 0 $/M" in capsys.readouterr().out
@@ -318,7 +324,7 @@ def test_update_shows_the_difference_and_keeps_what_is_valid(
 def test_a_bad_update_replaces_nothing(
     wide_home: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused with its name, and the prices in force stay."""
+    """The error names the file, and the current prices stay."""
     kept = new_prices(wide_home / SNAPSHOT_NAME).read_bytes()
     source = tmp_path_factory.mktemp("bad") / "bad.json"
     source.write_bytes(content)
@@ -328,6 +334,6 @@ def test_a_bad_update_replaces_nothing(
 
 
 def test_prices_come_over_https_only(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain http is refused before anything is sent."""
+    """Plain http is refused before a request is sent."""
     assert main(["prices", "update", "--from", "http://127.0.0.1:9/prices.json"]) == 2
     assert "an https address" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The end of a command whose output can't be written: the reader has closed the pipe, or the disk is full."""
+"""The end of a command whose output can't be written because the reader has closed the pipe or the disk is
+full.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ each_command = pytest.mark.parametrize(
 
 @pytest.fixture
 def captured(home: Path) -> Path:
-    """The home folder, with a trace file that keeps what was said."""
+    """The home folder, with a trace file that stores content."""
 
     async def work() -> None:
         async with keeping(home / "trace.db", Say("one"), Say("two")) as engine:
@@ -73,10 +75,9 @@ def captured(home: Path) -> Path:
 
 
 @each_command
-def test_a_command_whose_reader_has_gone_ends_with_141(
+def test_a_command_with_a_closed_pipe_exits_with_141_and_no_error_text(
     captured: Path, commands: tuple[tuple[str, ...], ...]
 ) -> None:
-    """It writes nothing on stderr."""
     for words in commands:
         reads, writes = os.pipe()
         os.close(reads)
@@ -100,8 +101,8 @@ def test_a_command_on_a_full_disk_ends_with_one_line(
 
 
 @pytest.mark.parametrize("words", first_is_quick([("traces",), ("traces", "--json")], "rows"), ids=" ".join)
-def test_a_pipe_to_a_program_that_reads_no_more_ends_with_141(captured: Path, words: tuple[str, ...]) -> None:
-    """A new interpreter writes nothing about the pipe at its end either."""
+def test_a_process_with_a_closed_pipe_exits_with_141(captured: Path, words: tuple[str, ...]) -> None:
+    """A new interpreter also prints nothing about the pipe when it ends."""
     reads, writes = os.pipe()
     os.close(reads)
     streams = {"stdin": subprocess.DEVNULL, "stdout": writes, "stderr": subprocess.PIPE}
@@ -114,7 +115,7 @@ def test_a_pipe_to_a_program_that_reads_no_more_ends_with_141(captured: Path, wo
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("words", [("ask", "hi"), ("ask", "--no-stream", "hi"), ("chat",)], ids=" ".join)
 def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple[str, ...]) -> None:
-    """A reply that could not be written is a failure."""
+    """A reply that can't be written is a failure."""
     with FULL.open("w") as full:
         done = call_into(full.fileno(), *words, home=talkative)
     assert done.returncode == 1
@@ -122,11 +123,13 @@ def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple
     assert "Traceback" not in done.stderr
 
 
-# -- How things are written: money, and text that comes in pieces.
+# -- The formats of money, and of text that arrives in pieces.
 
 
 def test_money_has_the_digits_that_matter_at_its_size() -> None:
-    """Small amounts to the nano-dollar, large ones to the cent; unpriced, and not known at all, are words."""
+    """Small amounts have nine decimals, and large ones have cents. A cost without a price is "unpriced", and a
+    missing cost is "-".
+    """
     small = {0: "$0", 1: "$0.000000001", -2_500: "-$0.000002500"}
     large = {12_345_678: "$0.012346", 1_234_567_890: "$1.2346", 1_234_567_890_123_456: "$1,234,567.89"}
     for nano, text in {**small, **large}.items():
@@ -147,7 +150,7 @@ def test_money_has_the_digits_that_matter_at_its_size() -> None:
     ],
 )
 def test_a_difference_has_its_sign(before: int, after: int, changed: str, per_cent: str) -> None:
-    """Per cent only where there was something before."""
+    """The percentage is empty if the first amount is zero."""
     assert (difference(before, after), percent(before, after)) == (changed, per_cent)
 
 
@@ -155,8 +158,8 @@ words = st.text(alphabet="ab \n", max_size=60)
 
 
 @given(words, st.lists(st.integers(0, 60)), st.integers(8, 30))
-def test_text_is_broken_alike_however_it_comes_in_pieces(text: str, cuts: list[int], width: int) -> None:
-    """Words cut in two stay one word; only where a line breaks is a blank replaced."""
+def test_line_breaks_do_not_cut_words_of_text_in_pieces(text: str, cuts: list[int], width: int) -> None:
+    """A word that is cut in two stays one word. Only a line break replaces a space."""
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     flow = Flow(2, width)
     written = "".join(flow.feed(text[start:end]) for start, end in pairwise(edges))
@@ -165,18 +168,18 @@ def test_text_is_broken_alike_however_it_comes_in_pieces(text: str, cuts: list[i
 
 @given(st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=30), st.integers(8, 30))
 def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> None:
-    """Given word by word, no line is longer than the width, and each is indented."""
+    """If the text arrives word by word, no line is longer than the width, and every line is indented."""
     flow = Flow(2, width)
     written = "".join(flow.feed(f"{part} ") for part in parts)
     assert all(len(line) <= width and line.startswith("  ") for line in written.splitlines())
 
 
 def test_control_characters_are_left_out() -> None:
-    """Escape sequences lose their teeth; line breaks and tabs stay."""
+    """Escape sequences lose their escape character. Line breaks and tabs stay."""
     assert sanitize("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
 
 
-# -- A table keeps what matters most in however narrow a terminal, and says what it left out.
+# -- A table in a narrow terminal keeps the most important columns, and names the hidden ones.
 
 
 def drawn(width: int) -> str:
@@ -203,8 +206,8 @@ def drawn(width: int) -> str:
         (32, ["model", "cost"], "(hidden columns: attempts, in)"),
     ],
 )
-def test_the_least_important_columns_go_first(width: int, headings: list[str], told: str) -> None:
-    """Each with its sum; a line names them."""
+def test_the_least_important_columns_are_hidden_first(width: int, headings: list[str], told: str) -> None:
+    """A column's sum is hidden with the column. A line names the hidden columns."""
     text = drawn(width)
     first, *_, last = text.splitlines()
     assert first.split() == headings
@@ -213,8 +216,8 @@ def test_the_least_important_columns_go_first(width: int, headings: list[str], t
     assert ("1,000" in text) == ("in" in headings)
 
 
-def test_names_are_folded_before_what_matters_is_cut() -> None:
-    """All of a long name is there, on several lines; amounts stay whole."""
+def test_names_are_folded_before_amounts_are_cut() -> None:
+    """A long name takes several lines. Amounts are not cut."""
     text = drawn(32)
     assert "provider:a-model-with-a-nam" not in text
     assert "".join(line[:25].strip() for line in text.splitlines()[2:4]) == (
@@ -223,13 +226,13 @@ def test_names_are_folded_before_what_matters_is_cut() -> None:
     assert "$0.20" in text
 
 
-# -- Text from elsewhere can't steer a terminal, and JSON means the same as before.
+# -- Foreign text can't steer a terminal, and sanitized JSON has the same value.
 
 CLI = Path(cli.__file__).parent
 
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:
-    """Of all of Unicode; what stays of the invisible ones are the joiners and what scripts need."""
+    """The test covers all of Unicode. Of the invisible characters, only joiners stay."""
     left = sanitize("".join(map(chr, range(sys.maxunicode + 1))))
     assert not BIDI.intersection(map(unicodedata.bidirectional, left))
     categories = [*map(unicodedata.category, left)]
@@ -244,15 +247,15 @@ BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 @given(st.text())
 def test_one_line_is_one_line(text: str) -> None:
-    """However many its text has; and doing it twice changes nothing more."""
+    """The input can have several lines. A second call changes nothing."""
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert one_line(line) == sanitize(line) == line
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5))
-def test_json_means_the_same(value: object) -> None:
-    """All that is left out of text is escaped in it."""
+def test_sanitized_json_has_the_same_value(value: object) -> None:
+    """Characters that `sanitize` removes from text are escaped in JSON."""
     written = sanitize_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(written) == value
     assert not [each for each in written if each != "\n" and sanitize(each) == ""]
@@ -265,7 +268,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
 def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a character comes in two pieces."""
+    """The text arrives in pieces of one byte."""
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     data = 'x "ü\u202e\x9b"'.encode()
     out = _stdout(format)  # type: ignore[arg-type]
@@ -275,7 +278,7 @@ def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.Mo
 
 
 def test_nothing_else_writes_to_the_streams() -> None:
-    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others."""
+    """Only a few modules call `print` or a stream's `write`. They write no foreign text to a terminal."""
     writing = ("print", "sys.stdout.write", "sys.stderr.write")
     found = {
         path.name
@@ -283,12 +286,13 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
-    # What erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, shell words
+    # These modules write the end of a progress line, the line end after ^C, a key or a reply for a pipe,
+    # and shell words.
     ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
     assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
 
 
-# -- `callboard logs`: what was said lately, and the search for its words.
+# -- `callboard logs` shows the latest messages, and searches them.
 
 
 def talk(path: Path) -> None:
@@ -304,8 +308,10 @@ def talk(path: Path) -> None:
     anyio.run(work)
 
 
-def test_what_was_said_is_shown_and_found(home: Path) -> None:
-    """In their order, as JSON the latest first. A search shows the part around the words."""
+def test_messages_are_shown_and_found(home: Path) -> None:
+    """The text output is in order, and JSON has the latest message first. A search shows the text around its
+    words.
+    """
     talk(home / "trace.db")
     latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
     assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
@@ -320,8 +326,10 @@ def test_what_was_said_is_shown_and_found(home: Path) -> None:
     assert "only the latest 1 message" in call("logs", "-n", "1", home=home, exits=0).stderr
 
 
-def test_a_deleted_session_is_found_no_more(home: Path) -> None:
-    """Not by its words, and not among the latest. A search makes no trace where there is none."""
+def test_a_deleted_session_is_not_found(home: Path) -> None:
+    """A search and the list of latest messages do not show the session. Without a trace, a search creates no
+    file.
+    """
     for words in ((), ("--db", str(home / "no.db"))):
         assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
     assert list(home.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A repricing of a shared trace reaches all engines that read it, in each process."""
+"""Repricing: running engines notice it, its page is correct, and `callboard budget` uses the new costs."""
 
 from __future__ import annotations
 
@@ -91,22 +91,22 @@ prices:
 
 
 class Host:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
-    def told(self) -> Any:
-        """What it knows of the costs of its first call."""
+    def report(self) -> Any:
+        """Read the engine's next report about its first call."""
         line = self._process.stdout.readline()
         assert line, self._process.communicate()[1].decode()
         return json.loads(line)
 
     def go_on(self) -> Any:
-        """Let it make calls, more than a second apart, and tell again."""
+        """Let the engine make two more calls, and read its next report."""
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
-        return self.told()
+        return self.report()
 
 
 @contextmanager
@@ -127,20 +127,22 @@ def dear(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["--db", "--store"])
 def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """An option, and the trace that it names: a file, or a database on a server."""
+    """An option and the trace that it names: a file, or a database on a server."""
     if request.param == "--db":
         return "--db", str(tmp_path / "trace.db")
     return "--store", request.getfixturevalue("postgres_dsn")
 
 
 @pytest.mark.deep("three processes; the contract of the stores has a repricing beside an engine")
-def test_engines_in_two_processes_see_what_a_third_reprices(
+def test_engines_in_two_processes_see_the_repricing_of_a_third(
     trace: tuple[str, str], home: Path, dear: Path
 ) -> None:
-    """At their next turns, there and back: live messages, their event, budgets; new calls keep their prices."""
+    """Live messages, budgets and an event have the new prices at the next turn. New calls keep their own
+    prices.
+    """
     with ExitStack() as hosts:
         both = [hosts.enter_context(host(trace[1], name, home)) for name in ("frankfurt", "zurich")]
-        before = [each.told() for each in both]
+        before = [each.report() for each in both]
         repriced = call("reprice", "--prices", str(dear), *trace, "--json", home=home, exits=0)
         assert json.loads(repriced.stdout.splitlines()[0])["calls"] == 2
         after = [each.go_on() for each in both]
@@ -148,7 +150,9 @@ def test_engines_in_two_processes_see_what_a_third_reprices(
             assert two["nano_usd"] == 9 * one["nano_usd"]
             assert two["version"] != one["version"]
             assert two["heard"] == [[two["version"], 2]]
-            assert two["spent"] == 11 * one["spent"], "the call of the past at its new price, and two new ones"
+            assert two["spent"] == 11 * one["spent"], (
+                "the past call has its new price, and two new calls are added"
+            )
             assert two["new_calls"]
         call("reprice", "--undo", *trace, home=home, exits=0)
         for one, two in zip(before, [each.go_on() for each in both], strict=True):
@@ -156,7 +160,7 @@ def test_engines_in_two_processes_see_what_a_third_reprices(
             assert len(two["heard"]) == 2
 
 
-# -- The page of a repricing says what a reader must know, whatever the calls were.
+# -- The page of a repricing, for any kind of calls.
 
 PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"
 ORIGIN = Origin("the costs at call time", "all calls", "trace.db", datetime(2026, 10, 1, tzinfo=UTC))
@@ -192,8 +196,8 @@ def priced(name: str, before: int, after: int) -> Line:
     return Line(name, sums)
 
 
-def test_its_head_says_what_was_compared() -> None:
-    """Which calls, over which days, under which two price lists, and whether it counts."""
+def test_the_head_of_the_page_shows_the_compared_calls() -> None:
+    """The head has the calls, the days, the two price lists, and a note about a dry run."""
     days = (priced("2026-07-01", 1, 2), priced("2026-09-30", 1, 2))
     text = written(report(priced("a:m", 2, 4), days=days))
     assert "<title>Model costs under example prices, second version</title>" in text
@@ -203,8 +207,8 @@ def test_its_head_says_what_was_compared() -> None:
     assert "A trial: nothing was changed." in text
 
 
-def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside_them() -> None:
-    """In the totals, the tables and the note, with what they cost on the side that prices them."""
+def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() -> None:
+    """The other calls are in the tables and in the note, with their cost on the side that has a price."""
     counts = {"calls": 9, "unpriced": 5, "unpriced_before": 2}
     newly, lost = {"newly_priced": 1, "newly_priced_nano_usd": 7}, {"no_longer_priced_nano_usd": 90}
     partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **lost)
@@ -212,26 +216,28 @@ def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside
     assert "Both sums are over the 4 calls with a cost before and after." in text
     beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
     assert f"In addition: {beside}. Models: mine:m: {beside}." in text
-    assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, "20 before and 34 after"
+    assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, (
+        "the sums are 20 before and 34 after"
+    )
     assert '<td data-label="Beside">4 no longer priced' in text
 
 
-def test_calls_that_only_one_side_prices_are_not_compared() -> None:
-    """A model without a call that both sides price has no sums, and no difference is made up."""
+def test_calls_with_one_price_are_not_compared() -> None:
+    """Without a call that has both prices, a model has no sums and no difference."""
     none = {"unpriced_before": 0, "before_nano_usd": 0, "after_nano_usd": 0}
     lost = RepriceSums(calls=5, unpriced=5, **none, no_longer_priced=5, no_longer_priced_nano_usd=90)
     assert "<span>Difference</span><b>not comparable" in written(report(Line("mine:m", lost)))
 
 
 def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:
-    """So that points stand below each other; as many as the longest needs."""
+    """The longest amount sets the number of decimals, so the decimal points are aligned."""
     text = written(report(priced("a:m", 1_500_000_000, 250_000_000), priced("b:m", 120_000, 0)))
     amounts = re.findall(r"<span>[+−]?\$\d+\.(\d+)</span>", text)
     assert {len(decimals) for decimals in amounts} == {5}
 
 
 def test_names_are_text_and_never_markup() -> None:
-    """A model's name comes from a server."""
+    """A model's name comes from a server, so the page escapes it."""
     name = "evil:<script>alert(1)</script>&"
     text = written(report(priced(name, 1, 2), as_model=name))
     assert "<script" not in text
@@ -239,7 +245,7 @@ def test_names_are_text_and_never_markup() -> None:
 
 
 def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
-    """It says that there are none; and a single day needs no chart, as its line in the table says it."""
+    """A chart needs at least two days."""
     text = written(report())
     assert "0 calls: all calls" in text
     assert "<table" not in text
@@ -247,14 +253,14 @@ def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
 
 
 def test_ticks_are_round_amounts() -> None:
-    """One, two or five times a power of ten."""
+    """The distance of two ticks is one, two or five times a power of ten."""
     steps = {1: 1, 5: 1, 6: 2, 10: 2, 11: 5, 26: 10, 10**9: 2 * 10**8}
     assert {longest: tick_step(longest) for longest in steps} == steps
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=2, max_size=5))
 def test_charts_stay_within_their_field(amounts: list[tuple[int, int]]) -> None:
-    """The greatest amount takes all of it, nothing more; no more than six ticks. Nothing is drawn of zeros."""
+    """The greatest amount has the full height. A chart has at most six ticks. Amounts of zero have no chart."""
     rows = [priced(f"m{number}", *pair) for number, pair in enumerate(amounts)]
     for chart, size in ((bars(rows), "width"), (columns(rows), "height")):
         parts = [float(part) for part in re.findall(size + r":([\d.]+)%", chart)]
@@ -265,14 +271,14 @@ def test_charts_stay_within_their_field(amounts: list[tuple[int, int]]) -> None:
         assert len(re.findall(r"(?:left|bottom):([\d.]+)%", chart)) in range(3, 7) or max(map(max, amounts)) < 5
 
 
-# -- `callboard budget`: the accounts of a budget, read from a trace file.
+# -- `callboard budget` shows the accounts of a budget from a trace file.
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The trace of three calls of two tenants, each of 20,000 nano-USD and 15 tokens."""
+    """A trace of three calls of two tenants. Each call costs 20,000 nano-USD and has 15 tokens."""
     path = tmp_path / "trace.db"
 
     async def fill() -> None:
@@ -284,8 +290,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The dearest account first, as an engine with that budget would count; its scope's earlier name stays."""
+def test_each_account_shows_its_spent_and_remaining_amounts(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The account with the highest spend is first. `scope` is the old name of `value`."""
     asked = ("--per", "tag:tenant", "--window", "day", "--max-cost-usd", "0.0001", "--db", str(file), "--json")
     assert main(("budget", *asked)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -295,14 +303,14 @@ def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.Capt
     assert [row["scope"] for row in rows] == ["acme", "zoo"]
 
 
-def test_a_budget_that_makes_no_sense_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, with what may stand there."""
+def test_a_wrong_budget_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is one line with the valid values."""
     assert main(("budget", "--per", "planet", "--db", str(file))) == 2
     assert "per='planet': must be one of engine, session" in capsys.readouterr().err
 
 
-def test_amounts_are_in_usd_as_well(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exact decimals, in JSON as in CSV; an account without a limit on money has none left."""
+def test_amounts_are_also_in_usd(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Amounts are exact decimals in JSON and in CSV. Without a limit on cost, `left_usd` is null."""
     asked = ("budget", "--per", "tag:tenant", "--of", "acme", "--db", str(file))
     assert main((*asked, "--max-cost-usd", "0.0001", "--json")) == 0
     row = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""`callboard traces` and `callboard reprice` on files of a real engine."""
+"""Commands that read recorded calls and sessions, on files of a real engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS = ("example prices, first version", "example prices, second version")
 
 
 def test_traces_lists_every_call_with_its_model_tokens_and_cost(traced: Path) -> None:
-    """One that succeeded shows what it used and cost, one that failed that it did; JSON is one object a line."""
+    """A completed call has its tokens and cost. A failed call has its status. JSON has one object a line."""
     done = call("traces", home=traced, exits=0)
     lines = done.stdout.splitlines()
     (chat,) = [line for line in lines if "local-chat:m" in line]
@@ -41,8 +41,8 @@ def test_traces_lists_every_call_with_its_model_tokens_and_cost(traced: Path) ->
     assert (rows[1]["usage"]["input_tokens"], rows[1]["cost"]["nano_usd"]) == (10, 3600)
 
 
-def test_traces_shows_only_what_the_filters_leave(traced: Path) -> None:
-    """Filters combine, and an empty answer is no failure."""
+def test_traces_shows_only_the_calls_that_match_the_filters(traced: Path) -> None:
+    """Filters can be combined. An empty result exits with 0."""
     chat, messages = ["local-chat:m"], ["local-messages:m"]
     for options, models in {
         "--model local-chat:m": chat,
@@ -58,8 +58,8 @@ def test_traces_shows_only_what_the_filters_leave(traced: Path) -> None:
         assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
 
 
-def test_traces_shows_calls_below_the_turn_whose_tool_made_them(tmp_path: Path) -> None:
-    """With the cost of each turn alone and with its children. `cost --by root` has the sums of the trees."""
+def test_traces_shows_the_calls_of_a_tool_below_its_turn(tmp_path: Path) -> None:
+    """Each row has its own cost and the cost with its children."""
 
     async def made() -> None:
         path = tmp_path / "trace.db"
@@ -84,8 +84,8 @@ def test_traces_shows_calls_below_the_turn_whose_tool_made_them(tmp_path: Path) 
     assert (row["calls"], row["cost_nano_usd"]) == (3, 45_000)
 
 
-def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) -> None:
-    """The way back that is printed is a command that works."""
+def test_reprice_shows_the_difference_by_model_and_the_undo_command(traced: Path) -> None:
+    """The printed undo command works."""
     done = call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     assert LABELS[1] in done.stdout
     assert re.search(r"local-chat:m +1 +\$0\.000003000 +\$0\.000002400 +-\$0\.000000600 +-20%", done.stdout)
@@ -95,8 +95,8 @@ def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) 
     assert costs(traced) == [None, 3600, 3000]
 
 
-def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
-    """They only report, and say so; only prices can be tried: going back with --dry-run is refused."""
+def test_a_dry_run_and_a_comparison_change_nothing(traced: Path) -> None:
+    """`--dry-run` with an undo is refused."""
     for option in (["--dry-run"], ["--as-model", "anthropic:claude-sonnet-4-6"]):
         done = call("reprice", "--prices", str(PRICES), *option, home=traced, exits=0)
         assert "Nothing was changed." in done.stdout
@@ -110,8 +110,8 @@ def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
         assert costs(traced) == [None, 4500, 2400]
 
 
-def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_path: Path) -> None:
-    """Text, JSON, CSV and page have both sums over the same calls, and the others beside them."""
+def test_a_table_of_some_calls_is_compared_in_every_format(traced: Path, tmp_path: Path) -> None:
+    """Text, JSON, CSV and the page compare the same calls, and list the others."""
     table, page = tmp_path / "chat.yaml", tmp_path / "page.html"
     table.write_text("prices: [{model: 'local-chat:*', input: 1, output: 1, cache_read: 1}]")
     command = ["reprice", "--prices", str(table), "--dry-run"]
@@ -130,7 +130,7 @@ def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_pa
 
 
 def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:
-    """No sum and no difference is made up for calls that the table can't price."""
+    """Calls without a price have no sum and no difference."""
     done = call("reprice", "--prices", str(PRICES), "--as-model", "nobody:knows", home=traced)
     assert re.search(r"local-chat:m +1 +- +- +1 no longer priced \(\$0\.000003000 before\)", done.stdout), (
         done.stdout
@@ -139,13 +139,15 @@ def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:
 
 
 def test_repricing_some_calls_leaves_the_others(traced: Path) -> None:
-    """The filters of traces hold for reprice."""
+    """`reprice` has the filters of `traces`."""
     call("reprice", "--prices", str(PRICES), "--model", "local-chat:*", home=traced, exits=0)
     assert costs(traced) == [None, 3600, 2400]
 
 
 def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> None:
-    """What fits no table, or several, is refused with what there is, and what means nothing with what to say."""
+    """An ambiguous or unknown table is refused with a list of the tables. Wrong arguments are refused with
+    advice.
+    """
     file = ("--prices", str(PRICES))
     assert LABELS[0] in call("reprice", *file, "--label", "First", home=traced, exits=0).stdout
     for choice, said in {
@@ -161,8 +163,8 @@ def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> 
         assert said in call("reprice", *choice, home=traced, exits=2).stderr
 
 
-def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -> None:
-    """Several names may be given, and the table's label says them."""
+def test_a_discount_changes_the_prices_of_the_file_or_of_new_calls(traced: Path) -> None:
+    """`--discount` can occur several times, and the table's label has each discount."""
     half = ("--discount", "local-chat:*=0.5", "--discount", "local-messages:*=2")
     done = call("reprice", "--prices", str(PRICES), *half, "--dry-run", home=traced, exits=0)
     assert "0.5 x local-chat:*, 2 x local-messages:*" in done.stdout
@@ -182,10 +184,10 @@ def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -
         ("newer", "this Callboard supports versions up to "),
     ],
 )
-def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
+def test_a_file_that_is_no_trace_file_is_refused_in_one_line(
     traced: Path, command: tuple[str, ...], kind: str, said: str
 ) -> None:
-    """Whatever is wrong with the file, the command says what, ends with 1 and has not touched it."""
+    """The exit code is 1, and the file does not change."""
     file = traced / ("trace.db" if kind == "newer" else f"{kind}.db")
     match kind:
         case "text":
@@ -205,30 +207,30 @@ def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
     assert (file.read_bytes() if file.exists() else None) == before
 
 
-def test_without_a_trace_file_of_its_own_the_demos_is_taken(traced: Path) -> None:
-    """After `callboard demo`, `callboard traces` works as it is."""
+def test_without_a_trace_file_the_demos_file_is_read(traced: Path) -> None:
+    """`callboard traces` works after `callboard demo` without arguments."""
     (traced / "trace.db").rename(traced / "demo-trace.db")
     done = call("traces", home=traced, exits=0)
     assert "3 calls" in done.stdout
     assert "demo-trace.db" in done.stdout
 
 
-def test_arguments_that_mean_nothing_are_a_usage_error(home: Path) -> None:
-    """argparse says what was expected, and the exit code is 2; sql says where the tables are told."""
+def test_wrong_arguments_are_a_usage_error(home: Path) -> None:
+    """argparse prints the usage, and the exit code is 2. `sql` names the option that shows the tables."""
     for wrong in ((), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon")):
         assert "usage: callboard" in call(*wrong, home=home, exits=2).stderr
     assert "`callboard sql --schema` shows the tables" in call("sql", home=home, exits=2).stderr
 
 
-def test_sql_with_a_wrong_name_says_where_the_right_ones_are_told(traced: Path) -> None:
-    """A wrong word of SQL is none."""
+def test_the_error_of_a_wrong_name_in_sql_names_the_option_that_shows_the_tables(traced: Path) -> None:
+    """A syntax error has no such hint."""
     for wrong in ("SELECT cost_usd FROM calls", "SELECT 1 FROM call"):
         assert "; `callboard sql --schema` shows" in call("sql", wrong, home=traced, exits=1).stderr
     assert "--schema" not in call("sql", "SELECT FROM", home=traced, exits=1).stderr
 
 
-def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:
-    """The extra is named in one line; what needs no table works without it."""
+def test_without_rich_the_error_names_the_package_to_install(traced: Path) -> None:
+    """One line names the extra. Output without tables works without rich."""
     done = call("traces", home=traced, without="rich", exits=2)
     assert 'pip install "callboard[cli]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -236,7 +238,7 @@ def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:
 
 
 def test_without_rich_a_command_changes_nothing(traced: Path, tmp_path: Path) -> None:
-    """The package is missed before the work, not at the table that would follow it."""
+    """The missing package is reported before the command starts its work."""
     before = (traced / "trace.db").read_bytes()
     copy = tmp_path / "copy.db"
     for words in (("reprice", "--prices", str(PRICES)), ("backup", str(copy))):
@@ -252,11 +254,11 @@ def costs(home: Path) -> list[int | None]:
     return [None if row["cost"] is None else row["cost"]["nano_usd"] for row in rows]
 
 
-# -- `callboard export`, on files that a real engine left.
+# -- `callboard export`, on files of a real engine.
 
 
 def test_export_writes_every_attempt_and_needs_no_rich(traced: Path, tmp_path: Path) -> None:
-    """CSV to a file, JSON lines to stdout: the same rows."""
+    """The CSV file and the JSON lines on stdout have the same rows."""
     target = tmp_path / "calls.csv"
     done = call("export", "--format", "csv", str(target), home=traced, without="rich", exits=0)
     assert "3 rows written to" in done.stderr
@@ -272,7 +274,7 @@ def test_export_writes_every_attempt_and_needs_no_rich(traced: Path, tmp_path: P
 
 
 def test_export_takes_filters_and_price_versions(traced: Path) -> None:
-    """An unknown version is refused, because the current costs would be the wrong answer."""
+    """An unknown price version is refused."""
     done = call("export", "--format", "jsonl", "--status", "failed", "-", home=traced)
     assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["failed"]
     refused = call("export", "--format", "jsonl", "--under", "ffffffffffff", "-", home=traced)
@@ -287,8 +289,8 @@ def test_export_takes_filters_and_price_versions(traced: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "code"), [("{home}/no/such/folder/x.csv", 1), ("{home}/trace.db", 2)])
-def test_export_to_where_it_cannot_write_says_so(traced: Path, path: str, code: int) -> None:
-    """In one line, and the trace file stays what it is."""
+def test_an_export_to_a_path_that_cannot_be_written_is_refused(traced: Path, path: str, code: int) -> None:
+    """The error is one line, and the trace file does not change."""
     before = (traced / "trace.db").read_bytes()
     done = call("export", "--format", "csv", path.format(home=traced), home=traced)
     assert done.returncode == code
@@ -296,11 +298,11 @@ def test_export_to_where_it_cannot_write_says_so(traced: Path, path: str, code: 
     assert (traced / "trace.db").read_bytes() == before
 
 
-# -- `callboard cost`, `stats`, `errors`, `sql`, and what `reprice` writes for others.
+# -- `callboard cost`, `stats`, `errors` and `sql`, and the files of `reprice`.
 
 
 def test_cost_for_programs_is_exact(traced: Path) -> None:
-    """CSV has a head and USD beside nano-USD; JSON the same figures."""
+    """CSV has amounts in USD. JSON has the same amounts."""
     done = call("cost", "--by", "model,day", "--csv", home=traced, exits=0)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {(row["model"], row["cost_usd"]) for row in rows} == {
@@ -311,7 +313,7 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
     assert [(row["calls"], row["cost_nano_usd"]) for row in found] == [(3, 6_600)]
 
 
-def test_what_means_nothing_is_answered_with_what_would(traced: Path) -> None:
+def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
     for arguments, said in {
         ("cost", "--by", "colour"): "not a group; use session",
         ("cost", "--since", "yesterdayish"): "24h or 7d ago",
@@ -325,8 +327,8 @@ def test_what_means_nothing_is_answered_with_what_would(traced: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
-    """As a table, as JSON and as CSV."""
+def test_stats_errors_and_sql_have_every_format(traced: Path) -> None:
+    """The formats are a table, JSON and CSV."""
     for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
         for form in ((), ("--json",), ("--csv",)):
             done = call(*command, *form, home=traced, exits=0)
@@ -335,8 +337,8 @@ def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
     assert json.loads(recent.stdout)["attempts"] == 3
 
 
-def test_stats_tell_what_prompt_caches_saved_and_traces_which_key_was_sent(home: Path) -> None:
-    """Under the prices in force; the key by its name, also as a filter and as a dimension."""
+def test_stats_show_the_savings_of_prompt_caches_and_traces_show_the_key(home: Path) -> None:
+    """Savings use the current prices. The key's name is a column, a filter and a dimension."""
 
     async def make() -> None:
         maker = Maker()
@@ -354,8 +356,8 @@ def test_stats_tell_what_prompt_caches_saved_and_traces_which_key_was_sent(home:
     assert "No matching calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
 
 
-def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
-    """Nothing is fetched or run; totals, days and versions are there; a second undo finds nothing."""
+def test_the_page_of_a_repricing_needs_no_other_file_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
+    """The page loads and runs nothing. It has totals, days and versions. A second undo is refused."""
     file = tmp_path / "page.html"
     call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced, exits=0)
     text = file.read_text()
@@ -380,8 +382,8 @@ def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path
     call("reprice", "--undo", home=traced, exits=1)
 
 
-def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
-    """One a model, with the difference; nothing else is on stdout."""
+def test_a_comparison_has_rows_for_programs(traced: Path) -> None:
+    """There is one row for each model, with the difference. stdout has nothing else."""
     trial = ("reprice", "--prices", str(PRICES), "--dry-run")
     rows = [json.loads(line) for line in call(*trial, "--json", home=traced).stdout.splitlines()]
     assert {row["model"] for row in rows} == {"local-chat:m", "local-messages:m"}
@@ -391,20 +393,20 @@ def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["missing/page.html", "."])
-def test_a_page_that_cannot_be_written_is_told_before_anything_is_repriced(
+def test_a_page_that_cannot_be_written_is_refused_before_a_repricing(
     traced: Path, tmp_path: Path, page: str
 ) -> None:
-    """The costs stay, and there is nothing to undo."""
+    """The costs do not change, and an undo finds nothing."""
     done = call("reprice", "--prices", str(PRICES), "--html", str(tmp_path / page), home=traced, exits=2)
     assert "folder" in done.stderr
     call("reprice", "--undo", home=traced, exits=1)
 
 
-# -- `callboard sessions`, and chats that are saved and resumed.
+# -- `callboard sessions`, and saved chats that are resumed.
 
 
 def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
-    """Each command says what the next one needs."""
+    """Each command prints the arguments of the next one."""
     saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n", exits=0)
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     listed = call("sessions", home=talkative, exits=0)
@@ -429,8 +431,8 @@ def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
     assert messages[-1]["metadata"]["model"] == "two:parrot"
 
 
-def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
-    """Its session is listed, as one that can't be resumed; to print or resume it is one line of error."""
+def test_a_chat_is_not_stored_without_save(talkative: Path) -> None:
+    """The session of the chat is listed as not resumable. Printing or resuming it gives an error of one line."""
     call("chat", home=talkative, said="a secret\n")
     listed = call("sessions", "--json", home=talkative)
     (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
@@ -443,7 +445,7 @@ def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
 
 
 def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
-    """What a model wrote is shown without control characters. What to delete must be named."""
+    """Control characters are removed. `--delete` needs a session."""
     saved = call("chat", "--save", "--model", "rude:m", home=talkative, said="hello\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     shown = call("sessions", session, home=talkative)
@@ -452,7 +454,7 @@ def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
 
 
 def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
-    """The document has what was said; afterwards the trace has not, but still what it cost."""
+    """The document has the messages. After the deletion, the trace has the call and no messages."""
     saved = call("chat", "--save", home=talkative, said="a secret\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     document = tmp_path / "session.json"
@@ -465,10 +467,8 @@ def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -
     call("sessions", session, "--delete", home=talkative, exits=1)
 
 
-def test_a_session_that_there_isnt_and_one_whose_words_were_not_kept_are_told_apart(
-    talkative: Path, tmp_path: Path
-) -> None:
-    """And an export that can't be written is one line."""
+def test_a_missing_session_and_one_without_content_have_different_errors(talkative: Path, tmp_path: Path) -> None:
+    """An export that can't be written is an error without a traceback."""
     call("chat", home=talkative, said="hello\n")
     (known,) = [
         json.loads(line)["session_id"] for line in call("sessions", "--json", home=talkative).stdout.splitlines()

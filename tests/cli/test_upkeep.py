@@ -1,4 +1,4 @@
-"""`callboard prune` and `callboard backup` on files of a real engine, and the report of `doctor` about them."""
+"""`callboard prune`, `backup`, `upgrade` and `ship`, `doctor`'s report on the trace, and traces on a server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def attempts(path: Path) -> int:
         return int(file.execute("SELECT count(*) FROM calls").fetchone()[0])
 
 
-def made_older(home: Path, days: int) -> Path:
-    """The trace file, as if its calls had been so many days earlier."""
+def moved_back(home: Path, days: int) -> Path:
+    """Move the calls of the trace file `days` days into the past."""
     path = home / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         ((sql,),) = file.execute("SELECT sql FROM sqlite_master WHERE name = 'events_are_append_only'").fetchall()
@@ -46,9 +46,9 @@ def made_older(home: Path, days: int) -> Path:
     return path
 
 
-def test_prune_says_first_what_would_go_and_then_deletes_it(traced: Path) -> None:
-    """The same counts both times; the last call stays."""
-    path = made_older(traced, 100)
+def test_a_dry_run_of_prune_reports_the_calls_that_prune_deletes(traced: Path) -> None:
+    """The dry run and the deletion report the same counts. The last call stays."""
+    path = moved_back(traced, 100)
     before = attempts(path)
     dry = call("prune", "--older-than", "90d", "--dry-run", home=traced, exits=0)
     assert attempts(path) == before
@@ -60,8 +60,8 @@ def test_prune_says_first_what_would_go_and_then_deletes_it(traced: Path) -> Non
     assert call("prune", "--older-than", "200d", "--vacuum", home=traced).stdout.startswith("Deleted 0 attempts")
 
 
-def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> None:
-    """Neither nothing nor a file that isn't there is pruned, and none is made."""
+def test_prune_needs_an_age_and_a_file(traced: Path, tmp_path: Path) -> None:
+    """Without an age, or without a file, nothing is deleted and no file is created."""
     done = call("prune", home=traced)
     assert (done.returncode, "--older-than" in done.stderr) == (2, True)
     missing = tmp_path / "none.db"
@@ -71,8 +71,8 @@ def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> N
     assert not missing.exists()
 
 
-def test_backup_makes_a_file_that_the_other_commands_read(traced: Path, tmp_path: Path) -> None:
-    """And refuses to write over it."""
+def test_backup_makes_a_file_that_other_commands_can_read(traced: Path, tmp_path: Path) -> None:
+    """The command never overwrites a file."""
     target = tmp_path / "copy.db"
     call("backup", str(target), home=traced, exits=0)
     listed = [call("traces", "--json", "--db", str(path), home=traced) for path in (target, traced / "trace.db")]
@@ -81,8 +81,10 @@ def test_backup_makes_a_file_that_the_other_commands_read(traced: Path, tmp_path
     assert (again.returncode, "never overwrites" in again.stderr) == (1, True)
 
 
-def test_upgrade_brings_an_older_file_up_to_date(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which commands that only look refuse, and say how; one of today stays as it is, and nothing is made."""
+def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading commands refuse an old file and name `upgrade`. A current file does not change, and no file is
+    created.
+    """
     anyio.run(make_file_before, "call rows", home / "trace.db", monkeypatch)
     refused = call("traces", home=home, exits=1)
     assert "`callboard upgrade`" in refused.stderr
@@ -96,8 +98,8 @@ def test_upgrade_brings_an_older_file_up_to_date(home: Path, monkeypatch: pytest
     assert "the owner" in on_server.stderr
 
 
-def test_doctor_tells_lost_runs_leftovers_and_free_pages(traced: Path) -> None:
-    """They are no faults: what deals with them stands beside them."""
+def test_doctor_reports_lost_runs_spill_files_and_free_pages(traced: Path) -> None:
+    """These checks are ok, and show the numbers."""
     path = traced / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE runs SET ended_us = NULL, ending = NULL")
@@ -120,13 +122,13 @@ def test_ages_and_sizes_are_read(read: object, text: str, value: int) -> None:
     assert read(text) == value
 
 
-# -- `callboard ship`: a trace file is copied to a server.
+# -- `callboard ship` copies a trace file to a server.
 
 
-def test_ship_once(
+def test_ship_copies_the_file_once(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a dead process left without an end has one there; the password is shown nowhere."""
+    """A call of a dead process is closed as failed. The password is never shown."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("CALLBOARD_STORE", postgres_dsn)
     path, make = tmp_path / "trace.db", Maker("run_a")
@@ -149,7 +151,7 @@ def test_ship_once(
     assert "0 events" in capsys.readouterr().out
 
 
-def test_ship_says_what_it_lacks(
+def test_ship_names_the_missing_store_or_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
@@ -160,11 +162,11 @@ def test_ship_says_what_it_lacks(
     assert "no trace file" in capsys.readouterr().err
 
 
-# -- `--store`: a trace on a server, wherever a trace file can be named.
+# -- `--store` names a trace on a server.
 
 
 def make_shared_trace(dsn: str) -> None:
-    """Two calls in one session, on a server."""
+    """Write two calls of one session to the database."""
 
     async def work() -> None:
         table = PriceTable.all_from_yaml(PRICES)[0]
@@ -190,13 +192,13 @@ def shared(postgres_server: PostgresServer, template: str) -> Iterator[str]:
 
 
 def shown(dsn: str) -> str:
-    """As an output may name it."""
+    """The address as outputs show it, without the password."""
     parts = urlsplit(dsn)
     return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
 
 
-def test_it_names_the_trace_and_hides_the_password(shared: str, home: Path) -> None:
-    """In the option, and in the variable."""
+def test_a_command_names_its_trace_and_hides_the_password(shared: str, home: Path) -> None:
+    """The address is in an option or in a variable."""
     named = call("traces", "--store", shared, home=home, exits=0)
     assert shown(shared) in named.stdout
     assert shared not in named.stdout
@@ -204,14 +206,14 @@ def test_it_names_the_trace_and_hides_the_password(shared: str, home: Path) -> N
     assert by_variable.stdout == named.stdout
 
 
-def test_a_named_file_goes_before_the_variable(shared: str, traced: Path) -> None:
+def test_a_named_file_comes_before_the_variable(shared: str, traced: Path) -> None:
     more = {"CALLBOARD_STORE": shared}
     rows = call("traces", "--json", "--db", str(traced / "trace.db"), home=traced, more=more, exits=0)
     assert len(rows.stdout.splitlines()) == 3
 
 
-def test_one_of_both_is_enough(shared: str, home: Path) -> None:
-    """A file and a server are two traces; and each option says so of the other's names."""
+def test_a_file_and_a_server_cannot_be_combined(shared: str, home: Path) -> None:
+    """An address in `--db` is refused with the name of the right option."""
     both = call("cost", "--store", shared, "--db", "x.db", home=home, exits=2)
     assert "not allowed with" in both.stderr
     swapped = call("cost", "--db", shared, home=home, exits=2)
@@ -220,8 +222,8 @@ def test_one_of_both_is_enough(shared: str, home: Path) -> None:
         assert str(urlsplit(shared).password) not in done.stderr.replace("'--db'", "")
 
 
-def test_without_the_driver_it_says_what_to_install(shared: str, home: Path) -> None:
-    """In one line."""
+def test_without_the_driver_the_error_names_the_package_to_install(shared: str, home: Path) -> None:
+    """The error is one line."""
     done = call("traces", "--store", shared, home=home, without="psycopg", exits=1)
     assert "pip install 'callboard[postgres]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -231,8 +233,8 @@ def test_without_the_driver_it_says_what_to_install(shared: str, home: Path) -> 
 @pytest.mark.parametrize(
     "command", ["traces", "doctor --offline", "prune --older-than 1d", "reprice --undo", "sql 1"]
 )
-def test_a_server_that_is_not_there_is_an_error_of_one_line(command: str, home: Path) -> None:
-    """Not a traceback, and not the password."""
+def test_an_unreachable_server_is_an_error_without_a_traceback(command: str, home: Path) -> None:
+    """The output has no traceback and no password."""
     address = "postgresql://me:Geheimwort@127.0.0.1:1/trace"
     done = call(*command.split(), "--store", address, home=home, exits=1)
     said = done.stdout + done.stderr
@@ -241,7 +243,7 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line(command: str, home: 
     assert "Geheim" not in said
 
 
-def test_a_wrong_password_is_said_and_not_shown(shared: str, home: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(shared: str, home: Path) -> None:
     wrong = shared.replace(str(urlsplit(shared).password), "Geheimwort")
     done = call("traces", "--store", wrong, home=home, exits=1)
     assert "password authentication failed" in done.stderr
@@ -250,7 +252,7 @@ def test_a_wrong_password_is_said_and_not_shown(shared: str, home: Path) -> None
 
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_an_address_that_cannot_be_read_is_not_quoted(by_variable: bool, home: Path) -> None:
-    """A part of it may be that of a password."""
+    """A part of the address can be a part of a password."""
     address = "postgresql://me:Ge/heim@host/db"
     words, more = (("cost",), {"CALLBOARD_STORE": address}) if by_variable else (("cost", "--store", address), {})
     done = call(*words, home=home, more=more, exits=2)
@@ -259,7 +261,7 @@ def test_an_address_that_cannot_be_read_is_not_quoted(by_variable: bool, home: P
 
 
 def test_a_database_without_a_trace_stays_as_it_is(postgres_dsn: str, home: Path) -> None:
-    """Neither reading nor repricing makes one."""
+    """Neither a read nor a repricing creates the schema."""
     for command in ("traces", "reprice --undo", "prune --older-than 1d"):
         done = call(*command.split(), "--store", postgres_dsn, home=home, exits=1)
         assert "Traceback" not in done.stderr
@@ -270,22 +272,22 @@ def test_a_database_without_a_trace_stays_as_it_is(postgres_dsn: str, home: Path
         assert connection.execute(tables).fetchall() == [(0,)]
 
 
-def test_a_copy_is_made_by_the_servers_own_tool(shared: str, home: Path) -> None:
-    """Which the error names, with the address to give it."""
+def test_a_backup_of_a_server_is_refused_with_the_servers_own_tool(shared: str, home: Path) -> None:
+    """The error names the tool with the address, without the password."""
     done = call("backup", "copy.db", "--store", shared, home=home, exits=2)
     assert f"pg_dump --format=custom --file=copy.db {shown(shared)}" in done.stderr
 
 
-def test_a_repricing_can_be_taken_back_as_it_says(shared: str, home: Path) -> None:
-    """The command that it shows is right but for the password."""
+def test_a_repricing_on_a_server_can_be_undone(shared: str, home: Path) -> None:
+    """The printed undo command has the address without the password."""
     done = call("reprice", "--prices", str(PRICES), "--store", shared, home=home, exits=0)
     assert f"reprice --undo --store {shown(shared)}" in done.stdout
     undone = call("reprice", "--undo", "--store", shared, home=home, exits=0)
     assert "Undone" in undone.stdout
 
 
-def test_doctor_says_how_the_server_does(shared: str, home: Path) -> None:
-    """Its version, whether the way to it is encrypted, and what the trace holds."""
+def test_doctor_reports_the_state_of_the_server(shared: str, home: Path) -> None:
+    """The report has the server's version, whether the connection is encrypted, and the trace's address."""
     done = call("doctor", "--offline", "--json", "--store", shared, home=home)
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert found["store"]["ok"]
@@ -295,7 +297,7 @@ def test_doctor_says_how_the_server_does(shared: str, home: Path) -> None:
     assert shown(shared) == json.loads(done.stdout)["places"]["trace"]
 
 
-# -- The address of a trace on a server: what is taken, what is refused, and that its password is never shown.
+# -- The address of a trace on a server: valid and invalid forms, and the hidden password.
 
 SHOWN = {
     "postgresql://host/db": "postgresql://host/db",
@@ -315,8 +317,8 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("given_text", SHOWN, ids=range(len(SHOWN)))
-def test_it_is_shown_without_its_password(given_text: str) -> None:
-    """And with everything else that says which trace it is; so it can be typed again."""
+def test_an_address_is_shown_without_its_password(given_text: str) -> None:
+    """The rest of the address stays, so that it can be typed again."""
     address = StoreAddress(given_text)
     assert str(address) == SHOWN[given_text]
     assert "Geh" not in repr(address)
@@ -340,8 +342,10 @@ def test_it_is_shown_without_its_password(given_text: str) -> None:
         "Geheim",
     ],
 )
-def test_what_may_be_misread_is_refused_unseen(text: str) -> None:
-    """A password with a character that ends it early would otherwise be quoted by whoever reads the rest."""
+def test_an_ambiguous_address_is_refused_without_being_shown(text: str) -> None:
+    """A reserved character could end the password early, and the rest of the password would be shown. The error
+    advises to quote the character.
+    """
     with pytest.raises(ConfigurationError) as caught:
         StoreAddress(text)
     assert "eim" not in str(caught.value)
@@ -349,11 +353,11 @@ def test_what_may_be_misread_is_refused_unseen(text: str) -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=6))
-def test_any_password_is_taken_and_hidden(user: str, password: str) -> None:
-    """Written as the refusal says."""
+def test_any_password_is_accepted_and_hidden(user: str, password: str) -> None:
+    """The password is percent-encoded, as the refusal advises."""
     try:
         written = [quote(part, safe="") for part in (user, password)]
-    except UnicodeEncodeError:  # a lone surrogate has no such form
+    except UnicodeEncodeError:  # A lone surrogate can't be percent-encoded.
         return
     shown = str(StoreAddress(f"postgresql://{written[0]}:{written[1]}@-/-"))
     assert shown == f"postgresql://{written[0]}@-/-"

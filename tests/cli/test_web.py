@@ -19,7 +19,7 @@ ADDRESS = re.compile(r"(http://\S+)/#token=(\S+)")
 
 @contextmanager
 def serving(home: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
-    """The command under way: its address, the token, and its process, which is interrupted at the end."""
+    """Run the command. Yield its address, its token and its process, and interrupt the process at the end."""
     more = {"COLUMNS": "200"}
     with start("web", "--port", "0", *words, home=home, more=more, text=True, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -45,8 +45,10 @@ def signed_in(address: str, token: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_an_engine_of_its_own_shows_the_default_trace(traced: Path) -> None:
-    """On this machine only; the address is good once, and the next one is printed."""
+def test_the_default_trace_is_shown_with_an_engine(traced: Path) -> None:
+    """The command listens on this machine only. A token signs in once, and the command then prints the next
+    token.
+    """
     with serving(traced) as (address, token, process):
         assert address.startswith("http://127.0.0.1:")
         with signed_in(address, token) as client:
@@ -64,7 +66,7 @@ def test_an_engine_of_its_own_shows_the_default_trace(traced: Path) -> None:
 
 
 def test_a_trace_of_another_process_is_shown(traced: Path) -> None:
-    """Named by --db; there is no engine, and whoever may only look changes nothing."""
+    """With `--db` there is no engine. With `--view-only` a change is refused."""
     with serving(traced, "--db", str(traced / "trace.db"), "--view-only") as (address, token, _):
         with signed_in(address, token) as client:
             me = client.get("api/me").json()
@@ -74,28 +76,28 @@ def test_a_trace_of_another_process_is_shown(traced: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1"])
-def test_other_machines_are_let_in_only_if_that_is_said(address: str, home: Path) -> None:
-    """The refusal says how to say it."""
+def test_other_machines_can_connect_only_if_an_option_allows_it(address: str, home: Path) -> None:
+    """The refusal names the option that allows it."""
     done = call("web", "--bind", address, home=home, exits=2)
     assert "--allow-network" in done.stderr
 
 
-def test_a_trace_that_is_not_there_is_told_at_once(home: Path) -> None:
-    """Nothing is served, and no file is made."""
+def test_a_missing_trace_is_refused(home: Path) -> None:
+    """No server starts, and no file is created."""
     done = call("web", "--db", str(home / "nothing.db"), home=home, exits=1)
     assert "nothing.db" in done.stderr
     assert not (home / "nothing.db").exists()
 
 
-def test_a_port_that_is_taken_is_told(traced: Path) -> None:
+def test_a_port_in_use_is_an_error_that_names_it(traced: Path) -> None:
     with serving(traced) as (address, _, _):
         port = address.rpartition(":")[2]
         done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)
         assert port in done.stderr
 
 
-def test_an_interrupt_ends_it_at_once_although_a_page_listens(traced: Path) -> None:
-    """The page's stream ends, and nothing is complained about."""
+def test_an_interrupt_ends_the_server_while_a_page_is_open(traced: Path) -> None:
+    """The page's stream ends, and the output has no error."""
     with serving(traced) as (address, token, process):
         with signed_in(address, token) as client, client.stream("GET", "api/now") as frames:
             lines = frames.iter_lines()

@@ -1,4 +1,4 @@
-"""Virtual time on asyncio, where the engine runs."""
+"""The fixtures of this folder. Time is virtual, and the engine runs on asyncio."""
 
 from __future__ import annotations
 

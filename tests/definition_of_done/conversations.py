@@ -1,4 +1,4 @@
-"""The content of a request to any client's model: text, calls and results, in order."""
+"""The content of a request of any client: texts, calls and results, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from callboard import ToolDefinition
 
 
 class NotPlain(Exception):
-    """The request has more than text, calls of tools and their results."""
+    """The request has more than text, tool calls and their results."""
 
 
 class Text(NamedTuple):
@@ -24,35 +24,39 @@ class Call(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a call."""
+    """The result of a tool call."""
 
     text: str | None
-    """The text; None of a failure, which every client words in its own way."""
+    """The text. None for a failure, because each client words failures differently."""
 
 
 class Conversation(NamedTuple):
-    """A conversation as a request has it."""
+    """The conversation in a request."""
 
     system: str | None
-    """The system text; None if there is none, or an empty one."""
+    """The system text. None if there is no system text or an empty one."""
     turns: tuple[Text | Call | Result, ...]
     tools: tuple[ToolDefinition, ...]
 
     @property
-    def said(self) -> tuple[object, ...]:
-        """What can be compared between clients: of tools, their names."""
+    def comparable(self) -> tuple[object, ...]:
+        """The parts that can be compared between clients. Of the tools, only the names are compared."""
         return (self.system, self.turns, tuple(tool.name for tool in self.tools))
 
 
 def read(provider: str, body: dict[str, Any]) -> Conversation:
-    """Raises NotPlain."""
+    """Read the conversation of a request.
+
+    Raises:
+        NotPlain: The request has more than text, tool calls and their results.
+    """
     system, turns, tools = {"openai": _responses, "anthropic": _messages, "gemini": _contents}[provider](body)
     said = [turn for turn in turns if not isinstance(turn, Text) or turn.text]
     return Conversation(system or None, tuple(said), tuple(tools))
 
 
 def _words(content: Any) -> str:
-    """Text, or parts that are all text."""
+    """Return the text of a string or of a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all("text" in part for part in content):
@@ -77,7 +81,7 @@ def _responses(body: dict[str, Any]) -> tuple[str | None, list[Text | Call | Res
             case {"type": "function_call_output", "output": output}:
                 turns.append(Result(_words(output)))
             case {"type": "reasoning"}:
-                pass  # how much of it goes back is not the conversation's
+                pass  # clients send back different parts of the reasoning
             case {"role": role, "content": content}:
                 turns.append(Text(role, _words(content)))
             case _:
@@ -153,7 +157,7 @@ def _part(content: dict[str, Any], part: dict[str, Any]) -> Iterator[Text | Call
 
 
 def _answer(response: dict[str, Any]) -> str | None:
-    """Gemini's results are objects: clients put a text under ``output`` or a name of their own."""
+    """Read the text of a result. Gemini's results are objects, and clients put the text under different keys."""
     match response:
         case {"error": _}:
             return None

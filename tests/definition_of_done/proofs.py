@@ -1,4 +1,6 @@
-"""The tests that prove each row, found by collecting them. Prints the table as Markdown:
+"""The tests that prove each row. They are found by collecting the tests.
+
+This command prints the table as Markdown:
 
 python -m tests.definition_of_done.proofs
 """
@@ -29,7 +31,7 @@ class Proof(NamedTuple):
     """A test that proves a row."""
 
     test: str
-    """The test's node id, from the checkout."""
+    """The test's node id, relative to the checkout."""
     of: tuple[str, ...]
     """The providers for which the test proves the row."""
     anywhere: bool = True
@@ -43,12 +45,12 @@ def marked_files() -> list[Path]:
 
 
 def proofs() -> dict[str, list[Proof]]:
-    """Each row's proofs, in the order of the rows."""
+    """The proofs of each row, in the order of the rows."""
     return table_of(collect(marked_files()))
 
 
 def table_of(found: Iterable[tuple[str, Proof]]) -> dict[str, list[Proof]]:
-    """Each row with its proofs."""
+    """The table of the rows with their proofs."""
     table: dict[str, list[Proof]] = {number: [] for number in ROWS}
     for number, proof in found:
         table[number].append(proof)
@@ -56,7 +58,7 @@ def table_of(found: Iterable[tuple[str, Proof]]) -> dict[str, list[Proof]]:
 
 
 def collect(files: Sequence[Path]) -> list[tuple[str, Proof]]:
-    """The proofs in some test files with their rows, collected in a process of its own."""
+    """Collect test files in another process. Returns the proofs with their rows."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "proofs.json"
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", _PLUGIN, *map(str, files)]
@@ -75,7 +77,7 @@ def collect(files: Sequence[Path]) -> list[tuple[str, Proof]]:
 
 
 def proofs_in(items: Iterable[pytest.Item]) -> list[tuple[str, Proof]]:
-    """The proofs among collected tests, with their rows."""
+    """The proofs in a list of collected tests, with their rows."""
     found: list[tuple[str, Proof]] = []
     for item in items:
         anywhere = item.get_closest_marker("skipif") is None and item.get_closest_marker("local") is None
@@ -87,7 +89,7 @@ def proofs_in(items: Iterable[pytest.Item]) -> list[tuple[str, Proof]]:
 
 
 def missing(table: Mapping[str, Sequence[Proof]]) -> list[str]:
-    """What is not proved on every machine: rows, with the provider where they name any."""
+    """The rows that are not proved on every machine. If a row names providers, the provider is named too."""
     lacking: list[str] = []
     for number, wanted in ROWS.items():
         held = [proof for proof in table[number] if proof.anywhere]
@@ -100,7 +102,7 @@ def missing(table: Mapping[str, Sequence[Proof]]) -> list[str]:
 
 
 def markdown(table: Mapping[str, Sequence[Proof]]) -> str:
-    """A table for each section: the row, how we have it, and the tests without their parameters."""
+    """A table for each section: the row, how Callboard implements it, and the tests without their parameters."""
     lines: list[str] = []
     for section, title in SECTIONS.items():
         lines += [f"### {section} {title}", "", "| row | | as we have it | proved by |", "|---|---|---|---|"]
@@ -113,16 +115,16 @@ def markdown(table: Mapping[str, Sequence[Proof]]) -> str:
     return "\n".join(lines)
 
 
-# -- the plugin of the collecting process
+# -- the plugin of the process that collects the tests
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Write down what was collected."""
+    """Write the collected proofs to a file."""
     Path(os.environ[_ANSWER]).write_text(json.dumps(proofs_in(session.items)))
 
 
 def _providers(item: pytest.Item, mark: pytest.Mark) -> list[str]:
-    """For which providers a test proves a row."""
+    """The providers for which a test proves a row."""
     if mark.kwargs["of"]:
         return list(mark.kwargs["of"])
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -1,7 +1,7 @@
 """The three providers of the definition of done, and an engine with one of them over a scripted network.
 
-What they reply is hand-written, after their real traffic (`tests.support.wires`); real replies come from
-`recorded`.
+Their replies are written by hand, like replies of the real providers (`tests.support.wires`). `recorded` has real
+replies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ each_provider = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.nam
 
 
 class TimedTransport(FakeTransport):
-    """Knows when each request came, in virtual seconds."""
+    """A transport that records the time of each request, in virtual seconds."""
 
     def __init__(self, *replies: FakeReply | Exception) -> None:
         super().__init__(*replies)
@@ -42,7 +42,7 @@ class TimedTransport(FakeTransport):
 
     @property
     def waits(self) -> list[float]:
-        """How long it took from each request to the next."""
+        """The seconds from each request to the next."""
         return [later - earlier for earlier, later in itertools.pairwise(self.times)]
 
     async def send(self, request: HttpRequest) -> HttpReply:
@@ -61,13 +61,13 @@ class Asked:
     """The provider's side of the network."""
 
     def body(self, number: int = -1) -> JsonObject:
-        """What was sent in a request; the last one is meant if none is named."""
+        """The body of a request. Without a number, the last request."""
         return msgspec.json.decode(self.transport.requests[number].body, type=JsonObject)
 
     async def ask(
         self, prompt: str = "?", *, model: str | None = None, streamed: bool = False, **options: Any
     ) -> GenerateResult:
-        """What `generate` returns; or the result of `stream`, which is to be the same."""
+        """Return the result of `generate`, or that of `stream`. Both must be the same."""
         if streamed:
             return await stream(model or self.model, prompt, engine=self.engine, **options).result()
         return await generate(model or self.model, prompt, engine=self.engine, **options)
@@ -82,8 +82,8 @@ async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) 
 
     Args:
         wire: The provider's wire.
-        replies: The replies that the provider gives, one to a request.
-        config: Fields of AdapterConfig. There are no retries unless they say so, and no jitter.
+        replies: The replies of the provider, one for each request.
+        config: Fields of AdapterConfig. By default, there are no retries and no jitter.
     """
     transport = TimedTransport(*replies)
     made = wire.make(transport, FakeClock(randomness=0.0), **{"max_retries": 0, **config})
@@ -92,12 +92,12 @@ async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) 
 
 
 async def answering(arguments: JsonObject) -> str:
-    """A tool that answers R."""
+    """A tool that always returns R."""
     return "R"
 
 
 def noting() -> tuple[list[JsonObject], Callable[[JsonObject], Awaitable[str]]]:
-    """The arguments with which a tool is run, and the tool, which answers R."""
+    """Return a list and a tool. The tool returns R and appends its arguments to the list."""
     ran: list[JsonObject] = []
 
     async def note(arguments: JsonObject) -> str:
@@ -108,12 +108,12 @@ def noting() -> tuple[list[JsonObject], Callable[[JsonObject], Awaitable[str]]]:
 
 
 def counted(usage: TokenUsage) -> tuple[int, ...]:
-    """New, read from a cache, written to one, and generated."""
+    """The counts of fresh, cached, cache-writing and output tokens."""
     return (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens, usage.output_tokens)
 
 
 def holds(body: Json, part: Json) -> bool:
-    """Whether a part stands somewhere in a body; an object may have more there than the part says."""
+    """Whether a part occurs anywhere in a body. Objects in the body may have more keys than the part."""
     if covers(body, part):
         return True
     inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
@@ -121,7 +121,7 @@ def holds(body: Json, part: Json) -> bool:
 
 
 def covers(found: Json, part: Json) -> bool:
-    """Whether a value is the part, or an object that says it and more."""
+    """Whether a value equals the part. An object may have more keys than the part."""
     if isinstance(part, dict):
         return isinstance(found, dict) and all(name in found and covers(found[name], part[name]) for name in part)
     if isinstance(part, list):

@@ -1,7 +1,7 @@
 """Recorded replies of the three providers for the public functions. They are not part of this repository.
 
-They are the exchanges of `test_recorded_agreement`, where their folder is known; without it, what needs them is
-skipped. They are chosen by what they are, never by name, so that any collection of the same kind will do.
+They are the exchanges of `test_recorded_agreement`. If their folder is unknown, the tests that need them are
+skipped. Tests select exchanges by their features, not by their names, so any similar collection works.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FILES = {"openai": "openai_responses", "anthropic": "anthropic", "gemini": "gemi
 HISTORY = {"openai": "input", "anthropic": "messages", "gemini": "contents"}
 
 BAD_ENDS = frozenset({"UNEXPECTED_TOOL_CALL"})
-"""Words of recorded replies for an end after which calls may not be run."""
+"""Stop reasons of recorded replies whose tool calls must not be run."""
 
 
 class Exchange(NamedTuple):
-    """One request and its reply, as recorded, and what a correct reader makes of it (`oracle`)."""
+    """A recorded request and its reply, with the values that a correct reader finds in the reply (`oracle`)."""
 
     case: dict[str, Any]
 
@@ -52,12 +52,12 @@ class Exchange(NamedTuple):
 
     @property
     def features(self) -> frozenset[str]:
-        """Of the reply: text, tools, parallel_tools, signature and so on."""
+        """The features of the reply: text, tools, parallel_tools, signature and so on."""
         return frozenset(self.case["features"])
 
     @property
     def tags(self) -> frozenset[str]:
-        """Of the request: tools, images, structured_output, server_tools and so on."""
+        """The features of the request: tools, images, structured_output, server_tools and so on."""
         return frozenset(self.case["request_tags"])
 
     @property
@@ -66,18 +66,18 @@ class Exchange(NamedTuple):
 
     @property
     def paused(self) -> bool:
-        """The reply isn't whole: the engine asks on."""
+        """Whether the reply is incomplete, so the engine sends another request."""
         return self.oracle["stop_raw"] == "pause_turn"
 
     def reply(self) -> FakeReply:
-        """The reply once more; a stream arrives in many pieces."""
+        """The reply, to be sent again. A stream arrives in many pieces."""
         body = self.case["response_body"].encode()
         chunks = fragments(body, "random-1" if self.streamed else "whole")
         return FakeReply(*chunks, status=self.case["response_status"], headers=self.case["response_headers"])
 
 
 def exchanges(wire: Wire, wanted: Callable[[Exchange], bool] = lambda exchange: exchange.ok) -> list[Exchange]:
-    """A provider's exchanges of one kind; at least one, else the test is skipped: they can't prove it."""
+    """Return a provider's exchanges of one kind. If there are none, the test is skipped."""
     found = [exchange for exchange in _all(wire.name) if wanted(exchange)]
     if not found:
         pytest.skip(f"no such exchange was recorded with {wire.name}")
@@ -90,7 +90,7 @@ def _all(provider: str) -> tuple[Exchange, ...]:
 
 
 async def most_agree(found: Sequence[Any], check: Callable[[Any], Awaitable[None]]) -> None:
-    """The check holds for as many exchanges, or conversations, as `test_recorded_agreement` asks for."""
+    """Assert that the check passes for the share of exchanges that `test_recorded_agreement` requires."""
     differing: list[str] = []
     for each in found:
         exchange = each.exchanges[0] if isinstance(each, Loop) else each
@@ -105,13 +105,15 @@ async def most_agree(found: Sequence[Any], check: Callable[[Any], Awaitable[None
 
 
 async def play(wire: Wire, found: Sequence[Exchange], check: Callable[[Asked, Exchange], Awaitable[None]]) -> None:
-    """One engine is given all these replies, one to a request; the check asks for each, and holds for most."""
+    """Run one engine that gets these replies, one for each request. The check must pass for most of the
+    exchanges.
+    """
     async with asking(wire, *[exchange.reply() for exchange in found]) as at:
         await most_agree(found, functools.partial(check, at))
 
 
 class Loop(NamedTuple):
-    """A recorded conversation in which tools were run: its requests, each of which goes on from the one before."""
+    """A recorded conversation with tool calls. Each of its requests continues the one before."""
 
     provider: str
     exchanges: tuple[Exchange, ...]
@@ -130,11 +132,11 @@ class Loop(NamedTuple):
         return all(exchange.streamed for exchange in self.exchanges)
 
     def messages(self) -> list[Message]:
-        """What the conversation began with."""
+        """The messages of the first request."""
         return [Message.user(turn.text) for turn in self.asked[0].turns if isinstance(turn, Text)]
 
     def tools(self) -> list[Tool]:
-        """Tools that answer what they answered then."""
+        """The tools of the conversation. They return the recorded results."""
         answers: dict[str, deque[str | None]] = defaultdict(deque)
         turns = self.asked[-1].turns
         calls = [turn for turn in turns if isinstance(turn, Call)]
@@ -158,7 +160,7 @@ def _key(name: str, arguments: Json) -> str:
 
 
 def loops(wire: Wire, wanted: Callable[[Loop], bool]) -> list[Loop]:
-    """The recorded conversations with tools of one kind; at least one, else the test is skipped."""
+    """Return the recorded conversations with tools of one kind. If there are none, the test is skipped."""
     found = [loop for loop in _loops(wire.name) if wanted(loop)]
     if not found:
         pytest.skip(f"no such conversation was recorded with {wire.name}")
@@ -171,9 +173,10 @@ def _loops(provider: str) -> tuple[Loop, ...]:
 
 
 def _loop(provider: str, chain: list[Exchange]) -> Iterator[Loop]:
-    """The chain, if all that is new in its requests are the model's replies and the results of their calls.
+    """Return the chain if its requests only add the model's replies and the results of their calls.
 
-    Without those whose host went on after a reply that did not end well: we run no calls of such a one.
+    A chain is left out if its host continued after a reply with a bad stop reason. Callboard runs no calls of such
+    a reply.
     """
     if any(exchange.oracle["stop_raw"] in BAD_ENDS for exchange in chain):
         return
@@ -194,7 +197,7 @@ def _loop(provider: str, chain: list[Exchange]) -> Iterator[Loop]:
 
 
 def _fits(turn: object, conversation: Conversation) -> bool:
-    """Whether a call can be run. OpenAI's results don't say that they are errors, in whatever words."""
+    """Whether the tool exists and the arguments fit its schema. OpenAI does not mark other results as errors."""
     if not isinstance(turn, Call):
         return True
     schemas = {tool.name: tool.input_schema for tool in conversation.tools}
@@ -202,7 +205,7 @@ def _fits(turn: object, conversation: Conversation) -> bool:
 
 
 def _chains(provider: str) -> Iterator[list[Exchange]]:
-    """Exchanges in which each request repeats the one before and adds to it."""
+    """Chains of exchanges. Each request of a chain repeats the one before and adds to it."""
     groups: dict[object, list[Exchange]] = defaultdict(list)
     for exchange in _all(provider):
         groups[exchange.case["source_file"], exchange.case["test_key"]].append(exchange)

@@ -1,12 +1,12 @@
-"""The rows of the unified client's definition of done (seed 2, section 8), and the mark that names one.
+"""The rows of the unified client's definition of done (seed 2, section 8), and the mark that names a row.
 
-The only place where the rows stand. A test of any folder proves rows by carrying their numbers,
+Only this module has the rows. A test of any folder proves a row if its mark has the row's number:
 
     @row("8.4.3")
     @row("8.5.1", of="openai")
 
-and `proofs` says which tests those are. A row that names providers must be proved for each of them: by a test that
-is parametrised with them (by name, or by their wires), or that says `of` which it is.
+`proofs` lists these tests. If a row names providers, it must be proved for each of them. A test proves it for the
+providers in its parameters (names or wires), or for those in `of`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Row(NamedTuple):
 
     number: str
     text: str
-    """The text as it was asked for."""
+    """The text of the specification."""
     decided: str = ""
-    """How we have it, where that is otherwise, and why."""
+    """How Callboard implements the row, and why, if this differs from the text."""
     providers: tuple[str, ...] = ()
-    """The providers for each of which the row must hold; none where it isn't about providers."""
+    """The providers for which the row must be proved. Empty if the row is not about providers."""
 
 
 SECTIONS = {
@@ -126,11 +126,11 @@ ROWS: dict[str, Row] = {
 
 
 def row(number: str, *, of: str | tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """The mark of a test that proves a row.
+    """Mark a test that proves a row.
 
     Args:
         number: The row's number.
-        of: The providers for which the test proves it; none are those that the test is parametrised with.
+        of: The providers for which the test proves it. By default, those in the test's parameters.
     """
     named = (of,) if isinstance(of, str) else of
     assert set(named) <= set(ROWS[number].providers), f"row {number} doesn't name {of}"

@@ -1,6 +1,6 @@
-"""Section 8.10 on the local model: its part of the six steps and of other sections.
+"""Section 8.10 on the local model: those of the six steps, and of other sections, that it can do.
 
-Real llama.cpp behind three protocols; nothing is simulated, so nothing here asserts a time.
+The tests use the real llama.cpp behind three protocols. Nothing is simulated, so no test asserts a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ by_every_protocol = pytest.mark.parametrize(
 @row("8.4.1")
 @row("8.10.1")
 async def test_it_says_hello(engine: Engine, protocol: str) -> None:
-    """Without chance: by chance a small model talks on to its limit."""
+    """The temperature is 0, because a small model can otherwise write until its limit."""
     await basic(engine, f"local-{protocol}", temperature=0.0)
 
 
@@ -57,7 +57,7 @@ async def test_it_streams(engine: Engine, protocol: str) -> None:
 @row("8.7.1")
 @row("8.10.3")
 async def test_it_calls_a_tool(engine: Engine) -> None:
-    """Emulated: a schema holds it to a call."""
+    """Tools are emulated: a schema forces the model to write a call."""
     script = Script((), "", ("", ""), question=(Message.user(TOOL_TEXT),), tools=(WEATHER,), words=())
     await calling(engine, "local-tools", script, **SHORT)
 
@@ -71,7 +71,7 @@ async def test_it_says_that_it_sees_nothing(engine: Engine) -> None:
 @row("8.4.7")
 @row("8.10.5")
 async def test_it_fills_a_schema(engine: Engine) -> None:
-    """Chat Completions alone holds it to one there."""
+    """Only Chat Completions enforces a schema on this server."""
     prompt = "Extract as JSON: Alice is 30 years old"
     result = await generate_object("local-chat", prompt, schema=PERSON, engine=engine, **SHORT)
     assert isinstance(result.output, dict)
@@ -85,7 +85,7 @@ async def test_it_fills_a_schema(engine: Engine) -> None:
 )
 @row("8.6.9")
 async def test_it_reads_most_of_a_long_session_from_its_cache(engine: Engine, protocol: str) -> None:
-    """More than half of the input from turn 5 on, as the server itself counts."""
+    """From turn 5 on, the server reports more than half of the input as cached."""
     session = engine.session(f"local-{protocol}", system_prompt=f"This is a session by {protocol}. Be brief.")
     used = await usages(session, 5, "And this?", temperature=0.0, max_output_tokens=4)
     shares = [each.cached_input_tokens / each.total_input_tokens for each in used]

@@ -1,7 +1,7 @@
-"""Section 8.10, the smoke test: its six steps in order, beginning with each provider.
+"""Section 8.10, the smoke test. Its six steps run in order, with each provider as the lead.
 
-Over hand-written replies; over recorded ones; and, by hand, on the providers themselves, with their keys in the
-environment (on the local model: `test_8_10_local`):
+They run over hand-written replies and over recorded ones. A person can also run them on the providers themselves,
+with keys in the environment (`test_8_10_local` runs them on the local model):
 
     CALLBOARD_LIVE=1 pytest tests/definition_of_done/test_8_10_smoke.py -k live
 """
@@ -54,25 +54,25 @@ DOT = bytes.fromhex(
 
 @tool
 async def get_weather(city: str) -> str:
-    """The weather in a city, now."""
+    """The current weather in a city."""
     return f"In {city} it is 21 degrees, and sunny."
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the six steps ask."""
+    """The inputs of the six steps."""
 
     basic: Sequence[str]
     """A model of each provider."""
     lead: str
     """The model of steps 2 to 5."""
     missing: tuple[str, str]
-    """A model that there isn't, and its provider."""
+    """A model that does not exist, and its provider."""
     image: ImageBlock = ImageBlock(data=DOT)  # noqa: RUF009 (frozen)
     question: tuple[Message, ...] = (Message.user("What is the weather in San Francisco and New York?"),)
     tools: tuple[Tool, ...] = (get_weather,)
     words: tuple[str, ...] = ("San Francisco", "New York")
-    """The words that the answer of step 3 must have."""
+    """The words that the reply of step 3 must contain."""
     schema: JsonObject = field(default_factory=dict)
     output: Json = None
 
@@ -116,7 +116,7 @@ async def missing(engine: Engine, name: str, provider: str) -> None:
 
 
 async def smoke(engine: Engine, script: Script) -> None:
-    """The six steps."""
+    """Run the six steps."""
     for name in script.basic:
         await basic(engine, name)
     await streaming(engine, script.lead)
@@ -127,14 +127,14 @@ async def smoke(engine: Engine, script: Script) -> None:
 
 
 def every_step(test: Any) -> Any:
-    """The test proves all rows of the section; the first for all three providers."""
+    """Mark a test that proves all rows of the section, and the first row for all three providers."""
     for number in range(2, 7):
         test = row(f"8.10.{number}")(test)
     return row("8.10.1", of=PROVIDERS)(test)
 
 
 def engine_of(replies: dict[str, list[FakeReply]]) -> Engine:
-    """All three providers, each with its replies."""
+    """An engine with all three providers and their replies."""
     adapters = {wire.name: wire.make(FakeTransport(*replies[wire.name]), FakeClock()) for wire in WIRES}
     return Engine(models=ModelRegistry({}, {}), providers=adapters, trace=False)
 
@@ -143,7 +143,7 @@ def engine_of(replies: dict[str, list[FakeReply]]) -> Engine:
 
 
 def weather_calls(wire: Wire) -> FakeReply:
-    """A reply that asks for the weather in both cities at once."""
+    """A reply with two tool calls: the weather in each of two cities."""
     body = wire.body("", 2, "tools")
     found = iter([{"city": "San Francisco"}, {"city": "New York"}])
 
@@ -167,7 +167,7 @@ def weather_calls(wire: Wire) -> FakeReply:
 @each_provider
 @every_step
 async def test_the_six_steps(wire: Wire) -> None:
-    """Over replies that were written after real ones."""
+    """The replies are written by hand, like real ones."""
     replies = {each.name: [each.whole("Hello there!")] for each in WIRES}
     replies[wire.name] += [
         wire.streamed("An old silent pond"),
@@ -198,7 +198,7 @@ LEADS = {"openai": "gpt-5.2", "anthropic": "claude-opus-4-6", "gemini": "gemini-
 @each_provider
 @every_step
 async def test_the_six_steps_over_recorded_replies(wire: Wire) -> None:
-    """All but the last one's: of a missing model few refusals are recorded."""
+    """All replies but the last are recorded, because few recordings have a refusal of a missing model."""
     plain = [exchanges(each, lambda exchange: only_text(exchange) and not exchange.streamed)[0] for each in WIRES]
     streamed = exchanges(wire, lambda exchange: only_text(exchange) and exchange.streamed)[0]
     seen = exchanges(wire, lambda exchange: shows_one(exchange) and not exchange.streamed)[0]
@@ -232,7 +232,7 @@ def has_schema(exchange: Exchange) -> bool:
     return schema_of(exchange.asked) is not None
 
 
-# -- the providers themselves
+# -- the real providers
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -242,7 +242,7 @@ def has_schema(exchange: Exchange) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_the_six_steps_live(provider: str) -> None:
-    """Of the providers that have a key; costs a few cents."""
+    """Runs on the providers that have a key. It costs a few cents."""
     async with Engine.from_env() as engine:
         configured = [name for name in PROVIDERS if engine.providers[name] == "configured"]
         if provider not in configured:

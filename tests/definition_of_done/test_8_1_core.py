@@ -1,4 +1,4 @@
-"""Section 8.1, core infrastructure. More of its rows are proved beside the engine's other tests."""
+"""Section 8.1, core infrastructure. Other tests of the engine prove more of its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ KEY_HEADERS = {
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ProviderServer]]:
-    """The three providers on this machine, and an environment that leads to them, without any key."""
+    """Servers for the three providers on this machine, and an environment with their addresses and without a
+    key.
+    """
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
     with ExitStack() as stack:
@@ -42,7 +44,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 def asked(model: str | None = None, prompt: str = "Hi") -> GenerateResult:
-    """What an engine of the environment says, in a loop of its own."""
+    """Return the reply of an engine from the environment, which runs in its own event loop."""
 
     async def ask() -> GenerateResult:
         async with Engine.from_env() as engine:
@@ -57,11 +59,11 @@ def asked(model: str | None = None, prompt: str = "Hi") -> GenerateResult:
 def test_an_engine_of_the_environment_reaches_each_provider_with_its_key(
     wire: Wire, servers: dict[str, ProviderServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over real sockets; the key goes where the provider looks for it."""
+    """The sockets are real. The key is in the header that the provider expects."""
     monkeypatch.setenv(f"{wire.name.upper()}_API_KEY", "sk-of-the-environment")
     result = asked(f"{wire.name}:{MODELS[wire.name]}")
     assert result.text == f"Hello from {wire.name}"
-    request = servers[wire.name].asked[-1]  # at another address OpenAI's adapter asks for the protocol first
+    request = servers[wire.name].asked[-1]  # at another address, OpenAI's adapter first finds out the protocol
     name, form = KEY_HEADERS[wire.name]
     assert request.headers[name] == form.format("sk-of-the-environment")
 
@@ -71,7 +73,7 @@ def test_an_engine_of_the_environment_reaches_each_provider_with_its_key(
 def test_a_name_without_a_provider_goes_to_the_default_one(
     first: str, servers: dict[str, ProviderServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is the first which has a key; nobody else is asked."""
+    """The default provider is the first that has a key. No other provider gets a request."""
     for name in PROVIDERS[PROVIDERS.index(first) :]:
         monkeypatch.setenv(f"{name.upper()}_API_KEY", "sk")
     assert asked("a-model-of-tomorrow").text == f"Hello from {first}"
@@ -80,8 +82,8 @@ def test_a_name_without_a_provider_goes_to_the_default_one(
 
 @row("8.1.5")
 @pytest.mark.usefixtures("servers")
-def test_without_a_provider_and_a_default_one_the_error_says_what_to_do() -> None:
-    """It is a ConfigurationError, for a name that is known and for one that isn't."""
+def test_without_a_provider_the_error_names_the_missing_setting() -> None:
+    """The error is a ConfigurationError, for a known and for an unknown name."""
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
         asked("gpt-5.2")
     with pytest.raises(ConfigurationError, match="a-model-of-tomorrow"):
@@ -94,7 +96,7 @@ def test_without_a_provider_and_a_default_one_the_error_says_what_to_do() -> Non
 def test_the_functions_of_the_module_use_an_engine_of_the_environment(
     servers: dict[str, ProviderServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has made one; the one that is set goes before it."""
+    """Without a default engine, the functions make one from the environment. A default engine replaces it."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk")
     transport = FakeTransport(WIRES[0].whole("Hello from mine"))
     made = WIRES[0].make(transport, FakeClock())
@@ -115,7 +117,7 @@ def test_the_functions_of_the_module_use_an_engine_of_the_environment(
 @row("8.1.3")
 @pytest.mark.anyio
 async def test_a_request_goes_to_the_adapter_of_its_provider() -> None:
-    """By `provider=`, and by the model's prefix; the others hear nothing of it."""
+    """The provider is named by `provider=` or by the model's prefix. The other providers get no request."""
     transports = {wire.name: FakeTransport(wire.whole("one"), wire.whole("two")) for wire in WIRES}
     adapters = {wire.name: wire.make(transports[wire.name], FakeClock()) for wire in WIRES}
     async with Engine(models=ModelRegistry({}, {}), providers=adapters, trace=False) as engine:

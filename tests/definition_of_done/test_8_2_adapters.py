@@ -1,4 +1,4 @@
-"""Section 8.2, provider adapters: for each of the three."""
+"""Section 8.2, provider adapters: for each of the three providers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def canonical(model: str, **more: object) -> CanonicalRequest:
 @each_provider
 @row("8.2.1")
 async def test_the_providers_own_protocol_is_spoken(wire: Wire) -> None:
-    """At its own address, plain and streamed. That the vendor's own types find nothing wrong with what is sent is
-    proved in `test_vendor_types`."""
+    """Plain and streamed requests go to the provider's own addresses.
+
+    `test_vendor_types` checks the requests with the vendor's own types.
+    """
     async with asking(wire, wire.whole("Hi"), wire.streamed("Hi"), base_url=None) as at:
         await at.engine.generate(at.model, "Hi", system_prompt="Be brief.", temperature=0.5)
         await at.engine.stream(at.model, "Hi").result()
@@ -57,8 +59,8 @@ async def test_the_providers_own_protocol_is_spoken(wire: Wire) -> None:
 
 @each_provider
 @row("8.2.2")
-async def test_a_key_that_is_given_is_sent_and_never_shown(wire: Wire) -> None:
-    """In one header of the request, not in its address or body."""
+async def test_a_key_is_sent_and_never_shown(wire: Wire) -> None:
+    """The key is in one header of the request. It is not in the address, the body or the repr."""
     async with asking(wire, wire.whole("Hi"), api_key="sk-given") as at:
         await at.engine.generate(at.model, "Hi")
         (request,) = at.transport.requests
@@ -73,8 +75,8 @@ async def test_a_key_that_is_given_is_sent_and_never_shown(wire: Wire) -> None:
 
 @each_provider
 @row("8.2.3")
-async def test_complete_gives_a_filled_response(wire: Wire) -> None:
-    """Text, calls with their ids and arguments, why it stopped in both words, usage, ids, time."""
+async def test_complete_returns_a_full_response(wire: Wire) -> None:
+    """The response has text, calls with ids and arguments, both stop reasons, usage and ids."""
     async with asking(wire, wire.whole("Let me see.", 2, "tools"), wire.whole("Hi")) as at:
         response = await at.engine.complete(canonical(at.model))
         plain = await at.engine.complete(canonical(at.model))
@@ -93,8 +95,8 @@ async def test_complete_gives_a_filled_response(wire: Wire) -> None:
 
 @each_provider
 @row("8.2.4")
-async def test_stream_gives_typed_events_that_add_up(wire: Wire) -> None:
-    """Every event is one of ViewEvent, and all of them together are what `complete` returns."""
+async def test_stream_yields_typed_events_that_add_up(wire: Wire) -> None:
+    """Every event is a ViewEvent. Together, the events equal the result of `complete`."""
     streamed = wire.stream_of(*[wire.write_event(*event) for event in wire.events("Hello, ☃!", 2, "tools", "Hm")])
     async with asking(wire, streamed, wire._reply_with(wire.body("Hello, ☃!", 2, "tools", "Hm"))) as at:
         events = [event async for event in at.engine.stream(canonical(at.model))]
@@ -124,8 +126,10 @@ SYSTEM: dict[str, Json] = {
 
 @each_provider
 @row("8.2.5")
-async def test_the_system_prompt_stands_where_the_provider_wants_it(wire: Wire) -> None:
-    """Whether it is said as the system prompt or in a message; never among the conversation."""
+async def test_the_system_prompt_is_in_the_providers_field(wire: Wire) -> None:
+    """The place is the same for a system prompt and for a system message. The conversation does not have the
+    text.
+    """
     async with asking(wire, wire.whole("Hi"), wire.whole("Hi")) as at:
         await at.engine.generate(at.model, "Hello", system_prompt="Be brief.")
         said = [Message(Role.SYSTEM, (TextBlock("Be brief."),)), Message.user("Hello")]
@@ -150,8 +154,8 @@ FIVE_ROLES: dict[str, list[Json]] = {
 
 @each_provider
 @row("8.2.6")
-async def test_all_five_roles_become_what_the_provider_has(wire: Wire) -> None:
-    """System, developer, user, assistant and tool, with the provider's own id of the call."""
+async def test_all_five_roles_are_translated(wire: Wire) -> None:
+    """The roles are system, developer, user, assistant and tool. The call keeps the provider's id."""
     async with asking(wire, wire.whole("A", 1, "tools"), wire.whole("Done")) as at:
         called = await at.engine.generate(at.model, "U", max_tool_rounds=0)
         (call,) = called.tool_uses
@@ -176,7 +180,7 @@ OPTIONS: dict[str, dict[str, Json]] = {
 @row("8.2.7")
 @row("8.9.15")
 async def test_a_providers_own_options_are_sent_as_they_are(wire: Wire) -> None:
-    """Those of another provider are not."""
+    """The options of another provider are not sent."""
     others = {name: {"not_for_you": True} for name in OPTIONS if name != wire.name}
     async with asking(wire, wire.whole("Hi"), wire.streamed("Hi")) as at:
         options = {wire.name: OPTIONS[wire.name], **others}
@@ -190,7 +194,7 @@ async def test_a_providers_own_options_are_sent_as_they_are(wire: Wire) -> None:
 @each_provider
 @row("8.2.8")
 async def test_headers_of_a_beta_are_sent(wire: Wire) -> None:
-    """Any header of the configuration, to every provider."""
+    """Any header of the configuration is sent to every provider."""
     async with asking(wire, wire.whole("Hi"), extra_headers={"x-beta": "tomorrow"}) as at:
         await at.engine.generate(at.model, "Hi")
         assert at.headers()["x-beta"] == "tomorrow"
@@ -198,7 +202,7 @@ async def test_headers_of_a_beta_are_sent(wire: Wire) -> None:
 
 @row("8.2.8", of="anthropic")
 async def test_anthropics_betas_are_joined_in_one_header() -> None:
-    """Of the configuration and of the request; none is sent unasked."""
+    """The header joins the betas of the configuration and of the request. Without betas, there is no header."""
     wire = ANTHROPIC
     replies = [wire.whole("Hi"), wire.whole("Hi")]
     async with asking(wire, *replies, options={"beta_headers": ["one"]}) as at:
@@ -215,7 +219,7 @@ async def test_anthropics_betas_are_joined_in_one_header() -> None:
 @pytest.mark.parametrize("condition", CONDITIONS)
 @row("8.2.9")
 async def test_a_refusal_becomes_the_right_exception(wire: Wire, condition: str) -> None:
-    """With the provider's status, its words and its name; plain and streamed."""
+    """The error has the provider's name and status, for plain and streamed calls."""
     async with asking(wire, wire.failing(condition), wire.failing(condition)) as at:
         for ask in (at.engine.generate, lambda *arguments: at.engine.stream(*arguments).result()):
             with pytest.raises(AdapterError) as raised:
@@ -230,8 +234,8 @@ async def test_a_refusal_becomes_the_right_exception(wire: Wire, condition: str)
 @each_provider
 @pytest.mark.parametrize("condition", ["rate limit", "overload"])
 @row("8.2.10")
-async def test_the_providers_hint_stands_on_the_error(wire: Wire, condition: str) -> None:
-    """In seconds."""
+async def test_the_error_has_the_providers_hint(wire: Wire, condition: str) -> None:
+    """The hint is in seconds."""
     refused = wire.failing(condition)
     refused.headers = {**refused.headers, "retry-after": "7"}
     async with asking(wire, refused) as at:

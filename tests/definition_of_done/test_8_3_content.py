@@ -40,7 +40,7 @@ def base64(data: bytes) -> str:
 
 
 def image_of(data: bytes) -> dict[str, Json]:
-    """How each provider is shown an image."""
+    """The image in the form of each provider."""
     return {
         "openai": {"type": "input_image", "image_url": f"data:image/png;base64,{base64(data)}"},
         "anthropic": {
@@ -68,8 +68,8 @@ WORDS: dict[str, Json] = {
 @row("8.4.1")
 @row("8.4.2")
 @row("8.9.1")
-async def test_text_goes_there_and_comes_back(wire: Wire) -> None:
-    """A prompt, and a conversation of several messages in its order, with every character."""
+async def test_text_is_sent_and_received_unchanged(wire: Wire) -> None:
+    """A prompt, and a conversation of several messages in order, arrive with every character."""
     async with asking(wire, wire.whole("Très bien ☃ 🎭"), wire.whole("Да")) as at:
         first = await at.engine.generate(at.model, "Ça va? ☃ 🎭")
         again = await at.engine.generate(at.model, messages=[*first.messages, Message.user("И?")])
@@ -88,7 +88,7 @@ async def test_text_goes_there_and_comes_back(wire: Wire) -> None:
 @row("8.3.2")
 @row("8.3.7")
 async def test_an_image_is_sent_with_its_text(wire: Wire, how: str, tmp_path: Path) -> None:
-    """By its address, which the provider fetches, or as bytes; a file is read where the host names it."""
+    """The image is sent as an address or as bytes. A file is read when the block is made."""
     path = tmp_path / "picture.png"
     path.write_bytes(PNG)
     image = {"bytes": ImageBlock(data=PNG), "address": ImageBlock(url=ADDRESS), "file": ImageBlock.from_path(path)}
@@ -108,8 +108,10 @@ async def test_an_image_is_sent_with_its_text(wire: Wire, how: str, tmp_path: Pa
 @row("8.3.2")
 @row("8.3.7")
 @row("8.9.3")
-async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -> None:
-    """Those of recorded requests, of bytes and by address, and their replies."""
+async def test_images_are_written_as_another_client_wrote_them(wire: Wire) -> None:
+    """Recorded requests with images as bytes and as addresses: Callboard writes the same images and reads the
+    replies.
+    """
     found = exchanges(
         wire, lambda exchange: exchange.ok and not exchange.streamed and bool(images(exchange.asked))
     )
@@ -125,7 +127,7 @@ async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -
 
 
 def images(body: Json) -> list[tuple[ImageBlock, Json]]:
-    """The images in a recorded request, each with the least that must stand in ours."""
+    """The images in a recorded request, each with the part that Callboard's request must have."""
     match body:
         case {"type": "input_image", "image_url": str(url)} | {
             "type": "image",
@@ -137,7 +139,7 @@ def images(body: Json) -> list[tuple[ImageBlock, Json]]:
         case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
             return [(ImageBlock(url=f"data:{kind};base64,{data}"), {"type": "image", "source": body["source"]})]
         case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith("image/"):
-            usual = data.replace("-", "+").replace("_", "/")  # they wrote it in the other alphabet
+            usual = data.replace("-", "+").replace("_", "/")  # the recorded data is in URL-safe base64
             wanted = {"inlineData": {"mimeType": kind, "data": usual}}
             return [(ImageBlock(url=f"data:{kind};base64,{data}"), wanted)]
         case dict():
@@ -167,7 +169,7 @@ async def test_a_document_is_sent(wire: Wire) -> None:
 @each_provider
 @row("8.3.3")
 async def test_audio_is_sent_or_refused_before_anything_is_sent(wire: Wire) -> None:
-    """Of the three, Gemini's models hear."""
+    """Of the three providers, only Gemini accepts audio."""
     async with asking(wire, wire.whole("A bell.")) as at:
         if wire.name == "gemini":
             await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])
@@ -187,8 +189,10 @@ HIDDEN = {"type": "redacted_thinking", "data": ANTHROPIC.secrets[1]}
 @row("8.3.6", of="anthropic")
 @row("8.5.3", of="anthropic")
 @row("8.5.4", of="anthropic")
-async def test_thinking_goes_back_as_it_came(streamed: bool) -> None:
-    """Before the call that it led to: the text, its signature, and what is hidden, whole or streamed."""
+async def test_thinking_is_sent_back_unchanged(streamed: bool) -> None:
+    """The text with its signature and the redacted block come before the call that followed them, plain and
+    streamed.
+    """
 
     wire = ANTHROPIC
     body = wire.reasoned("Hm ☃", "Let me see.", 1, "tools")
@@ -207,7 +211,7 @@ async def test_thinking_goes_back_as_it_came(streamed: bool) -> None:
 
 
 def streaming(body: JsonObject) -> list[bytes]:
-    """A reply as a stream, its blocks whole but for the signature."""
+    """The body of a reply as stream events. Each block is in one delta, and the signature is a separate delta."""
     events: list[JsonObject] = [{"type": "message_start", "message": {**body, "content": [], "stop_reason": None}}]
     for index, block in enumerate(body["content"]):
         place = {"index": index}
@@ -241,8 +245,8 @@ def streaming(body: JsonObject) -> list[bytes]:
 @row("8.3.5", of="anthropic")
 @row("8.3.6", of="anthropic")
 @row("8.5.4", of="anthropic")
-async def test_recorded_thinking_goes_back_as_it_came(kind: str, feature: str) -> None:
-    """Whole replies, byte for byte of each block, in the next request of a session with tools."""
+async def test_recorded_thinking_is_sent_back_unchanged(kind: str, feature: str) -> None:
+    """The next request of a session with tools has each block of the recorded reply unchanged."""
     found = exchanges(
         ANTHROPIC,
         lambda each: (

@@ -1,4 +1,4 @@
-"""Section 8.4, generation: over each provider's wire. The functions themselves have tests of their own."""
+"""Section 8.4, generation: over each provider's wire. The functions have their own tests elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PERSON: JsonObject = {
 
 
 def only_text(exchange: Exchange) -> bool:
-    """A reply that is text, and the end of what was asked."""
+    """Whether the reply is only text and ends normally."""
     return (
         exchange.ok
         and exchange.oracle["contract"]["stop_reason"] == "end_turn"
@@ -57,8 +57,8 @@ def name_of(wire: Wire, exchange: Exchange) -> str:
 @row("8.4.5")
 @row("8.4.6")
 @row("8.9.2")
-async def test_a_stream_begins_grows_and_ends(wire: Wire) -> None:
-    """message.start first, finish last; text is started, its deltas add up, its end has all of it."""
+async def test_a_stream_has_a_start_deltas_and_an_end(wire: Wire) -> None:
+    """message.start comes first and finish last. The text deltas add up to the text in its end event."""
     async with asking(wire, wire.streamed("Hello, ☃!")) as at:
         result = stream(at.model, "Hi", engine=at.engine)
         events = [event async for event in result]
@@ -81,7 +81,7 @@ async def test_a_stream_begins_grows_and_ends(wire: Wire) -> None:
 
 
 def schema_of(asked: JsonObject) -> JsonObject | None:
-    """Where each provider is told the reply's schema."""
+    """Return the reply's schema from the place where each provider expects it."""
     match asked:
         case {"text": {"format": {"type": "json_schema", "schema": schema}}}:
             return schema
@@ -96,8 +96,8 @@ def schema_of(asked: JsonObject) -> JsonObject | None:
 @each_provider
 @pytest.mark.parametrize("streamed", [False, True])
 @row("8.4.9")
-async def test_a_signal_ends_what_is_under_way(wire: Wire, streamed: bool) -> None:
-    """CancelledError with the reason, what had arrived of a stream, and the connection is given back."""
+async def test_a_signal_ends_a_running_call(wire: Wire, streamed: bool) -> None:
+    """CancelledError has the reason and the streamed text so far. The connection is closed."""
     controller = AbortController()
     hanging = wire.stream_of(*wire.chunks("Hello")[:-1], HANG) if streamed else FakeReply(wait=HANG)
     async with asking(wire, hanging) as at:
@@ -125,8 +125,8 @@ async def test_a_signal_ends_what_is_under_way(wire: Wire, streamed: bool) -> No
 @each_provider
 @pytest.mark.parametrize("streamed", [False, True])
 @row("8.4.10")
-async def test_a_call_that_takes_too_long_is_given_up(wire: Wire, streamed: bool) -> None:
-    """In total, and for each step."""
+async def test_a_call_that_takes_too_long_raises_a_timeout(wire: Wire, streamed: bool) -> None:
+    """A limit can be set for the whole operation and for each step."""
     for timeout in (TimeoutConfig(total=5.0), TimeoutConfig(total=60.0, per_step=5.0)):
         async with asking(wire, FakeReply(wait=HANG)) as at:
             begun = anyio.current_time()
@@ -141,7 +141,7 @@ async def test_a_call_that_takes_too_long_is_given_up(wire: Wire, streamed: bool
 @each_provider
 @row("8.4.10")
 async def test_the_time_of_a_step_is_not_that_of_all(wire: Wire) -> None:
-    """Two steps of 4 seconds pass a limit of 5 for each, and none of 6 for both."""
+    """Two steps of 4 seconds fit a limit of 5 for each step, but not a limit of 6 in total."""
 
     def slow() -> list[FakeReply]:
         replies = [wire.whole("", 1, "tools"), wire.whole("Done.")]

@@ -42,7 +42,7 @@ async def contents(arguments: JsonObject) -> str:
     return "The contents of the file. " * 20
 
 
-# -- what is counted
+# -- the counts
 
 COUNTED: dict[str, tuple[JsonObject, tuple[int, int, int]]] = {
     "openai": ({"input_tokens": 2000, "input_tokens_details": {"cached_tokens": 1500}, "output_tokens": 9},
@@ -52,7 +52,7 @@ COUNTED: dict[str, tuple[JsonObject, tuple[int, int, int]]] = {
     "gemini": ({"promptTokenCount": 2000, "cachedContentTokenCount": 1500, "candidatesTokenCount": 9,
         "totalTokenCount": 2009}, (500, 1500, 0)),
 }  # fmt: skip
-"""What is reported, and the input that was new, read from a cache and written to one: never counted twice."""
+"""The reported usage, and the fresh, cached and cache-writing input tokens. No token is counted twice."""
 
 
 @each_provider
@@ -70,7 +70,7 @@ async def test_cached_tokens_are_counted_apart(wire: Wire) -> None:
 
 @row("8.6.4", of="anthropic")
 async def test_no_beta_is_named_for_it() -> None:
-    """It left its beta; servers that speak the protocol refuse what they don't know."""
+    """Prompt caching is no longer a beta, and servers with the same protocol refuse unknown betas."""
     async with asking(ANTHROPIC, ANTHROPIC.whole("Hi"), options={}) as at:
         await at.engine.session(at.model, system_prompt=LONG, tools=[Tool(READ, contents)]).send(QUESTION)
         assert b"cache_control" in at.transport.requests[0].body
@@ -81,10 +81,11 @@ async def test_no_beta_is_named_for_it() -> None:
 
 
 class CachingProvider:
-    """A provider that keeps prompts by its own rules, and says what it read; every other reply calls a tool.
+    """A provider that caches prompts by its own rules and reports the cached tokens. Every other reply calls a
+    tool.
 
-    Anthropic reads what stands before a breakpoint (`PrefixCache`); the others read the longest beginning that two
-    requests share, from 1024 tokens on and in steps of 128. A token is four bytes.
+    Anthropic caches the part before a breakpoint (`PrefixCache`). The others cache the longest common prefix of
+    two requests, from 1024 tokens on and in steps of 128. A token is four bytes.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -131,12 +132,12 @@ class CachingProvider:
 
 
 def common(one: bytes, other: bytes) -> int:
-    """How many bytes two texts begin with together."""
+    """The number of bytes in the common prefix of two texts."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 async def usages(session: Session, turns: int, question: str = QUESTION, **options: Any) -> list[TokenUsage]:
-    """What each turn of an agent used, of its last call."""
+    """Return the usage of the last call of each turn."""
     found: list[TokenUsage] = []
     for number in range(turns):
         reply = await session.send(f"{number}: {question}", **options)
@@ -152,7 +153,7 @@ async def usages(session: Session, turns: int, question: str = QUESTION, **optio
 @row("8.6.9")
 @row("8.9.14")
 async def test_most_of_a_long_session_is_read_from_the_cache(wire: Wire) -> None:
-    """Something from turn 2 on, more than half from turn 5 on; nobody has configured anything."""
+    """From turn 2 on, some input is cached, and from turn 5 on more than half, without any configuration."""
     provider = CachingProvider(wire)
     made = wire.make(provider, FakeClock(), options={})
     async with Engine(models=ModelRegistry({}, {}), providers={wire.name: made}, trace=False) as engine:
@@ -166,8 +167,8 @@ async def test_most_of_a_long_session_is_read_from_the_cache(wire: Wire) -> None
     assert min(shares[4:]) > 0.5, shares
 
 
-def test_the_simulated_provider_reads_what_was_there() -> None:
-    """A changed beginning is not found again, and a short prompt is never kept."""
+def test_the_simulated_provider_caches_common_prefixes() -> None:
+    """A changed prefix is not found in the cache."""
     provider = CachingProvider(OPENAI)
     long: JsonObject = {"instructions": LONG, "input": [{"role": "user", "content": "1"}]}
     assert provider.usage(long)["input_tokens_details"] == {"cached_tokens": 0}
@@ -188,11 +189,11 @@ THOUGHT_ABOUT: dict[str, JsonObject] = {
     "gemini": {"promptTokenCount": 12, "candidatesTokenCount": 20, "thoughtsTokenCount": 50,
         "totalTokenCount": 82},
 }  # fmt: skip
-"""Usage of a reply of 70 tokens, 50 of them reasoning."""
+"""The usage of a reply of 70 tokens, of which 50 are reasoning."""
 
 
 def thoughtful(wire: Wire, *, streamed: bool) -> FakeReply:
-    """A reply that begins with reasoning, and is as much as THOUGHT_ABOUT."""
+    """A reply that begins with reasoning and has the usage of THOUGHT_ABOUT."""
     if not streamed:
         body = wire.body("42", 0, "end", "Let me see")
         name = "usageMetadata" if wire is GEMINI else "usage"
@@ -217,7 +218,7 @@ def thoughtful(wire: Wire, *, streamed: bool) -> FakeReply:
 @row("8.5.6")
 @row("8.9.10")
 async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
-    """As part of the output, which is billed whole."""
+    """Reasoning tokens are a part of the output tokens, which are billed as a whole."""
     async with asking(wire, thoughtful(wire, streamed=streamed)) as at:
         result = await at.ask(streamed=streamed, reasoning_effort="high")
     assert (result.text, result.thinking) == ("42", "Let me see")
@@ -227,8 +228,8 @@ async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
 
 
 @row("8.5.6", of="anthropic")
-async def test_what_is_not_reported_is_not_guessed() -> None:
-    """Anthropic doesn't always say how many of the tokens were thinking."""
+async def test_unreported_reasoning_tokens_are_unknown() -> None:
+    """Anthropic does not always report how many tokens were thinking."""
     async with asking(ANTHROPIC, ANTHROPIC._reply_with(ANTHROPIC.body("42", 0, "end", "Let me see"))) as at:
         result = await generate(at.model, "?", engine=at.engine, reasoning_effort="high")
     assert (result.thinking, result.usage.reasoning_tokens, result.usage.output_tokens) == ("Let me see", None, 7)
@@ -237,7 +238,7 @@ async def test_what_is_not_reported_is_not_guessed() -> None:
 @pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
 @row("8.5.2", of="openai")
 async def test_the_effort_is_sent(effort: str) -> None:
-    """As it is called; without one nothing is said about it."""
+    """Without an effort, the request has no field for reasoning."""
     async with asking(OPENAI, OPENAI.whole("42"), OPENAI.whole("42")) as at:
         await generate(at.model, "?", engine=at.engine, reasoning_effort=effort)
         await generate(at.model, "?", engine=at.engine)
@@ -245,11 +246,11 @@ async def test_the_effort_is_sent(effort: str) -> None:
         assert "reasoning" not in at.body(1)
 
 
-# -- as recorded
+# -- recorded replies
 
 
 async def played(wire: Wire, found: list[Exchange]) -> None:
-    """Reasoning and its count of these exchanges are what they were."""
+    """Assert that Callboard reads the recorded reasoning and its token count."""
 
     async def check(at: Asked, exchange: Exchange) -> None:
         result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
@@ -261,7 +262,7 @@ async def played(wire: Wire, found: list[Exchange]) -> None:
 
 
 def reasoning_of(usage: JsonObject) -> int | None:
-    """As a provider tells it."""
+    """The number of reasoning tokens in a provider's usage object."""
     match usage:
         case {"output_tokens_details": {"reasoning_tokens": count} | {"thinking_tokens": count}}:
             return int(count)
@@ -281,7 +282,7 @@ def reasoning_of(usage: JsonObject) -> int | None:
 @row("8.5.6")
 @row("8.9.10")
 async def test_recorded_reasoning_is_counted(wire: Wire) -> None:
-    """Of replies that reason, by their count or by what they show."""
+    """The replies report reasoning tokens or have reasoning text."""
 
     def reasons(exchange: Exchange) -> bool:
         if not exchange.ok or exchange.paused:

@@ -1,4 +1,4 @@
-"""Section 8.7, tool calling: over each provider's wire. How tools are run has tests of its own."""
+"""Section 8.7, tool calling: over each provider's wire. Other tests cover how tools are run."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def results(result: GenerateResult, step: int = 0) -> list[tuple[str, bool]]:
 @row("8.7.1")
 @row("8.7.11")
 @row("8.9.5")
-async def test_an_active_tool_is_run_and_the_model_answers(wire: Wire) -> None:
-    """Each step has its calls, results, usage and stop reason; the totals are of both."""
+async def test_an_active_tool_is_run_and_the_model_replies(wire: Wire) -> None:
+    """Each step has its calls, results, usage and stop reason. The totals cover both steps."""
     async with asking(wire, wire.whole("Let me see.", 1, "tools"), wire.whole("It is empty.")) as at:
         result = await generate(at.model, "What is in a.txt?", tools=BOTH, engine=at.engine)
         assert len(at.transport.requests) == 2
@@ -82,7 +82,9 @@ async def test_calls_of_a_passive_tool_are_returned(wire: Wire) -> None:
 @row("8.7.3")
 @row("8.7.4")
 async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> None:
-    """A model that never stops calling is asked once more after the last round; with none, no tool is run."""
+    """A model that always calls tools gets one more request after the last round. With 0 rounds, no tool is
+    run.
+    """
     ran, count = noting()
     async with asking(wire, *[wire.whole("", 1, "tools") for _ in range(requests)]) as at:
         result = await generate(
@@ -98,8 +100,8 @@ async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> No
 @row("8.7.5")
 @row("8.7.6")
 @row("8.9.6")
-async def test_calls_of_one_reply_run_at_once_and_go_back_together(wire: Wire) -> None:
-    """Each waits until all have begun; the results stand in one request, in the order of the calls."""
+async def test_calls_of_one_reply_run_concurrently_and_are_sent_back_together(wire: Wire) -> None:
+    """Each tool waits until all have started. One request has all results, in the order of the calls."""
     begun, all_begun = list[str](), anyio.Event()
 
     async def meet(arguments: JsonObject) -> str:
@@ -121,7 +123,7 @@ async def test_calls_of_one_reply_run_at_once_and_go_back_together(wire: Wire) -
 
 
 def failed(text: str) -> dict[str, Json]:
-    """How a result that is an error stands on each wire."""
+    """A failed result in the form of each wire."""
     return {
         "openai": {"type": "function_call_output", "call_id": "call_0", "output": f"Error: {text}"},
         "anthropic": {"type": "tool_result", "tool_use_id": "toolu_00", "content": text, "is_error": True},
@@ -139,8 +141,8 @@ async def fails(arguments: JsonObject) -> str:
     pytest.param(Tool(ToolDefinition("write_file"), answer),
         "There is no tool named 'read_file'. Available tools: write_file.", marks=row("8.7.8"), id="unknown"),
 ])  # fmt: skip
-async def test_a_call_that_fails_goes_to_the_model(wire: Wire, tool: Tool, told: str) -> None:
-    """As an error, in the tool's own words or with the names of the tools there are, and the turn goes on."""
+async def test_a_failed_call_is_sent_to_the_model_as_an_error(wire: Wire, tool: Tool, told: str) -> None:
+    """The result has the tool's error text or the names of the available tools. The turn continues."""
     async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
         result = await generate(at.model, "Go", tools=[tool], engine=at.engine)
         assert holds(at.body(), failed(told)[wire.name])
@@ -165,8 +167,8 @@ CHOICES: dict[str, dict[str, Json]] = {
 @each_provider
 @pytest.mark.parametrize("mode", ["auto", "none", "required", "named"])
 @row("8.7.9")
-async def test_a_tool_choice_is_said_in_the_providers_words(wire: Wire, mode: Any) -> None:
-    """The tools are sent with each of them."""
+async def test_a_tool_choice_is_translated(wire: Wire, mode: Any) -> None:
+    """The tools are sent with each choice."""
     async with asking(wire, wire.whole("Hi")) as at:
         choice = ToolChoice(mode, "read_file" if mode == "named" else None)
         await generate(at.model, "Go", tools=BOTH, tool_choice=choice, engine=at.engine)
@@ -177,7 +179,9 @@ async def test_a_tool_choice_is_said_in_the_providers_words(wire: Wire, mode: An
 @each_provider
 @row("8.7.10")
 async def test_arguments_are_validated_before_a_tool_runs(wire: Wire) -> None:
-    """What doesn't fit the schema is told to the model; what fits arrives parsed."""
+    """Arguments that don't fit the schema are sent back to the model as an error. Valid arguments arrive
+    parsed.
+    """
     ran, note = noting()
     wrong: JsonObject = {"type": "object", "properties": {"path": {"type": "integer"}}, "required": ["path"]}
     tools = [Tool(ToolDefinition("read_file", "", wrong), note), Tool(TOOLS[1], note)]
@@ -190,7 +194,7 @@ async def test_arguments_are_validated_before_a_tool_runs(wire: Wire) -> None:
 
 @row("8.7.10")
 async def test_arguments_that_are_no_json_reach_no_tool() -> None:
-    """OpenAI sends them as text, which can be anything."""
+    """OpenAI sends arguments as text, which may be invalid JSON."""
     body = OPENAI.body("", 1, "tools")
     body["output"][0]["arguments"] = '{"path": '
     async with asking(OPENAI, OPENAI._reply_with(body), OPENAI.whole("Sorry.")) as at:
@@ -200,11 +204,11 @@ async def test_arguments_that_are_no_json_reach_no_tool() -> None:
     assert "JSON" in told
 
 
-# -- as recorded
+# -- recorded conversations
 
 
 async def replayed(wire: Wire, loop: Loop) -> GenerateResult:
-    """A recorded conversation once more: its replies, its tools, and what is sent is what was sent then."""
+    """Run a recorded conversation with its replies and tools. Assert that the requests equal the recorded ones."""
     async with asking(wire, *[exchange.reply() for exchange in loop.exchanges]) as at:
         given: dict[str, Any] = {
             "messages": loop.messages(), "system_prompt": loop.asked[0].system, "tools": loop.tools(),
@@ -223,7 +227,7 @@ def _same_requests(wire: Wire, at: Asked, loop: Loop) -> None:
     where = loop.exchanges[0].case["id"]
     assert len(at.transport.requests) == len(loop.exchanges), where
     for number, asked in enumerate(loop.asked):
-        assert read(wire.name, at.body(number)).said == asked.said, where
+        assert read(wire.name, at.body(number)).comparable == asked.comparable, where
 
 
 @recorded
@@ -231,8 +235,8 @@ def _same_requests(wire: Wire, at: Asked, loop: Loop) -> None:
 @row("8.7.1")
 @row("8.7.11")
 @row("8.9.5")
-async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
-    """Every request says what another client said there: system prompt, tools, texts, calls and results."""
+async def test_recorded_loops_are_repeated_exactly(wire: Wire) -> None:
+    """Every request has the recorded system prompt, tools, texts, calls and results."""
 
     async def check(loop: Loop) -> None:
         result = await replayed(wire, loop)
@@ -249,7 +253,7 @@ async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
 @each_provider
 @row("8.9.8")
 async def test_recorded_loops_are_streamed(wire: Wire) -> None:
-    """The same, with every reply as a stream in pieces."""
+    """The same conversations run with streamed replies in pieces."""
 
     async def check(loop: Loop) -> None:
         assert (await replayed(wire, loop)).text == loop.exchanges[-1].oracle["final_text"]
@@ -257,13 +261,13 @@ async def test_recorded_loops_are_streamed(wire: Wire) -> None:
     await most_agree(loops(wire, lambda loop: loop.streamed), check)
 
 
-# -- Section 8.9, the same things with each provider: the rows that no test of another section proves.
+# -- Section 8.9, the same features with each provider: the rows that no other section proves.
 
 
 @each_provider
 @row("8.9.7")
-async def test_calls_of_three_rounds_are_told_apart(wire: Wire) -> None:
-    """Those of later rounds have other ids, each with its result."""
+async def test_calls_of_three_rounds_have_different_ids(wire: Wire) -> None:
+    """Calls of later rounds have different ids, and each has its result."""
     bodies = [wire.body(f"Round {number}.", 1, "tools") for number in range(3)]
     replies = [wire._reply_with(renumbered(body, number)) for number, body in enumerate(bodies)]
     async with asking(wire, *replies, wire.whole("Done.")) as at:
@@ -276,7 +280,7 @@ async def test_calls_of_three_rounds_are_told_apart(wire: Wire) -> None:
 
 
 def renumbered(body: JsonObject, number: int) -> JsonObject:
-    """A reply whose calls have ids of their own."""
+    """A reply whose calls have their own ids."""
 
     def changed(value: object) -> object:
         if isinstance(value, dict):
@@ -290,7 +294,7 @@ def renumbered(body: JsonObject, number: int) -> JsonObject:
 @each_provider
 @row("8.9.8")
 async def test_calls_are_streamed_and_run(wire: Wire) -> None:
-    """Their arguments come in pieces, and the reply after them is streamed as well."""
+    """Arguments arrive in pieces. The reply after the results is streamed, too."""
     async with asking(wire, wire.streamed("Let me see.", 2, "tools"), wire.streamed("Done.")) as at:
         result = stream(at.model, "Go", tools=BOTH, engine=at.engine)
         events = [event async for event in result]
@@ -304,8 +308,8 @@ async def test_calls_are_streamed_and_run(wire: Wire) -> None:
 
 @each_provider
 @row("8.9.13")
-async def test_usage_is_what_the_provider_says(wire: Wire) -> None:
-    """Whole and streamed, and the sum of all steps."""
+async def test_usage_is_what_the_provider_reports(wire: Wire) -> None:
+    """The usage is that of the provider for plain and streamed calls. The total is the sum of the steps."""
     replies = [wire.whole("", 1, "tools"), wire.whole("Done."), wire.streamed("Hi")]
     async with asking(wire, *replies) as at:
         result = await generate(at.model, "Go", tools=BOTH, engine=at.engine)
@@ -322,7 +326,7 @@ async def test_usage_is_what_the_provider_says(wire: Wire) -> None:
 @row("8.6.8", of="gemini")
 @row("8.9.13")
 async def test_recorded_usage_is_exact(wire: Wire) -> None:
-    """Every count of every recorded reply, and never an estimate."""
+    """Every count of the recorded replies is exact, and none is an estimate."""
 
     def is_counted(exchange: Exchange) -> bool:
         reported = exchange.oracle["usage"] or {}
@@ -338,7 +342,7 @@ async def test_recorded_usage_is_exact(wire: Wire) -> None:
         if contract is not None:
             names = ("input_tokens", "cached_input_tokens", "cache_creation_input_tokens", "output_tokens")
             assert counted(usage) == tuple(contract[name] for name in names), exchange.case["id"]
-        else:  # Gemini's: the sums
+        else:  # Gemini's usage: compare the sums
             tools = raw.get("toolUsePromptTokenCount", 0)
             assert usage.total_input_tokens == raw["promptTokenCount"] + tools, exchange.case["id"]
             assert usage.cached_input_tokens == raw.get("cachedContentTokenCount", 0), exchange.case["id"]

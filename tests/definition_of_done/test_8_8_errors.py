@@ -1,4 +1,4 @@
-"""Section 8.8, errors and retries: through the functions, over each provider's wire, in virtual time."""
+"""Section 8.8, errors and retries: through the public functions, over each provider's wire, in virtual time."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def hinting(reply: FakeReply, seconds: int) -> FakeReply:
 @each_provider
 @pytest.mark.parametrize(("hint", "waited"), [(7, 7.0), (1, 1.0), (3600, 60.0)])
 @row("8.8.4")
-async def test_the_providers_hint_goes_before(wire: Wire, hint: int, waited: float) -> None:
-    """Shorter or longer than the computed wait, up to `max_delay`."""
+async def test_the_providers_hint_replaces_the_computed_delay(wire: Wire, hint: int, waited: float) -> None:
+    """The hint replaces a shorter or longer computed delay, up to `max_delay`."""
     async with asking(wire, hinting(wire.failing("rate limit"), hint), wire.whole("Hi"), max_retries=2) as at:
         await generate(at.model, "Hi", engine=at.engine)
         assert at.transport.waits == pytest.approx([waited])
@@ -50,7 +50,7 @@ async def test_the_providers_hint_goes_before(wire: Wire, hint: int, waited: flo
 @each_provider
 @row("8.8.5")
 async def test_without_retries_the_first_failure_is_raised(wire: Wire) -> None:
-    """Where the adapter is so configured, and where the request says so."""
+    """Retries can be off in the adapter's configuration or in the request."""
     for configured, asked in ((0, None), (5, 0)):
         async with asking(wire, wire.failing("server"), max_retries=configured) as at:
             with pytest.raises(ServerError):
@@ -61,8 +61,8 @@ async def test_without_retries_the_first_failure_is_raised(wire: Wire) -> None:
 @each_provider
 @pytest.mark.parametrize("streamed", [False, True])
 @row("8.8.6")
-async def test_a_rate_limit_is_waited_out_unseen(wire: Wire, streamed: bool) -> None:
-    """The result, and the events of a stream, are those of the reply that came."""
+async def test_a_rate_limit_is_retried_without_a_visible_error(wire: Wire, streamed: bool) -> None:
+    """The result and the events of a stream are those of the successful reply."""
     answer = wire.streamed("Hi") if streamed else wire.whole("Hi")
     async with asking(wire, wire.failing("rate limit"), wire.failing("rate limit"), answer, max_retries=2) as at:
         if streamed:
@@ -79,7 +79,7 @@ async def test_a_rate_limit_is_waited_out_unseen(wire: Wire, streamed: bool) -> 
 @each_provider
 @row("8.9.12")
 async def test_a_rate_limit_that_lasts_is_raised_after_all_retries(wire: Wire) -> None:
-    """With the provider's status."""
+    """The error has the provider's status."""
     async with asking(wire, *[wire.failing("rate limit") for _ in range(3)], max_retries=2) as at:
         with pytest.raises(RateLimitError) as raised:
             await at.ask()
@@ -90,8 +90,8 @@ async def test_a_rate_limit_that_lasts_is_raised_after_all_retries(wire: Wire) -
 @pytest.mark.parametrize("condition", LASTING)
 @row("8.8.7")
 @row("8.9.11")
-async def test_what_lasts_is_raised_at_once(wire: Wire, condition: str) -> None:
-    """A bad key, a forbidden and a missing model: one request."""
+async def test_permanent_errors_are_not_retried(wire: Wire, condition: str) -> None:
+    """An invalid key, a forbidden model and a missing model: each fails after one request."""
     async with asking(wire, wire.failing(condition), max_retries=5) as at:
         with pytest.raises(LASTING[condition]):
             await generate(at.model, "Hi", engine=at.engine)
@@ -101,7 +101,7 @@ async def test_what_lasts_is_raised_at_once(wire: Wire, condition: str) -> None:
 @each_provider
 @row("8.8.8")
 async def test_each_step_has_its_own_retries(wire: Wire) -> None:
-    """Two failures in each of two steps pass where two retries are allowed, and no tool is run twice."""
+    """With two retries, two failures in each of two steps succeed. No tool is run twice."""
     ran, note = noting()
 
     def replies(last: FakeReply) -> list[FakeReply]:
@@ -125,8 +125,8 @@ async def test_each_step_has_its_own_retries(wire: Wire) -> None:
 
 @each_provider
 @row("8.8.9")
-async def test_a_stream_that_has_given_something_is_not_asked_for_again(wire: Wire) -> None:
-    """Whether the connection breaks, the provider fails, or the reply just ends."""
+async def test_a_stream_that_has_delivered_text_is_not_retried(wire: Wire) -> None:
+    """The connection breaks, the provider reports an error, or the reply just ends."""
     chunks = wire.chunks("Hello")
     begun = chunks[: next(n for n, chunk in enumerate(chunks) if b"Hel" in chunk or b"He" in chunk) + 1]
     ends: list[tuple[list[Any], type[AdapterError]]] = [
@@ -145,8 +145,8 @@ async def test_a_stream_that_has_given_something_is_not_asked_for_again(wire: Wi
 
 @each_provider
 @row("8.8.9")
-async def test_a_stream_that_has_given_nothing_is_asked_for_again(wire: Wire) -> None:
-    """Nobody has seen anything of it."""
+async def test_a_stream_that_has_delivered_nothing_is_retried(wire: Wire) -> None:
+    """The caller received nothing, so the request is sent again."""
     broken = wire.stream_of(NetworkError("the connection broke"))
     async with asking(wire, broken, wire.streamed("Hello"), max_retries=1) as at:
         assert [text async for text in stream(at.model, "Hi", engine=at.engine).text_stream] == ["He", "llo"]

@@ -10,7 +10,7 @@ from .rows import PROVIDERS, ROWS, SECTIONS, row
 
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest) -> dict[str, list[Proof]]:
-    """From the tests of this run; those of files that don't run, or not all of them, are collected apart."""
+    """The proofs from the tests of this run. Files that don't run completely are collected separately."""
     option = request.config.option
     partly = bool(option.keyword or option.markexpr not in ("", "not deep") or ":" in str(request.config.args))
     here = [] if partly else request.session.items
@@ -22,19 +22,21 @@ def test_every_row_has_a_test_for_every_provider_it_names(table: dict[str, list[
     assert missing(table) == []
 
 
-def test_the_table_can_be_read(table: dict[str, list[Proof]]) -> None:
-    """Each section and row stands in it, with the files of its tests."""
+def test_the_table_has_every_row(table: dict[str, list[Proof]]) -> None:
+    """The table has each section and row, with the files of its tests."""
     text = markdown(table)
     assert [f"### {section} {title}" in text for section, title in SECTIONS.items()] == [True] * 10
     lines = {
         line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| 8.")
     }
     assert list(lines) == list(ROWS)
-    assert "`definition_of_done/test_8_7_tools.py::test_calls_of_three_rounds_are_told_apart`" in lines["8.9.7"]
+    assert (
+        "`definition_of_done/test_8_7_tools.py::test_calls_of_three_rounds_have_different_ids`" in lines["8.9.7"]
+    )
 
 
-def test_a_row_without_a_test_is_noticed(table: dict[str, list[Proof]]) -> None:
-    """Also one that is proved for some of its providers, or only where there is recorded traffic."""
+def test_a_row_without_a_test_is_reported(table: dict[str, list[Proof]]) -> None:
+    """A row is also reported if it is proved for only some of its providers, or only with recorded traffic."""
     recorded_only = [proof for proof in table["8.9.13"] if not proof.anywhere]
     assert recorded_only
     of_openai = [proof for proof in table["8.2.1"] if proof.of == ("openai",)]

@@ -1,4 +1,4 @@
-"""Engines with several adapters, whose calls fall back from one to the next."""
+"""Engines with several adapters and fallbacks between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rig:
     seen: list[Envelope] = field(default_factory=list)
 
     def calls(self) -> list[tuple[str, str]]:
-        """What was published of calls since the last look: topic's end and model."""
+        """The calls' events since the last call of this method, as the end of the topic and the model."""
         taken = self.events.take()
         self.seen += taken
         return [

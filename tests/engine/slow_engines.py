@@ -24,7 +24,7 @@ from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 
 class Slow(ScriptedAdapter):
-    """Says one word and no more; takes an hour for anything else, but for creating a video."""
+    """Sends one piece of text, and needs an hour for everything else. Creating a video is quick."""
 
     def say(self, request: CanonicalRequest) -> Say:
         if type(self).script:

@@ -1,4 +1,4 @@
-"""When a provider or a model counts as unavailable, and how it comes back."""
+"""The states of a provider and a model: unavailable, degraded, available again. Also settings of models."""
 
 from __future__ import annotations
 
@@ -92,15 +92,17 @@ def down(table: AvailabilityTable, kind: str = "NetworkError", *, now_us: int = 
         table.observe(failed(kind), now_us)
 
 
-def test_the_table_says_for_every_state_and_signal_what_follows() -> None:
-    """No pair is missing, whatever happens."""
+def test_the_table_has_every_state_and_signal() -> None:
+    """Every success leads to the state available."""
     signals = {signal for _, signal in TRANSITIONS}
     assert set(TRANSITIONS) == {(state, signal) for state in STATES for signal in signals}
     assert {TRANSITIONS[state, "success"] for state in STATES} == {"available"}
 
 
-def test_failures_in_a_row_first_degrade_a_provider_then_stop_it() -> None:
-    """The third is published as degraded, the fifth as unavailable, a sixth is silent."""
+def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() -> None:
+    """The third failure publishes `degraded`, and the fifth publishes `unavailable`. The sixth publishes
+    nothing.
+    """
     table = AvailabilityTable()
     changes = [said(table.observe(failed("NetworkError"), 0)) for _ in range(6)]
     degraded, stopped = (None, "available", "degraded"), (None, "degraded", "unavailable")
@@ -110,8 +112,8 @@ def test_failures_in_a_row_first_degrade_a_provider_then_stop_it() -> None:
     assert (row.reason, row.retry_at_us) == ("network: NetworkError", 30 * SECOND)
 
 
-def test_one_success_makes_it_available_again() -> None:
-    """A success publishes the return and forgets the failures and the record."""
+def test_one_success_makes_a_provider_available_again() -> None:
+    """The success publishes the change, and resets the failures and the record."""
     table = AvailabilityTable()
     down(table)
     assert said(table.observe(succeeded(), SECOND)) == [(None, "unavailable", "available")]
@@ -120,8 +122,8 @@ def test_one_success_makes_it_available_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["InvalidRequestError", "CancelledError", "ContextOverflowError", "AdapterError"])
-def test_what_is_the_requests_own_fault_never_counts(kind: str) -> None:
-    """Bad requests and cancelled calls say nothing about the provider."""
+def test_faults_of_the_request_never_count(kind: str) -> None:
+    """Bad requests and cancelled calls do not change the state of the provider."""
     table = AvailabilityTable()
     for _ in range(10):
         assert table.observe(failed(kind, status=400), 0) == ()
@@ -130,8 +132,8 @@ def test_what_is_the_requests_own_fault_never_counts(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"), [("AuthError", "key refused"), ("QuotaExceededError", "quota exhausted")]
 )
-def test_a_refused_key_and_an_empty_account_stop_a_provider_at_once(kind: str, reason: str) -> None:
-    """The reason is given, and the cool-down is the long one; a reload allows a probe at once."""
+def test_a_refused_key_and_an_empty_account_make_a_provider_unavailable(kind: str, reason: str) -> None:
+    """The change has the reason and the long cool-down. A reload allows a probe immediately."""
     table = AvailabilityTable()
     (change,) = table.observe(failed(kind), 0)
     assert (change.model, change.current, change.reason) == (None, "unavailable", reason)
@@ -142,7 +144,7 @@ def test_a_refused_key_and_an_empty_account_stop_a_provider_at_once(kind: str, r
 
 
 @pytest.mark.parametrize("kind", ["NotFoundError", "AccessDeniedError"])
-def test_a_model_that_is_not_there_counts_against_the_model_only(kind: str) -> None:
+def test_a_missing_model_counts_only_against_the_model(kind: str) -> None:
     """The provider's other models stay available."""
     table = AvailabilityTable()
     assert said(table.observe(failed(kind, status=404), 0)) == [("p:m", "available", "unavailable")]
@@ -150,8 +152,8 @@ def test_a_model_that_is_not_there_counts_against_the_model_only(kind: str) -> N
     assert table.state("p", "p:other") == table.state("p") == "available"
 
 
-def test_a_rate_limit_sets_a_model_back_for_as_long_as_the_provider_says() -> None:
-    """It is degraded until then, also when calls that began before succeed meanwhile."""
+def test_a_rate_limit_degrades_a_model_for_the_time_of_the_provider() -> None:
+    """Successes of earlier calls do not end this state."""
     table = AvailabilityTable()
     (change,) = table.observe(failed("RateLimitError", retry_after=7, will_retry=True), 0)
     assert (change.model, change.current, change.retry_at_us) == ("p:m", "degraded", 7 * SECOND)
@@ -162,8 +164,10 @@ def test_a_rate_limit_sets_a_model_back_for_as_long_as_the_provider_says() -> No
     assert said(table.observe(succeeded(), 8 * SECOND)) == [("p:m", "degraded", "available")]
 
 
-def test_a_broken_model_stops_though_its_provider_answers() -> None:
-    """Server errors count against both, and another model's successes clear only the provider."""
+def test_a_broken_model_becomes_unavailable_while_its_provider_answers() -> None:
+    """Server errors count against both the model and the provider. Successes of another model clear only the
+    provider.
+    """
     table = AvailabilityTable()
     for _ in range(5):
         table.observe(failed("ServerError", model="p:bad"), 0)
@@ -172,8 +176,8 @@ def test_a_broken_model_stops_though_its_provider_answers() -> None:
     assert table.state("p") == table.state("p", "p:good") == "available"
 
 
-def test_one_call_probes_and_all_others_keep_away() -> None:
-    """When the cool-down is over one call gets through; until it has ended the provider is closed to the rest."""
+def test_one_call_probes_and_the_provider_is_closed_for_others() -> None:
+    """After the cool-down one call can start. The provider is closed for other calls until the probe ends."""
     table = AvailabilityTable()
     down(table)
     assert table.readiness("p", "p:m", 29 * SECOND).kind == "closed"
@@ -186,8 +190,10 @@ def test_one_call_probes_and_all_others_keep_away() -> None:
     assert said(table.observe(succeeded(), 33 * SECOND, request_id="req_1")) == [(None, "probing", "available")]
 
 
-def test_a_probe_that_gets_a_400_has_found_the_provider_alive_and_a_cancelled_one_proves_nothing() -> None:
-    """An answer is an answer, even if it is no; without one it is unavailable as before, and free for a probe."""
+def test_a_probe_with_a_400_succeeds_and_a_cancelled_one_proves_nothing() -> None:
+    """A 400 is a reply, so the provider is available. After a cancelled probe the next one can start
+    immediately.
+    """
     table = AvailabilityTable()
     down(table)
     table.begin("p", "p:m", "req_1", 30 * SECOND)
@@ -199,11 +205,11 @@ def test_a_probe_that_gets_a_400_has_found_the_provider_alive_and_a_cancelled_on
     table.begin("p", "p:m", "req_3", 31 * SECOND)
     changes = table.observe(failed("InvalidRequestError", status=400), 31 * SECOND, request_id="req_3")
     assert said(changes) == [(None, "probing", "available")]
-    assert table.observe(failed("NetworkError"), 31 * SECOND) == (), "the old row of failures is forgotten"
+    assert table.observe(failed("NetworkError"), 31 * SECOND) == (), "the earlier failures no longer count"
 
 
 def test_the_cool_down_doubles_up_to_ten_minutes() -> None:
-    """Each probe that fails doubles the next cool-down."""
+    """Each failed probe doubles the next cool-down."""
     table = AvailabilityTable()
     down(table)
     now, waits = 0, []
@@ -217,8 +223,8 @@ def test_the_cool_down_doubles_up_to_ten_minutes() -> None:
     assert waits == [30, 60, 120, 240, 480, 600, 600]
 
 
-def test_a_call_that_did_not_wait_for_the_cool_down_does_not_lengthen_it() -> None:
-    """A session with one model may try at any time; its failures before the cool-down's end change nothing."""
+def test_a_call_within_the_cool_down_does_not_lengthen_it() -> None:
+    """A session with one model can always call that model."""
     table = AvailabilityTable()
     down(table)
     for probe in range(5):
@@ -227,8 +233,10 @@ def test_a_call_that_did_not_wait_for_the_cool_down_does_not_lengthen_it() -> No
     assert table.snapshot()[0].retry_at_us == 30 * SECOND
 
 
-def test_an_adapter_that_cannot_live_makes_its_provider_unavailable() -> None:
-    """Reason adapter_crashed, 30 seconds, and a changed configuration begins afresh."""
+def test_an_adapter_that_crashes_makes_its_provider_unavailable() -> None:
+    """The reason is `adapter_crashed`, and the cool-down is 30 seconds. A changed configuration resets the
+    state.
+    """
     table = AvailabilityTable()
     (change,) = table.crashed("p", 0)
     assert (change.current, change.reason, change.retry_at_us) == ("unavailable", "adapter_crashed", 30 * SECOND)
@@ -239,8 +247,8 @@ def envelope(change: ProviderAvailabilityChanged, at_us: int) -> Envelope:
     return Envelope(seq=1, run_id="run_1", ts_us=at_us, mono_ns=0, data=change)
 
 
-def test_a_restarted_table_knows_what_the_last_one_published() -> None:
-    """The last event of each record counts; a probe that nobody runs any more may be run at once."""
+def test_a_restarted_table_has_the_published_state() -> None:
+    """The last event of each record counts. After a probe without an end, a new probe can start immediately."""
     old = AvailabilityTable()
     changes = [envelope(change, 0) for change in old.observe(failed("AuthError"), 0)]
     changes += [envelope(change, 0) for change in old.observe(failed("NotFoundError", model="p:x"), 0)]
@@ -250,7 +258,7 @@ def test_a_restarted_table_knows_what_the_last_one_published() -> None:
     assert new.snapshot() == old.snapshot()
     probing = [envelope(change, 0) for change in old.begin("p", "p:m", "req_1", 10 * MINUTE)]
     new.restore(probing, 11 * MINUTE)
-    assert new.state("p") == "available", "p:x's success has cleared the provider, so nothing was probed"
+    assert new.state("p") == "available", "the success of p:x has cleared the provider, so nothing was probed"
     down(old)
     restored = AvailabilityTable()
     restored.restore([envelope(change, 0) for change in old.begin("p", "p:m", "req_1", MINUTE)], 2 * MINUTE)
@@ -259,7 +267,7 @@ def test_a_restarted_table_knows_what_the_last_one_published() -> None:
 
 
 def test_the_number_of_records_is_bounded() -> None:
-    """However many names are tried, the oldest trouble is forgotten first."""
+    """The oldest records are dropped first."""
     table = AvailabilityTable()
     for number in range(MAX_RECORDS + 10):
         table.observe(failed("NotFoundError", model=f"p:{number}"), 0)
@@ -279,10 +287,10 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_the_published_changes_tell_the_tables_states(
+def test_published_changes_always_match_the_table(
     steps: list[tuple[str, int, str, bool]],
 ) -> None:
-    """Changes chain without a gap and match the table; one probe at most; a success always makes available."""
+    """Changes have no gap, and one call probes at a time. A success always makes a provider available."""
     table, now, published = AvailabilityTable(), 0, dict[str | None, str]()
     for step, number, model, flag in steps:
         request = f"req_{number}"
@@ -294,7 +302,7 @@ def test_whatever_happens_the_published_changes_tell_the_tables_states(
                 before = {r.probe for r in table._records.values() if r.probe is not None}
                 changes = table.begin("p", model, request, now)
                 assert all(change.current == "probing" for change in changes)
-                assert before <= {r.probe for r in table._records.values()}, "a probe is never taken over"
+                assert before <= {r.probe for r in table._records.values()}, "a probe is never replaced"
             case "abandon":
                 changes = table.abandon(request, now)
             case "crash":
@@ -326,7 +334,7 @@ def test_whatever_happens_the_published_changes_tell_the_tables_states(
     assert table.state("p", "p:a") == "available"
 
 
-# What the configuration adds to requests for one model's sake, and that it adds nothing unless it is told to.
+# Settings that the configuration adds to requests for a model. Without configuration nothing is added.
 
 TOOLS = [Tool(ToolDefinition(name), lambda arguments: "done") for name in ("read", "write", "list", "ask")]
 
@@ -339,7 +347,7 @@ async def asked(
     can: dict[str, bool] | None = None,
     **options: object,
 ) -> list[CanonicalRequest]:
-    """The requests of a conversation under these settings of adapter and model."""
+    """The requests of a session with these settings of the adapter and the model."""
     kind = scripted_type(*replies, capabilities=msgspec.structs.replace(CAPABILITIES, **(can or {})))
     models = serving(listed("s:m", **(model or {})), s=entry("s", kind, **(adapter or {})))
     async with Engine(models=models, trace=False) as engine:
@@ -349,8 +357,8 @@ async def asked(
         return requests_of(engine)
 
 
-async def test_without_configuration_a_request_holds_what_the_host_said() -> None:
-    """No addendum, no forcing, no filter, no default: nothing is added of our own accord."""
+async def test_without_configuration_a_request_has_only_the_hosts_settings() -> None:
+    """There is no addendum, no forced tool, no filter, and no default."""
     (one,) = await asked(Say("hello"))
     assert one.system_prompt == "You are brief."
     assert [tool.name for tool in one.tools] == ["read", "write", "list", "ask"]
@@ -361,7 +369,7 @@ async def test_without_configuration_a_request_holds_what_the_host_said() -> Non
 
 
 async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_its_adapters() -> None:
-    """After a blank line; an empty one takes the adapter's away."""
+    """The addendum comes after a blank line. An empty addendum of a model removes the adapter's."""
     above = {"prompt_addendum": "Use the tools."}
     assert (await asked(Say("x"), adapter=above))[0].system_prompt == "You are brief.\n\nUse the tools."
     other = await asked(Say("x"), adapter=above, model={"prompt_addendum": "Read first."})
@@ -370,15 +378,15 @@ async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_i
     assert one.system_prompt == "You are brief."
 
 
-async def test_a_tool_is_forced_in_the_first_reply_of_a_conversation_only() -> None:
-    """Not after the tool's result, not in the second turn."""
+async def test_a_tool_is_forced_only_in_the_first_reply_of_a_conversation() -> None:
+    """No tool is forced after the tool's result or in the second turn."""
     forcing = {"tools": ToolSettings(force_first_turn=True)}
     requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=forcing)
     assert [request.tool_choice for request in requests] == [ToolChoice("required"), None, None]
 
 
-async def test_nothing_is_forced_against_the_callers_word_or_the_models_ability() -> None:
-    """What the caller chose stands; a model that can't be forced isn't."""
+async def test_no_tool_is_forced_against_the_caller_or_the_models_capabilities() -> None:
+    """The caller's choice stays. A model without a tool choice is not forced."""
     forcing = {"tools": ToolSettings(force_first_turn=True)}
     (one,) = await asked(Say("x"), adapter=forcing, tool_choice=ToolChoice("none"))
     assert one.tool_choice == ToolChoice("none")
@@ -388,8 +396,8 @@ async def test_nothing_is_forced_against_the_callers_word_or_the_models_ability(
     assert one.tool_choice is None
 
 
-async def test_parallel_calls_are_as_configured_where_the_caller_and_the_model_leave_it_open() -> None:
-    """The caller's word first; a model that has no such switch is told nothing."""
+async def test_the_setting_of_parallel_calls_is_the_default_of_the_caller() -> None:
+    """The caller's value takes precedence. A model without the option gets no value."""
     off = {"tools": ToolSettings(parallel=False)}
     assert (await asked(Say("x"), adapter=off))[0].parallel_tool_calls is False
     assert (await asked(Say("x"), adapter=off, parallel_tool_calls=True))[0].parallel_tool_calls is True
@@ -397,8 +405,7 @@ async def test_parallel_calls_are_as_configured_where_the_caller_and_the_model_l
     assert one.parallel_tool_calls is None
 
 
-async def test_retries_of_a_model_go_with_the_request_unless_the_call_has_its_own() -> None:
-    """A model's numbers stand in its requests; a call's come before them."""
+async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them() -> None:
     own = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
     (one,) = await asked(Say("x"), model=own)
     assert (one.max_retries, one.retry) == (5, RetryPolicy(base_delay=2))
@@ -406,8 +413,8 @@ async def test_retries_of_a_model_go_with_the_request_unless_the_call_has_its_ow
     assert (one.max_retries, one.retry) == (0, RetryPolicy(base_delay=0))
 
 
-async def test_an_adapters_usual_output_is_asked_for_as_far_as_the_model_goes() -> None:
-    """A model's own number comes first; a model that gives less is asked for what it gives."""
+async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
+    """The model's own default takes precedence. The adapter's default is cut to the limit of the model."""
     usual = {"defaults": ModelDefaults(max_output_tokens=8192)}
     assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192
     small = {"capabilities": {"max_output_tokens": 4096}}
@@ -422,8 +429,8 @@ def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named
     return model_input(settings, None, tools=given, system_prompt=None, messages=messages, choice=choice)
 
 
-def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then_the_first() -> None:
-    """In the order in which they were given; what was left out is named."""
+def test_a_limit_keeps_the_chosen_tool_then_core_then_used_then_first_tools() -> None:
+    """The tools keep their order, and a warning names the tools that were left out."""
     used = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "f", {}),))
     made = given_to(list("abcdef"), ToolSettings(max=4, core=("e",)), used, named="d")
     assert [tool.name for tool in made.tools] == ["a", "d", "e", "f"]
@@ -431,8 +438,8 @@ def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then
     assert (warning.code, warning.message) == ("tools_left_out", "6 tools exceed the limit of 4. Left out: b, c")
 
 
-def test_strictness_is_for_tools_that_do_not_say() -> None:
-    """A tool's own word is never overruled."""
+def test_the_strict_setting_is_for_tools_without_one() -> None:
+    """The tool's own value does not change."""
     tools = [ToolDefinition("a"), ToolDefinition("b", strict=False)]
     made = model_input(ToolSettings(strict=True), None, tools=tools, system_prompt=None, messages=(), choice=None)
     assert [tool.strict for tool in made.tools] == [True, False]
@@ -444,7 +451,7 @@ def test_strictness_is_for_tools_that_do_not_say() -> None:
     limit=st.integers(3, 8),
 )
 def test_a_filter_keeps_the_limit_the_core_and_the_order(names: list[str], core: list[str], limit: int) -> None:
-    """Whatever tools there are, and never fewer than may be."""
+    """The filter keeps as many tools as the limit allows."""
     made = given_to(names, ToolSettings(max=limit, core=tuple(core)))
     kept = [tool.name for tool in made.tools]
     assert len(kept) == min(limit, len(names))
@@ -453,8 +460,8 @@ def test_a_filter_keeps_the_limit_the_core_and_the_order(names: list[str], core:
     assert bool(made.warnings) == (len(names) > limit)
 
 
-async def test_a_policy_of_the_request_comes_before_the_adapters() -> None:
-    """An HTTP adapter waits between two attempts as the request says."""
+async def test_a_retry_policy_of_the_request_replaces_the_adapters() -> None:
+    """The request's policy decides how long the adapter waits between two attempts."""
     network = FakeTransport(failing(529), whole(*HELLO))
     adapter = ToyAdapter(AdapterConfig(retry=RetryPolicy(base_delay=1, jitter=False)), transport=network)
     began = anyio.current_time()

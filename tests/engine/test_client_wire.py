@@ -1,4 +1,4 @@
-"""A client's own body through the engine: the requests that a provider gets, and the client's replies."""
+"""A client's own body through the engine: the request to the provider, and the reply to the client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 
 
 class Provider:
-    """A provider of the Messages API, `a:m`, and one of Chat Completions, `b:m`, in their own words."""
+    """A provider of the Messages API with `a:m`, and a provider of Chat Completions with `b:m`."""
 
     def __init__(self, *replies: FakeReply, others: Sequence[FakeReply] = ()) -> None:
         self.transport, self.other = FakeTransport(*replies), FakeTransport(*others)
@@ -85,46 +85,48 @@ def hello(*, streamed: bool) -> FakeReply:
     return MESSAGES.streamed("Hello") if streamed else MESSAGES.whole("Hello")
 
 
-# --- Layers of middleware ---
+# -- Layers of middleware.
 
 
 async def shouting(request: CanonicalRequest, next: Next) -> CallOutcome:
-    """Asks otherwise."""
+    """Change the request."""
     return await next(msgspec.structs.replace(request, temperature=0.1))
 
 
 async def labelled(request: CanonicalRequest, next: Next) -> CallOutcome:
-    """Changes nothing that the body says."""
+    """Change only fields that the body does not have."""
     return await next(msgspec.structs.replace(request, max_retries=0, timeout_seconds=9.0))
 
 
 async def reworded(request: CanonicalRequest, next: Next) -> CallOutcome:
-    """Changes the reply."""
+    """Change the reply."""
     outcome = await next(request)
     response: CanonicalResponse = msgspec.structs.replace(outcome.response, content=(TextBlock("Bye"),))
     return CallOutcome(response=response, cost=outcome.cost)
 
 
 async def patient(request: CanonicalRequest, next: Next) -> CallOutcome:
-    """Asks twice."""
+    """Call twice."""
     await next(request)
     return await next(request)
 
 
 class Filtered(Middleware):
-    """Looks at each event."""
+    """Filters events, and keeps all of them."""
 
     def events(self, request: CanonicalRequest) -> EventFilter:
         return lambda events: events
 
 
-# --- Tests ---
+# -- The body, the raw reply and the trace.
 
 
 @both_ways
 @pytest.mark.parametrize("layers", [(), (LogCalls(), labelled)], ids=["bare", "observed"])
-async def test_the_body_is_sent_and_the_reply_is_heard(layers: tuple[MiddlewareLike, ...], streamed: bool) -> None:
-    """Also through middleware that changes nothing of what the body says."""
+async def test_the_body_is_sent_and_the_client_gets_the_raw_reply(
+    layers: tuple[MiddlewareLike, ...], streamed: bool
+) -> None:
+    """The body stays the same with middleware that changes no field of it."""
     provider = Provider(hello(streamed=streamed))
     async with provider.engine(*layers) as engine:
         assert await provider.ask(engine, streamed=streamed) == "Hello"
@@ -133,8 +135,8 @@ async def test_the_body_is_sent_and_the_reply_is_heard(layers: tuple[MiddlewareL
 
 
 @both_ways
-async def test_a_request_that_middleware_changed_is_sent_in_the_canonical_way(streamed: bool) -> None:
-    """The client's own body does not say what the middleware wants."""
+async def test_a_request_that_middleware_changed_is_sent_from_its_canonical_form(streamed: bool) -> None:
+    """The client's own body does not have the change."""
     provider = Provider(hello(streamed=streamed))
     async with provider.engine(shouting) as engine:
         assert await provider.ask(engine, streamed=streamed) == "Hello"
@@ -144,8 +146,8 @@ async def test_a_request_that_middleware_changed_is_sent_in_the_canonical_way(st
 
 
 @both_ways
-async def test_a_reply_that_is_filtered_is_not_heard(streamed: bool) -> None:
-    """The client's own body is sent all the same."""
+async def test_the_client_gets_no_raw_reply_if_events_are_filtered(streamed: bool) -> None:
+    """The client's own body is still sent."""
     provider = Provider(hello(streamed=streamed))
     async with provider.engine(Filtered()) as engine:
         assert await provider.ask(engine, streamed=streamed) == "Hello"
@@ -153,7 +155,7 @@ async def test_a_reply_that_is_filtered_is_not_heard(streamed: bool) -> None:
     assert provider.heard == []
 
 
-async def test_a_whole_reply_that_middleware_replaced_is_not_heard() -> None:
+async def test_the_client_gets_no_raw_reply_if_middleware_replaced_it() -> None:
     """The client gets the reply of the middleware."""
     provider = Provider(hello(streamed=False))
     async with provider.engine(reworded) as engine:
@@ -161,8 +163,8 @@ async def test_a_whole_reply_that_middleware_replaced_is_not_heard() -> None:
     assert provider.heard == []
 
 
-async def test_of_two_replies_the_one_that_counts_is_heard() -> None:
-    """Middleware may ask again as long as nothing is delivered."""
+async def test_the_client_gets_the_raw_reply_of_the_last_call() -> None:
+    """Middleware can call again until the client has a part of a reply."""
     provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Again"))
     async with provider.engine(patient) as engine:
         assert await provider.ask(engine, streamed=False) == "Again"
@@ -170,7 +172,9 @@ async def test_of_two_replies_the_one_that_counts_is_heard() -> None:
 
 
 async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> None:
-    """A field that only the body has may change the reply, so it is part of the key. The stream flag is not."""
+    """A field that only the body has can change the reply, so the key includes that field. The stream flag is not
+    included.
+    """
     provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Other"))
     async with provider.engine(Cache()) as engine:
         assert await provider.ask(engine, streamed=False) == "Hello"
@@ -181,7 +185,7 @@ async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> N
 
 @both_ways
 async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streamed: bool) -> None:
-    """Nothing of the failed call is heard."""
+    """The client gets no part of the failed call."""
     other = CHAT.streamed("Hello") if streamed else CHAT.whole("Hello")
     provider = Provider(failing(500, b"{}"), others=[other])
     async with provider.engine(entry={"fallback": ("b:m",)}) as engine:
@@ -191,8 +195,8 @@ async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streame
     assert provider.heard == []
 
 
-async def test_a_model_with_text_of_its_own_gets_the_canonical_request() -> None:
-    """What models.yaml says about a model holds for every client."""
+async def test_a_model_with_a_prompt_addendum_gets_the_canonical_request() -> None:
+    """Settings of models.yaml apply to every client."""
     provider = Provider(hello(streamed=False))
     async with provider.engine(entry={"prompt_addendum": "Be brief."}) as engine:
         assert await provider.ask(engine, streamed=False) == "Hello"
@@ -202,7 +206,9 @@ async def test_a_model_with_text_of_its_own_gets_the_canonical_request() -> None
 
 @pytest.mark.parametrize("model", ["a:m", "b:m"])
 async def test_a_limit_above_the_models_own_is_lowered_for_another_protocol(model: str) -> None:
-    """Clients ask for what their own vendor's models give. A provider of their protocol judges that itself."""
+    """A client uses the limits of its own vendor's models. A provider of the client's protocol checks the limit
+    itself.
+    """
     provider = Provider(hello(streamed=False), others=[CHAT.whole("Hello")])
     body: JsonObject = {**BODY, "max_tokens": 200_000}
     async with provider.engine() as engine:
@@ -218,7 +224,7 @@ async def test_a_limit_above_the_models_own_is_lowered_for_another_protocol(mode
 
 
 async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:
-    """It looks as without the client's body."""
+    """The body of the client does not change the call in the trace."""
     provider = Provider(hello(streamed=True))
     async with provider.engine(store=tmp_path / "t.db", trace=True, capture_content=True) as engine:
         await provider.ask(engine, streamed=True)
@@ -231,7 +237,7 @@ async def test_the_trace_has_the_canonical_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [100_000, 50_000], ids=["much", "little"])
 async def test_a_body_without_a_limit_is_sent_if_the_budget_has_room_for_the_longest_reply(room: int) -> None:
-    """Nothing else limits it. Without that room the canonical request is sent, with the engine's own limit."""
+    """The body has no other limit. Without that room the canonical request is sent with the engine's limit."""
     provider = Provider(hello(streamed=False))
     body: JsonObject = {name: value for name, value in BODY.items() if name != "max_tokens"}
     async with provider.engine(budgets=[Budget(max_tokens=room)]) as engine:
@@ -248,7 +254,7 @@ async def test_a_body_without_a_limit_is_refused_if_the_budget_has_no_room_for_a
             await provider.ask(engine, streamed=False, default_output_limit=True)
 
 
-async def test_a_batch_has_the_same_digest_whoever_listens() -> None:
-    """The function that hears a reply is no part of a request."""
+async def test_the_digest_of_a_batch_does_not_depend_on_the_listener() -> None:
+    """The function that receives the raw reply is not part of the request."""
     provider = Provider()
     assert digest_of([provider.request()]) == digest_of([provider.request()])

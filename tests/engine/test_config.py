@@ -66,7 +66,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
-    """Seed 1 §8's file gives two adapters with keys, and models with tiers, aliases and no compensation."""
+    """Seed 1 §8: the file has two adapters with keys, and models with tiers and aliases."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     assert registry.adapters["anthropic"].config.api_key == "sk-ant"
     assert registry.models["anthropic:claude-opus-4-7"].aliases == ("opus", "deep")
@@ -89,7 +89,9 @@ def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
-    """Canonical id, alias, the provider's own name, its tier, and with a provider any name at all."""
+    """The names are the id, an alias, the provider's own name and the tier. After a provider's prefix, any name is
+    valid.
+    """
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     plan = expand(registry, name)
     assert [(named.model, named.resolved_by) for named in plan.named] == [(model, how)]
@@ -97,7 +99,7 @@ def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: 
 
 
 def test_an_ambiguous_name_lists_its_candidates(tmp_path: Path) -> None:
-    """One native name at two providers has to be said in full."""
+    """A native name of two providers needs its prefix."""
     text = SEED_EXAMPLE + "  openai:claude-haiku-4-5:\n    adapter: openai\n    wire_name: claude-haiku-4-5\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
     with pytest.raises(
@@ -107,7 +109,7 @@ def test_an_ambiguous_name_lists_its_candidates(tmp_path: Path) -> None:
 
 
 def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
-    """Other providers keep working; the error names the variable."""
+    """Other providers work. The error names the variable."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), {"OPENAI_API_KEY": "x"})
     assert registry.adapters["anthropic"].state == "not_configured"
     registry.adapter_of(registry.resolve("gpt5").model)
@@ -174,8 +176,9 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_file_key_and_expectation(tmp_path: Path, text: str, complaint: str) -> None:
-    """Every error names the file, the key and what was expected."""
+def test_the_error_of_a_mistake_has_the_file_the_key_and_the_expectation(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         read_models_yaml(path, {})
@@ -231,7 +234,7 @@ gateway:
 def test_names_of_a_gateways_clients_are_served_by_other_models(
     tmp_path: Path, name: str, models: tuple[str, ...]
 ) -> None:
-    """A listed name goes first, then a model's own name, then the patterns in order, then the name itself."""
+    """The order is: a listed name, a model's own name, the patterns in order, and the name itself."""
     registry = read_models_yaml(written(tmp_path, NAMES), {})
     assert registry.serving(name) == models
     assert registry.succeeding(registry).serving(name) == models
@@ -246,7 +249,7 @@ def test_names_of_a_gateways_clients_are_served_by_other_models(
         ("[x]", "gateway.names: expected a mapping of names"),
     ],
 )
-def test_a_wrong_name_for_clients_is_told_with_its_place(tmp_path: Path, names: str, complaint: str) -> None:
+def test_the_error_of_a_wrong_name_for_clients_has_its_place(tmp_path: Path, names: str, complaint: str) -> None:
     path = written(tmp_path, f"adapters: {{a: {{type: anthropic, api_key: k}}}}\ngateway: {{names: {names}}}")
     with pytest.raises(ConfigurationError) as caught:
         read_models_yaml(path, {})
@@ -254,14 +257,14 @@ def test_a_wrong_name_for_clients_is_told_with_its_place(tmp_path: Path, names: 
     assert complaint in str(caught.value)
 
 
-def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(tmp_path: Path) -> None:
-    """Key by key the model's word comes first; a model that isn't listed has the adapter's settings too."""
+def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp_path: Path) -> None:
+    """Each key of the model replaces the adapter's. A model that isn't listed has the adapter's settings."""
     registry = read_models_yaml(written(tmp_path, SETTINGS), {})
     config = registry.adapters["a"].config
     assert (config.max_retries, config.retry) == (4, RetryPolicy(base_delay=2, max_delay=30))
     for name in ("a:plain", "a:never-heard-of"):
         plain = registry.resolve(name).model
-        assert (plain.max_retries, plain.retry) == (None, None), "the adapter's own stand"
+        assert (plain.max_retries, plain.retry) == (None, None), "the settings of the adapter take precedence"
         assert plain.defaults == ModelDefaults(temperature=0.7)
         assert plain.usual_max_output == 8192
         assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}
@@ -275,8 +278,8 @@ def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(t
     assert own.prompt_addendum == ""
 
 
-def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CALLBOARD_HOME decides where models.yaml is looked for; a missing file that was named is an error."""
+def test_the_environment_variable_sets_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CALLBOARD_HOME is the folder of models.yaml. A missing file is an error if it was named."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     written(tmp_path, SEED_EXAMPLE)
     assert load_registry(None, KEYS).source == str(tmp_path / "models.yaml")
@@ -284,8 +287,8 @@ def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: py
         load_registry(tmp_path / "absent.yaml")
 
 
-async def test_an_engine_takes_its_files_as_texts(tmp_path: Path) -> None:
-    """`models=`, `store=` and `prices=` take the path of a file as a text, too."""
+async def test_an_engine_accepts_paths_as_texts(tmp_path: Path) -> None:
+    """The arguments are `models=`, `store=` and `prices=`."""
     written(tmp_path, SEED_EXAMPLE)
     (tmp_path / "prices.yaml").write_text(PRICES)
     texts = {name: f"{tmp_path}/{name}.yaml" for name in ("models", "prices")}
@@ -296,10 +299,8 @@ async def test_an_engine_takes_its_files_as_texts(tmp_path: Path) -> None:
     assert (tmp_path / "trace.db").exists()
 
 
-def test_a_key_written_into_the_file_works_and_is_warned_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`api_key:` is accepted; the warning names `api_key_env` and not the key."""
+def test_a_key_in_the_file_works_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names `api_key_env` and has no key."""
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}")
     registry = read_models_yaml(path, {})
     assert registry.adapters["x"].config.api_key == "sk-secret"
@@ -309,7 +310,7 @@ def test_a_key_written_into_the_file_works_and_is_warned_about(
 
 
 def test_without_a_file_the_environments_keys_make_the_registry() -> None:
-    """OpenAI, Anthropic and Gemini from their variables, and the local model, which needs none."""
+    """OpenAI, Anthropic and Gemini get the keys of their variables. The local model needs no key."""
     registry = registry_from_env({"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": "http://localhost:1/v1"})
     assert registry.adapters["openai"].config.base_url == "http://localhost:1/v1"
     assert registry.adapters["anthropic"].state == "not_configured"
@@ -326,7 +327,7 @@ def test_without_a_file_the_environments_keys_make_the_registry() -> None:
     ],
 )
 def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> None:
-    """Its own goes first."""
+    """GEMINI_API_KEY takes precedence."""
     entry = registry_from_env({**environ, "GEMINI_BASE_URL": "http://localhost:1"}).adapters["gemini"]
     assert (entry.config.api_key, entry.config.base_url) == (key, "http://localhost:1")
     assert entry.state == (
@@ -352,10 +353,12 @@ def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> 
         ("type: ollama", None),
     ],
 )
-def test_the_address_of_the_environment_goes_behind_the_files(
+def test_the_address_of_the_environment_comes_after_the_files(
     entry: str, address: str | None, tmp_path: Path
 ) -> None:
-    """As in the vendors' own libraries; a key of another vendor, or of nobody knows whom, doesn't go there."""
+    """The vendors' own libraries use these variables too. A key of another or unknown vendor is not sent to
+    them.
+    """
     environ = {
         **{f"{name}_API_KEY": "k" for name in ("ANTHROPIC", "OPENAI", "GEMINI", "GROQ")},
         **{"WORK_KEY": "k", "ANTHROPIC_BASE_URL": "http://localhost:1", "OPENAI_BASE_URL": "http://localhost:2"},
@@ -366,8 +369,8 @@ def test_the_address_of_the_environment_goes_behind_the_files(
     assert (found.address_from is not None) == (address is not None and "base_url" not in entry)
 
 
-def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:
-    """The line that is wrong may be the one with the key in it."""
+def test_the_error_of_invalid_yaml_does_not_quote_the_file(tmp_path: Path) -> None:
+    """The wrong line may contain a key."""
     path = written(tmp_path, "adapters:\n  a: {type: openai, api_key: sk-secret-key, : : }\n  b: [\n")
     with pytest.raises(ConfigurationError, match=r"is not valid YAML: line 2, column \d+") as raised:
         read_models_yaml(path)
@@ -375,29 +378,31 @@ def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) ->
     assert raised.value.__cause__ is raised.value.__context__ is None
 
 
-def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: Path) -> None:
-    """`provider:name` with a provider that isn't configured names those that are, and says what to do."""
+def test_the_error_of_a_provider_without_an_adapter_names_the_provider(tmp_path: Path) -> None:
+    """The error also lists the configured providers, and has advice."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
     with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' belongs to gemini, .* Add one to mod"):
         registry.resolve("gemini:gemini-3-pro")
 
 
-def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path) -> None:
-    """Adapters whose keys are set, the local models, the default provider; with `only: true` none of them."""
+def test_a_file_for_one_alias_keeps_the_adapters_of_the_environment(tmp_path: Path) -> None:
+    """Adapters with keys, the local models and the default provider stay. With `only: true` none of them stays."""
     one_alias = 'models:\n  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}\n'
     registry = read_models_yaml(written(tmp_path, one_alias), KEYS)
     assert registry.resolve("quick").model.id == "anthropic:claude-haiku-4-5"
     assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
     assert registry.resolve("local-chat").model.adapter == "local-chat"
     assert registry.default_provider == registry_from_env(KEYS).default_provider
-    assert "gemini" not in registry.adapters, "it has no named key"
+    assert "gemini" not in registry.adapters, "the environment has no key of gemini"
     text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
     registry = read_models_yaml(written(tmp_path, text), KEYS)
     assert ([*registry.adapters], registry.models, registry.default_provider) == (["mine"], {}, None)
 
 
-def test_what_the_file_names_goes_before_what_the_environment_offers(tmp_path: Path) -> None:
-    """An adapter of the same name, an alias of a local model, and a vendor's model of another adapter."""
+def test_the_file_comes_before_the_environment(tmp_path: Path) -> None:
+    """The file decides for an adapter's name, an alias of a local model, and a vendor's model of another
+    adapter.
+    """
     text = """
 adapters:
   openai: {type: openai_compatible, base_url: "http://127.0.0.1:1/v1", api_key_env: OPENAI_API_KEY}
@@ -411,8 +416,8 @@ models:
     assert registry.resolve("claude-sonnet-4-5").model.adapter == "work"
 
 
-def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_path: Path) -> None:
-    """Not when its first call fails; one of the host's own is a module and a class."""
+def test_an_unknown_adapter_type_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
+    """A host's own type is named by a module and a class."""
     with pytest.raises(
         ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
     ):
@@ -422,8 +427,8 @@ def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_
     assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]
 
 
-def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
-    """It is looked for beside models.yaml, and isn't read before it is used."""
+def test_a_key_can_be_in_a_separate_file(tmp_path: Path) -> None:
+    """The path is relative to models.yaml, and the file is read at the first use."""
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: secrets/key}")
     entry = read_models_yaml(path, {}).adapters["x"]
     assert entry.config.api_key == KeyFile(str(tmp_path / "secrets" / "key"))
@@ -433,8 +438,8 @@ def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert read_models_yaml(path, {}).adapters["x"].config.api_key == KeyFile("/run/secrets/key")
 
 
-def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
-    """Each comes from a variable or a file, as the adapter's own key does."""
+def test_keys_can_have_names_and_be_in_a_pool(tmp_path: Path) -> None:
+    """Each key comes from a variable or a file."""
     path = written(
         tmp_path,
         "adapters:\n  x:\n    type: openai\n    key_pool: [acme, beta]\n    keys:\n"
@@ -460,8 +465,8 @@ def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_named_keys_is_told_without_a_key(tmp_path: Path, text: str, said: str) -> None:
-    """A key that stands in the wrong place isn't shown for it."""
+def test_the_error_of_wrong_named_keys_has_no_key(tmp_path: Path, text: str, said: str) -> None:
+    """A key in the wrong place is not shown."""
     path = written(tmp_path, f"adapters:\n  x: {{type: openai, {text}}}")
     with pytest.raises(ConfigurationError) as raised:
         read_models_yaml(path, {"A": "sk-secret"})

@@ -1,4 +1,4 @@
-"""Connections through the whole engine with a real server: after each kind of end, no connection is left open."""
+"""Connections through the whole engine with a real server. No connection stays open after any kind of end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ END += b'"completion_tokens":2}}\n\ndata: [DONE]\n\n'
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the other side of a socket, of which nothing here is told."""
+    """Wait until the condition is true. The other side of a socket sends no event to the test."""
     while not condition():  # noqa: ASYNC110
         await anyio.sleep(0.001)
 
 
 class Server:
-    """Answers as `script` says, and counts its open connections."""
+    """A server that runs `script` for each request, and counts its open connections."""
 
     def __init__(self) -> None:
         self.open: set[asyncio.StreamWriter] = set()
@@ -49,7 +49,8 @@ class Server:
                 await reader.readexactly(length)
                 writer.write(HEAD + chunk(WORD))
                 speaking = asyncio.ensure_future(self.script(writer))
-                leaving = asyncio.ensure_future(reader.read(1))  # ends when the client closes
+                # This task ends when the client closes the connection.
+                leaving = asyncio.ensure_future(reader.read(1))
                 await asyncio.wait((speaking, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if leaving.done() or writer.is_closing():
                     speaking.cancel()
@@ -63,7 +64,7 @@ class Server:
             writer.close()
 
     async def all_closed(self) -> None:
-        """Returns when no connection is open on this side; the test's watchdog bounds it."""
+        """Wait until the client side has no open connection. The test's timeout limits the wait."""
         await until(lambda: not self.open)
 
 
@@ -90,7 +91,7 @@ async def nonsense(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def engine_and_server() -> AsyncIterator[tuple[Engine, Server]]:
-    """Both, and afterwards the check: no connection, no task."""
+    """An engine and its server. At the end, check that no connection and no task remains."""
     before = asyncio.all_tasks()
     server = Server()
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
@@ -105,7 +106,7 @@ async def engine_and_server() -> AsyncIterator[tuple[Engine, Server]]:
 
 
 async def first_word(session: Session) -> None:
-    """Stream until the first word, and leave: which cancels."""
+    """Read a stream up to the first word and leave it, which cancels the call."""
     async with session.stream("Hello") as turn:
         async for event in turn:
             if isinstance(event, TextDelta):
@@ -113,7 +114,7 @@ async def first_word(session: Session) -> None:
 
 
 async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine() -> None:
-    """Calls one after the other share one connection."""
+    """Three calls in a row use one connection."""
     async with engine_and_server() as (engine, server):
         session = engine.session("s:m")
         for _ in range(3):
@@ -128,7 +129,9 @@ async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine
 async def test_a_call_that_ends_early_closes_its_connection(
     script: Callable[[asyncio.StreamWriter], Awaitable[None]], timeout: float | None
 ) -> None:
-    """At once, while the engine goes on: broken off, unreadable, out of time, or left by its reader."""
+    """The connection closes immediately, and the engine runs on. The call fails, is invalid, times out, or is left
+    early.
+    """
     async with engine_and_server() as (engine, server):
         server.script, session = script, engine.session("s:m")
         if script is silent and timeout is None:
@@ -141,8 +144,8 @@ async def test_a_call_that_ends_early_closes_its_connection(
             await server.all_closed()
 
 
-async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_ones() -> None:
-    """The calls in flight fail, the next one finds a fresh adapter with connections of its own."""
+async def test_an_actor_that_crashes_closes_its_clients_and_restarts_with_new_ones() -> None:
+    """Calls in flight fail. The next call uses a new adapter with its own connections."""
     async with engine_and_server() as (engine, server):
         session = engine.session("s:m")
         server.script = silent
@@ -153,7 +156,7 @@ async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_
             ref = engine._runtime.adapters["s"].ref
             assert isinstance(ref.actor, AdapterActor)
             former = ref.actor.adapter
-            ref.tell("what it does not understand")  # which is a crash
+            ref.tell("what it does not understand")  # The actor crashes on this message.
             with pytest.raises(AdapterError):
                 await turn.message()
         with anyio.fail_after(10):
@@ -166,7 +169,7 @@ async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_
 
 
 async def test_an_engine_that_is_closed_during_calls_closes_their_connections() -> None:
-    """Shutdown ends what runs; each call fails with an error of ours."""
+    """Each call fails with an error of Callboard."""
     failures: list[CallboardError] = []
 
     async def read(session: Session, started: anyio.Event) -> None:
@@ -190,7 +193,7 @@ async def test_an_engine_that_is_closed_during_calls_closes_their_connections() 
 
 
 async def test_many_calls_cancelled_at_random_points_leave_nothing_open() -> None:
-    """Before the head, in the middle, at the end: whatever the moment."""
+    """The cancellation can come before the head, within the reply, or at its end."""
     async with engine_and_server() as (engine, server):
 
         async def one(ticks: int) -> None:

@@ -65,7 +65,7 @@ from ..support.scripted import Say, adapter_type, noting, scripted_type
 async def small_window(
     *replies: Say, limit: int, context: ContextPolicy | None
 ) -> AsyncIterator[tuple[Session, list[CanonicalRequest]]]:
-    """A session on a model whose prompts may have `limit` tokens, and what its adapter is sent."""
+    """A session whose prompts have at most `limit` tokens, and the requests that its adapter receives."""
     sent: list[CanonicalRequest] = []
     window = {"max_context_tokens": limit + 10, "max_output_tokens": 10}
     models = serving(
@@ -84,8 +84,8 @@ async def talk(session: Session, *said: str) -> None:
         await session.send(text)
 
 
-async def test_without_a_policy_a_prompt_that_is_too_long_says_what_to_do() -> None:
-    """The error's note names the policies; nothing is left out silently."""
+async def test_without_a_policy_the_error_of_a_long_prompt_names_the_policies() -> None:
+    """No message is left out silently."""
     async with small_window(Say("1"), Say("2"), limit=20, context=None) as (session, _):
         await talk(session, "a", "b")
         with pytest.raises(PromptTooLongError) as caught:
@@ -94,7 +94,7 @@ async def test_without_a_policy_a_prompt_that_is_too_long_says_what_to_do() -> N
 
 
 async def test_truncate_leaves_out_the_oldest_turns_and_keeps_the_history() -> None:
-    """The prompt fits again; its beginning stays the same until it is too long again, so that it can be cached."""
+    """The start of the prompt stays the same until the prompt is too long again, so the provider can cache it."""
     replies = [Say(str(number)) for number in range(6)]
     async with small_window(*replies, limit=40, context=Truncate(keep=0.8)) as (session, sent):
         await talk(session, "a", "b", "c", "d", "e", "f")
@@ -104,8 +104,8 @@ async def test_truncate_leaves_out_the_oldest_turns_and_keeps_the_history() -> N
         assert len(session.messages) == 12
 
 
-async def test_a_provider_s_refusal_is_healed_like_our_own() -> None:
-    """Where our estimate was too low, the provider says that the prompt is too long: then it is shortened, too."""
+async def test_a_prompt_that_the_provider_refuses_as_too_long_is_shortened() -> None:
+    """The engine's estimate of the prompt was too low."""
     replies = [Say("0"), Say("1"), Say(fails=ContextOverflowError("too long")), Say("2")]
     async with small_window(*replies, limit=900, context=Truncate()) as (session, sent):
         await talk(session, "a", "b", "c")
@@ -113,8 +113,8 @@ async def test_a_provider_s_refusal_is_healed_like_our_own() -> None:
     assert [texts(request) for request in sent[-2:]] == [["a", "0", "b", "1", "c"], ["b", "1", "c"]]
 
 
-async def test_a_turn_that_is_too_long_by_itself_fails_clearly() -> None:
-    """There is nothing to leave out; the error says that the policy could not help."""
+async def test_a_turn_that_is_too_long_by_itself_is_an_error() -> None:
+    """The error says that the policy could not help."""
     async with small_window(limit=-4, context=Truncate()) as (session, sent):
         with pytest.raises(PromptTooLongError) as caught:
             await session.send("a")
@@ -122,16 +122,18 @@ async def test_a_turn_that_is_too_long_by_itself_fails_clearly() -> None:
     assert "Truncate could not" in "".join(caught.value.__notes__)
 
 
-async def test_the_last_turns_alone_are_sent() -> None:
-    """With LastTurns(2) each prompt has the turn that is asked and the one before."""
+async def test_only_the_last_turns_are_sent() -> None:
+    """With LastTurns(2), a prompt has the current and the previous turn."""
     replies = [Say(str(number)) for number in range(4)]
     async with small_window(*replies, limit=900, context=LastTurns(2)) as (session, sent):
         await talk(session, "a", "b", "c", "d")
     assert [texts(request) for request in sent] == [["a"], ["a", "0", "b"], ["b", "1", "c"], ["c", "2", "d"]]
 
 
-async def test_a_summary_stands_in_the_place_of_what_it_summarises() -> None:
-    """One more call writes it, of what a transcript tells; the history stays whole, and the turn counts both."""
+async def test_a_summary_replaces_the_turns_that_it_summarises() -> None:
+    """Another call writes the summary from a transcript. The history stays complete, and the turn includes both
+    calls.
+    """
     replies = [Say("0"), Say("Alphabet."), Say("1")]
     async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, sent):
         with session._runtime.bus.subscribe("session.turn_completed", policy=Lossless()) as ends:
@@ -144,7 +146,7 @@ async def test_a_summary_stands_in_the_place_of_what_it_summarises() -> None:
 
 
 async def test_a_long_past_is_summarised_in_parts() -> None:
-    """No summary reads more than half of what a prompt may have; each goes on from the one before."""
+    """Each part is at most half of a prompt. Each summary includes the previous one."""
     replies = [Say("0"), Say("1"), Say("ONE"), Say("TWO"), Say("2")]
     async with small_window(*replies, limit=20, context=Summarise(keep_turns=1)) as (session, sent):
         await talk(session, "a", "b", "c")
@@ -155,7 +157,7 @@ async def test_a_long_past_is_summarised_in_parts() -> None:
 
 
 async def test_a_second_summary_includes_the_first() -> None:
-    """What the first one said is read again, so that nothing is forgotten at once."""
+    """The summary call reads the first summary."""
     replies = [Say("0"), Say("FIRST"), Say("1"), Say("SECOND"), Say("2")]
     async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, sent):
         await talk(session, "a", "b", "c")
@@ -163,8 +165,8 @@ async def test_a_second_summary_includes_the_first() -> None:
     assert texts(sent[-1]) == ["Summary of the conversation so far:\n\nSECOND", "c"]
 
 
-async def test_one_turn_may_have_a_policy_of_its_own() -> None:
-    """`context=` of a send stands over the session's."""
+async def test_a_turn_can_have_its_own_policy() -> None:
+    """`context=` of `send` replaces the session's policy."""
     async with small_window(Say("0"), Say("1"), limit=900, context=None) as (session, sent):
         await session.send("a")
         await session.send("b", context=LastTurns(1))
@@ -202,10 +204,10 @@ def messages_of(kinds: Sequence[str]) -> list[Message]:
     st.sampled_from([Truncate(), Truncate(keep=0.3), Summarise(), Summarise(keep_turns=1), LastTurns(2)]),
     st.integers(10, 300) | st.none(),
 )
-async def test_a_policy_cuts_where_a_user_speaks_and_always_moves_on(
+async def test_a_policy_cuts_at_user_messages_and_always_advances(
     kinds: list[str], policy: ContextPolicy, limit: int | None
 ) -> None:
-    """No call is parted from its result, the last turn is always sent, and asking again ends."""
+    """No call is separated from its result, the last turn is always sent, and repeated shortening ends."""
     messages = messages_of(kinds)
     context = WHOLE
     for _ in range(len(kinds) + 2):
@@ -220,11 +222,11 @@ async def test_a_policy_cuts_where_a_user_speaks_and_always_moves_on(
             break
         context = after
     else:
-        raise AssertionError("it never settles")
+        raise AssertionError("the context never becomes stable")
 
 
-def test_a_transcript_has_who_said_what_and_what_tools_gave() -> None:
-    """Calls, results and what is no text appear in a line each."""
+def test_a_transcript_has_roles_texts_calls_and_results() -> None:
+    """Each call and each result is one line."""
     text = transcript(
         [
             Message.user([TextBlock("look")]),
@@ -244,13 +246,13 @@ def test_a_transcript_has_who_said_what_and_what_tools_gave() -> None:
         lambda: Summarise(instructions=""),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: Callable[[], object]) -> None:
-    """At once, by name."""
+def test_a_wrong_policy_is_refused_when_it_is_made(wrong: Callable[[], object]) -> None:
+    """The error names the argument."""
     with pytest.raises(ValueError, match=r"keep|turn|text"):
         wrong()
 
 
-# What an engine asks of a model reaches the wire in a form that the provider takes.
+# Requests to the provider: accepted limits, schemas and images.
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JSON = {"content-type": "application/json"}
@@ -277,11 +279,13 @@ WIRES: dict[str, tuple[type[HttpAdapter], str]] = {
     "gemini": (GeminiAdapter, "generationConfig.maxOutputTokens"),
     "ollama": (OllamaAdapter, "options.num_predict"),
 }
-"""Each wire's adapter, and where it has the limit of output tokens."""
+"""The adapter of each protocol, and the path of its limit of output tokens."""
 
 
 async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **said: object) -> Json:
-    """The limit sent to a model of which models.yaml has `said`, when the caller `asked` for one."""
+    """The limit in the request. `said` are the model's settings in models.yaml, and `asked` is the caller's
+    limit.
+    """
     kind, path = WIRES[wire]
     transport = FakeTransport(FakeReply(b"no reply", status=401))
     options = {"discover": False} if wire == "ollama" else {}
@@ -302,7 +306,9 @@ async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None,
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_declared_window_has_room_for_prompt_and_reply(wire: str) -> None:
-    """Where nobody asks for a length, the default shrinks to what the prompt leaves; else it is sent."""
+    """Without a requested limit, the default shrinks to the rest of the window. A requested limit is sent
+    unchanged.
+    """
     small = {"capabilities": {"max_context_tokens": 8192}}
     brief = await limit_sent(wire, **small)
     long = await limit_sent(wire, prompt="word " * 4000, **small)
@@ -314,13 +320,13 @@ async def test_a_declared_window_has_room_for_prompt_and_reply(wire: str) -> Non
 
 
 @pytest.mark.parametrize(("wire", "sent"), [("openai", None), ("openai_compatible", None), ("anthropic", 16_384)])
-async def test_nothing_is_said_of_a_length_that_nobody_asked_for_and_nobody_knows(wire: str, sent: Json) -> None:
-    """A server of 8,192 tokens would refuse our default; the Messages API insists on one."""
+async def test_no_limit_is_sent_without_a_request_and_a_known_window(wire: str, sent: Json) -> None:
+    """A server with a window of 8,192 tokens would refuse the default. The Messages API requires a limit."""
     assert await limit_sent(wire) == sent
 
 
 def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter of a model that `can` do that, and its network."""
+    """An engine with Anthropic's adapter, and its network. `can` has the capabilities of the model."""
     transport = FakeTransport(*replies)
 
     class Wired(AnthropicAdapter):
@@ -331,8 +337,8 @@ def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTranspor
     return Engine(models=serving(model("a:m", capabilities=can), a=wired), trace=False), transport
 
 
-async def test_bounds_that_anthropic_refuses_are_checked_here_instead() -> None:
-    """A pydantic `Field(ge=1, le=99)` makes no request that is refused, and a reply beyond it is no object."""
+async def test_bounds_that_anthropic_refuses_are_checked_in_the_reply() -> None:
+    """A `Field(ge=1, le=99)` is not sent as a bound, and a reply outside of it is an error."""
     engine, transport = on_anthropic(said('{"number": 7}'), said('{"number": 120}'))
     async with engine:
         result = await engine.generate_object("a:m", "Guess.", schema=Guess)
@@ -345,8 +351,8 @@ async def test_bounds_that_anthropic_refuses_are_checked_here_instead() -> None:
     assert b"at most 99; at least 1" in sent
 
 
-async def test_what_models_yaml_says_of_a_model_holds_for_the_history_too() -> None:
-    """New images are refused, and those of earlier turns, which another model saw, stay behind with a warning."""
+async def test_capabilities_of_models_yaml_apply_to_the_history() -> None:
+    """A new image is refused. An image of an earlier turn is left out with a warning."""
     engine, transport = on_anthropic(said("Text only."), supports_images=False)
     image = ImageBlock(data=PNG, media_type="image/png")
     seen = (Message.user((image,)), Message.assistant("A cat."))
@@ -366,8 +372,10 @@ def asked(**more: object) -> CanonicalRequest:
     return CanonicalRequest(**{**fields, **more})  # type: ignore[arg-type]
 
 
-async def test_a_request_is_answered_under_its_own_ids_and_belongs_to_no_session(tmp_path: Path) -> None:
-    """Response, event, stream and trace carry the caller's ids; of `session.*` only the turn is published."""
+async def test_a_request_keeps_its_ids_and_belongs_to_no_session(tmp_path: Path) -> None:
+    """The response, the events and the trace have the caller's ids. Of `session.*`, only the events of the turn
+    are published.
+    """
     async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, events):
         response = await engine.complete(asked(message_id="msg_mine"), tags={"team": "red"})
         published = events.take()
@@ -383,8 +391,8 @@ async def test_a_request_is_answered_under_its_own_ids_and_belongs_to_no_session
     assert topics(published, "session.") == ["session.turn_started", "session.turn_completed"]
 
 
-async def test_the_model_s_calls_are_returned_and_not_run() -> None:
-    """A request has definitions only, so a reply that calls a tool is the answer; an error is raised."""
+async def test_tool_calls_are_returned_and_not_run() -> None:
+    """The request has only definitions of tools. An error of the provider is raised."""
     async with running(Say(calls=[("add", {"a": 1})]), Say(fails=NotFoundError("no such model"))) as (engine, _):
         response = await engine.complete(asked(tools=(ToolDefinition("add"),)))
         with pytest.raises(NotFoundError):
@@ -392,8 +400,8 @@ async def test_the_model_s_calls_are_returned_and_not_run() -> None:
     assert [use.name for use in response.tool_uses] == ["add"]
 
 
-async def test_a_reply_that_paused_is_returned_as_it_is() -> None:
-    """Low level: to continue after `pause_turn` is the caller's affair."""
+async def test_a_paused_reply_is_returned_unchanged() -> None:
+    """The caller must continue after `pause_turn`."""
     pausing = Say("Wait")
     pausing.reply = msgspec.structs.replace(pausing.reply, stop=StopReason.PAUSE_TURN)
     async with running(pausing, Say("Done")) as (engine, events):

@@ -1,4 +1,4 @@
-"""Costs of calls: stated, computed, unknown, booked early, and prices that change."""
+"""Costs of calls: reported, computed, unknown and estimated, and prices that change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from ..support.scripted import Say, adapter_type
 from ..tracestore.contract.test_queries import COUNTS, a_faulty_day
 from ..tracestore.trace_making import Maker
 
-# What stored calls cost, asked without an engine.
+# The costs of stored calls, without an engine.
 
 OPUS = "anthropic:claude-opus-4-6"
 NOW_US = SYSTEM_CLOCK.now_us()
@@ -70,7 +70,7 @@ PRICES = PriceTable(
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trace of three calls: two of now, one of ten days ago."""
+    """A trace of three calls: two recent calls, and one call that is ten days old."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     maker = Maker()
     calls = [("a", OPUS, 0), ("b", "openai:gpt-5", 0), ("c", OPUS, 10)]
@@ -89,7 +89,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_costs_are_rows_with_named_keys_and_exact_dollars(trace: Path) -> None:
-    """The dearest first; the four counts are beside the amount."""
+    """The highest cost is first. Each row also has the four token counts."""
     rows = await costs(by=("provider", "model"))
     assert [(row["provider"], row["model"], row.calls, row.usd) for row in rows] == [
         ("anthropic", OPUS, 2, Decimal("0.000002468")),
@@ -105,8 +105,8 @@ async def test_costs_are_rows_with_named_keys_and_exact_dollars(trace: Path) -> 
     ["1h", "2w", timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)],
     ids=["1h", "2w", "ago", "at"],
 )
-async def test_since_is_a_moment_however_it_is_said(trace: Path, since: str | timedelta | datetime) -> None:
-    """A time ago, as text or as a timedelta, or a datetime; until cuts the other end."""
+async def test_since_can_be_an_age_or_a_time(trace: Path, since: str | timedelta | datetime) -> None:
+    """An age is a text or a timedelta. `until` is the other end."""
     (total,) = await costs(by=(), since=since, where=CallFilter(provider="anthropic"))
     assert total.calls == (2 if since == "2w" else 1)
     assert [(row["model"], row.calls) for row in await costs(since=since, until="3d")] == (
@@ -114,8 +114,8 @@ async def test_since_is_a_moment_however_it_is_said(trace: Path, since: str | ti
     )
 
 
-async def test_what_can_not_be_asked_is_said(trace: Path, tmp_path: Path) -> None:
-    """A moment that is none, a dimension that there isn't, a trace that there isn't, which is not made."""
+async def test_wrong_arguments_of_costs_are_refused(trace: Path, tmp_path: Path) -> None:
+    """A wrong time, an unknown dimension and a missing trace are refused. No file is created."""
     with pytest.raises(ConfigurationError, match="'yesterday' is no day or time"):
         await costs(since="yesterday")
     with pytest.raises(ValueError, match="colour"):
@@ -128,8 +128,8 @@ async def test_what_can_not_be_asked_is_said(trace: Path, tmp_path: Path) -> Non
     assert not missing.exists()
 
 
-async def test_a_discount_is_tried_before_it_is_kept(trace: Path) -> None:
-    """A dry run changes nothing; kept, it is the current cost of those calls alone, and a new run can undo it."""
+async def test_a_discount_can_be_tried_and_stored(trace: Path) -> None:
+    """A dry run changes nothing. A stored run changes the cost of these calls only, and can be undone."""
     tried = await reprice(PRICES, discount={"anthropic:*": "0.8"}, since="1h", dry_run=True)
     assert (tried.calls, tried.sum_after_nano_usd) == (2, 600_000 + 225_000)
     assert (await costs(by=()))[0].cost_nano_usd == 3 * 1234
@@ -143,8 +143,8 @@ async def test_a_discount_is_tried_before_it_is_kept(trace: Path) -> None:
         assert (await costs(by=(), trace=store))[0].cost_nano_usd == 3 * 1234
 
 
-def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twins say what the coroutines say, and no engine is started for it."""
+def test_the_sync_functions_return_the_same_costs(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine starts for them."""
     monkeypatch.setattr(functions, "_of_loops", {})
     report = reprice_sync(PRICES, discount={"openai:*": "0.5"}, dry_run=True)
     assert report.sum_after_nano_usd == 2 * 750_000 + 112_500
@@ -153,7 +153,7 @@ def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.Monk
     assert functions._of_loops == {}
 
 
-# What a provider says that a call cost is its cost, on every surface; what the table gives stands beside it.
+# The cost that a provider reports is used everywhere. The cost from the price table is kept as the computed cost.
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 STATED = TokenUsage(10, 5, reported_cost_nano_usd=7)
@@ -161,8 +161,8 @@ COST = Cost(7, CostSource.PROVIDER, TABLE.version, None, 10 * 1000 + 5 * 2000)
 
 
 @pytest.mark.parametrize(("streamed", "stated"), [(True, 7), (False, 7), (False, 0)])
-async def test_a_stated_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: bool, stated: int) -> None:
-    """In the event, the message, the store and its sums, streamed or whole; zero is a figure like any other."""
+async def test_a_reported_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: bool, stated: int) -> None:
+    """The reported cost is in the event, the message, the row and the sums. Zero is an amount too."""
     usage = msgspec.structs.replace(STATED, reported_cost_nano_usd=stated)
     async with running(Say("one", usage=usage), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
         message = await said(engine.session("s:m"), "Hi", streamed=streamed)
@@ -175,8 +175,8 @@ async def test_a_stated_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: b
     assert (total.cost_nano_usd, total.at_call_time_nano_usd) == (stated, stated)
 
 
-async def test_a_call_that_failed_costs_what_the_provider_stated(tmp_path: Path) -> None:
-    """A gateway bills what it passed on before it broke; that figure counts as well."""
+async def test_a_failed_call_has_the_reported_cost(tmp_path: Path) -> None:
+    """A gateway bills the part that it delivered before the failure."""
     failure = ServerError("broke off")
     failure.usage = STATED
     async with running(Say(fails=failure), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
@@ -188,11 +188,11 @@ async def test_a_call_that_failed_costs_what_the_provider_stated(tmp_path: Path)
     assert ended.cost == row.cost == COST
 
 
-# A call of which nobody knows what it used: a budget, a turn and its events say so, and never nothing.
+# A call with unknown usage: budgets, turns and events show an unknown cost, and never zero.
 
 
-async def test_a_turn_says_how_much_of_its_cost_is_known(tmp_path: Path) -> None:
-    """The sum of a turn whose call got no answer is no zero: its event has the counts, and no amount."""
+async def test_a_turn_reports_its_unknown_calls(tmp_path: Path) -> None:
+    """The cost of a turn without a reply is not zero: its event has the counts and no amount."""
     async with running(Say(fails=NetworkError("dropped")), prices=TABLE) as (engine, events):
         with pytest.raises(NetworkError):
             await engine.session("s:m").send("Hi")
@@ -204,22 +204,21 @@ async def test_a_turn_says_how_much_of_its_cost_is_known(tmp_path: Path) -> None
     assert (turn.cost_nano_usd is None) == (failed.usage is None)
 
 
-async def test_a_result_says_what_its_sum_is_made_of() -> None:
-    """The total of `generate` has the counts beside it."""
+async def test_a_result_has_the_counts_of_its_sum() -> None:
     async with running(Say("one"), prices=TABLE) as (engine, _):
         result = await engine.generate("s:m", "Hi")
     assert result.total_cost.nano_usd == result.cost_sum.nano_usd == 20_000
     assert (result.cost_sum.calls, result.cost_sum.complete) == (1, True)
 
 
-# -- Every command, over a file that a faulty day has filled
+# -- Every command, over a file of a faulty day.
 
 
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What `callboard` prints, in this process, of a trace of a faulty day."""
+    """Runs `callboard` in this process on a trace of a faulty day, and returns its output."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "180")
 
@@ -237,8 +236,8 @@ def command(
     return run
 
 
-def test_commands_say_unknown_and_never_nothing(command: Callable[..., str], tmp_path: Path) -> None:
-    """As tables, as JSON, as CSV and as a page."""
+def test_commands_show_unknown_costs(command: Callable[..., str], tmp_path: Path) -> None:
+    """Tables, JSON, CSV and the page show unknown costs."""
     for name, value in {"cost": "--by", "stats": "--by"}.items():
         (row,) = json.loads(f"[{command(name, value, 'total', '--json')}]")
         assert [row[count] == COUNTS[count] for count in ("estimated", "unpriced", "unknown")] == [True] * 3
@@ -259,7 +258,7 @@ def test_commands_say_unknown_and_never_nothing(command: Callable[..., str], tmp
     assert "The usage of 5 more calls is unknown." in (tmp_path / "page.html").read_text()
 
 
-# What an engine books for calls that did not come to their end: in the error, in the events, in the turn.
+# The estimates for calls that did not complete: in the error, in the events and in the turn.
 
 EARLY_PRICES = PriceTable([PriceRow(model="s:*", input=1_000_000, output=100_000_000)])
 SAID = "word " * 200
@@ -270,7 +269,7 @@ def failures(events: list[object]) -> list[LlmCallFailed]:
 
 
 class Unmetered:
-    """An adapter of somebody else's: it knows nothing of usage, and is crude."""
+    """A foreign adapter that reports no usage and has bugs."""
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.name = name
@@ -312,8 +311,8 @@ class _Crashing:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_an_adapter_that_crashes_and_counts_nothing_is_booked_by_estimate(streamed: bool) -> None:
-    """What was sent, and what had come; and the meter had said the same."""
+async def test_a_crash_of_an_adapter_without_usage_is_estimated(streamed: bool) -> None:
+    """The estimate counts the prompt and the delivered text. `usage_so_far` had the same numbers."""
     async with Engine(models=serving(s=adapter_type(Unmetered)), trace=False, prices=EARLY_PRICES) as engine:
         events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
         stream = engine.stream("s:m", "Hi") if streamed else None
@@ -333,8 +332,8 @@ async def test_an_adapter_that_crashes_and_counts_nothing_is_booked_by_estimate(
         assert not streamed or meter == usage
 
 
-async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
-    """Each attempt has usage and cost in its event, and no sum leaves one out."""
+async def test_the_turns_cost_includes_failed_attempts() -> None:
+    """Each attempt has its usage and its cost in its event, and every sum includes them."""
 
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ScriptedAdapter:
         broken = ScriptedReply("a part", usage=TokenUsage(700, 1), stop=StopReason.ERROR)
@@ -354,7 +353,7 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
 
 
 async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
-    """Its error says so: the provider returned an error, which is not billed."""
+    """The reason in the error says that an error reply is not billed."""
     async with running(Say(fails=ServerError("busy", provider_status=503)), prices=EARLY_PRICES) as (engine, _):
         with pytest.raises(ServerError) as caught:
             await engine.generate("s:m", "Hi")
@@ -364,7 +363,7 @@ async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
 
 
 async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
-    """It waited for its slot: nothing was sent, and that is known; the meter says the same."""
+    """The call waited for a slot, so nothing was sent."""
     held = anyio.Event()
     async with running(Say("Fine.", pause=held.wait), Say("never"), prices=EARLY_PRICES) as (engine, events):
         first, second = engine.session("s:m"), engine.session("s:m")
@@ -393,7 +392,7 @@ async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> Non
         assert end.usage is None
 
 
-async def test_the_message_of_a_cancelled_turn_has_what_it_used_and_cost() -> None:
+async def test_the_message_of_a_cancelled_turn_has_its_usage_and_cost() -> None:
     async with running(Say(SAID, SAID, pause=lambda: anyio.sleep(2)), prices=EARLY_PRICES) as (engine, _):
         session = engine.session("s:m")
         async with anyio.create_task_group() as group:
@@ -408,13 +407,13 @@ async def test_the_message_of_a_cancelled_turn_has_what_it_used_and_cost() -> No
             await session.cancel()
         kept: Message = session.messages[-1]
         assert kept.text == SAID
-        assert kept.metadata.usage.source is UsageSource.PARTIAL  # the script says its usage at its start
+        assert kept.metadata.usage.source is UsageSource.PARTIAL  # The script reports its usage at its start.
         assert kept.metadata.usage.output_tokens > 100
         assert kept.metadata.cost.nano_usd is not None
         assert kept.metadata.cost.nano_usd > 100 * 100_000
 
 
-# Whose published prices an adapter's models have.
+# The vendor whose published prices apply to an adapter's models.
 
 
 @pytest.mark.parametrize(
@@ -431,17 +430,17 @@ async def test_the_message_of_a_cancelled_turn_has_what_it_used_and_cost() -> No
         ("box", "openai_compatible", "http://localhost:1234/v1", {}, None, "local:m"),
     ],
 )
-def test_it_is_the_setting_the_address_or_the_type(
+def test_the_vendor_comes_from_the_setting_the_address_or_the_type(
     name: str, kind: str, url: str | None, options: JsonObject, prices_as: str | None, expected: str | None
 ) -> None:
-    """In this order; a type that many servers share says nothing."""
+    """The setting comes first, then the address, then the type. A type that many servers share has no vendor."""
     config = AdapterConfig(base_url=url, options=options)
     adapter = AdapterEntry(name=name, type=kind, config=config, prices_as=prices_as)
     assert published_name(adapter, ModelEntry(id="x:y", adapter=name, wire_name="m")) == expected
 
 
 def test_a_vendors_model_behind_any_address_has_the_vendors_prices() -> None:
-    """The trace keeps under which name; a model that no vendor's table has stays unpriced."""
+    """The vendor's prices apply. A model that is in no vendor's table stays unpriced."""
     config = AdapterConfig(api_key="k", base_url="http://127.0.0.1:9/v1")
     gateway = AdapterEntry(name="gateway", type="openai_compatible", config=config)
     known = ModelEntry(id="gateway:gpt-5.2", adapter="gateway", wire_name="gpt-5.2")
@@ -449,15 +448,15 @@ def test_a_vendors_model_behind_any_address_has_the_vendors_prices() -> None:
     assert published_name(gateway, ModelEntry(id="gateway:mine", adapter="gateway", wire_name="mine")) is None
 
 
-# A repricing by somebody else reaches live messages.
+# A repricing by another store reaches live messages.
 
 DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=9_000_000)], "dear")
 
 
-async def test_a_repricing_by_another_store_is_noticed_at_the_next_turn(
+async def test_a_repricing_by_another_store_is_detected_at_the_next_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Live messages show the new cost and the event is published, for the way there and for the way back."""
+    """Live messages have the new cost, and the event is published. An undo is detected too."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 4, store=path) as (engine, _):
@@ -483,7 +482,7 @@ async def test_a_repricing_by_another_store_is_noticed_at_the_next_turn(
             assert present(first).pricing_version != DEAR.version
 
 
-async def test_looks_are_a_second_apart(tmp_path: Path) -> None:
+async def test_checks_are_a_second_apart(tmp_path: Path) -> None:
     class Still:
         now = 0
 

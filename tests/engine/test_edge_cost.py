@@ -1,6 +1,6 @@
 """The cost of a child's edge, as the number of bytecodes that Python runs.
 
-A loaded machine adds turns of the event loop to some measurements. So the least of several counts.
+On a busy machine the event loop may run more often, so the test uses the smallest of several counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.engines import registry
 from tests.support.scripted import Say
 
 MOST = 0.05
-"""The largest part of a call that its edge may cost."""
+"""The largest allowed share of the edge in the cost of a call."""
 
 CALLS = 10
 
@@ -47,7 +47,7 @@ class Counting:
 
 
 async def bytecodes_of(calls: int, *, children: bool) -> int:
-    """The bytecodes of some calls in a tool, and of their sums."""
+    """The bytecodes of this number of calls in a tool, including the sums of their costs."""
     counting = Counting()
 
     @tool
@@ -59,7 +59,7 @@ async def bytecodes_of(calls: int, *, children: bool) -> int:
                 for _ in range(calls):
                     await engine.generate("a:m", "Go.")
 
-        await engine.generate("a:m", "Go.")  # the first call of a model looks for its adapter
+        await engine.generate("a:m", "Go.")  # The first call of a model looks up its adapter.
         if not children:
             with detached():
                 return await make()
@@ -79,7 +79,7 @@ async def bytecodes_of(calls: int, *, children: bool) -> int:
 
 @pytest.mark.deep("each bytecode is counted")
 def test_the_edge_of_a_child_costs_little() -> None:
-    """Of the smallest call: it has no trace, no network and a short reply."""
+    """The call is as small as possible: no trace, no network, and a short reply."""
 
     async def a_call(children: bool) -> float:
         least = [

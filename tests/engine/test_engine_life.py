@@ -1,4 +1,4 @@
-"""The engine with its store, on a real loop and in real processes: starting, stopping, dying, repricing."""
+"""The engine with its store, on a real loop and in real processes: start, stop, death, repricing and health."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prices(folder: Path, label: str, rate: str) -> PriceTable:
 
 
 async def test_every_call_becomes_a_row_with_its_cost(tmp_path: Path) -> None:
-    """After a flush the trace has the call, its tokens and what it cost under the engine's table."""
+    """After a flush the trace has the call, its tokens, and its cost under the engine's table."""
     table = prices(tmp_path, "first", "1")
     async with running(Say("Hello"), store=tmp_path / "trace.db", prices=table) as (engine, _):
         message = await engine.session("s:m").send("Hi")
@@ -56,12 +56,16 @@ async def test_every_call_becomes_a_row_with_its_cost(tmp_path: Path) -> None:
         (row,) = await present(engine.store).calls()
         assert row.status == "completed"
         assert row.cost is not None
-        assert row.cost.nano_usd == 10 * 1000 + 5 * 10_000, "10 tokens at 1 USD and 5 at 10 USD a million"
+        assert row.cost.nano_usd == 10 * 1000 + 5 * 10_000, (
+            "10 tokens cost 1 USD a million, and 5 cost 10 USD a million"
+        )
         assert present(message.metadata).cost == row.at_call_time
 
 
 async def test_repricing_shows_in_the_trace_and_in_live_messages(tmp_path: Path) -> None:
-    """After a reprice, rows and session messages have the new cost; objects handed out before are snapshots."""
+    """After a reprice, rows and session messages have the new cost. Messages that were returned before do not
+    change.
+    """
     first, second = prices(tmp_path, "first", "1"), prices(tmp_path, "second", "3")
     async with running(Say("Hello"), store=tmp_path / "trace.db", prices=first) as (engine, events):
         session = engine.session("s:m")
@@ -75,14 +79,14 @@ async def test_repricing_shows_in_the_trace_and_in_live_messages(tmp_path: Path)
         after = session.messages[-1].metadata
         assert after.cost.nano_usd == 80_000
         assert after.pricing_version == second.version
-        assert engine.prices is first, "a repricing of the past is none of new calls"
+        assert engine.prices is first, "a repricing does not change the prices of new calls"
         assert topics(events.take(), "pricing.repriced") == ["pricing.repriced"]
         (row,) = await present(engine.store).calls(CallFilter(session_id=session.id))
         assert (present(row.at_call_time).nano_usd, present(row.cost).nano_usd) == (60_000, 80_000)
 
 
 async def test_an_engine_is_entered_in_one_task_and_left_in_another(tmp_path: Path) -> None:
-    """Start and stop may come from different tasks of one loop; stopping is idempotent and says it was clean."""
+    """Start and stop can run in different tasks of one loop. A second close returns the same report."""
     engine = Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db")
     await asyncio.create_task(engine.__aenter__())
     assert (await engine.session("s:m").send("Hi")).text == "Hello"
@@ -93,8 +97,8 @@ async def test_an_engine_is_entered_in_one_task_and_left_in_another(tmp_path: Pa
         await engine.session("s:m").send("too late")
 
 
-async def test_a_call_under_way_ends_in_a_row_when_the_engine_stops(tmp_path: Path) -> None:
-    """Stopping fails what runs, and the trace knows it: no started call is left without an end."""
+async def test_a_call_in_progress_has_an_end_in_the_trace_when_the_engine_stops(tmp_path: Path) -> None:
+    """Stopping cancels the call."""
     engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), store=tmp_path / "trace.db")
     await engine.start()
     async with engine.bus.subscribe("llm.call_started") as starts:
@@ -107,8 +111,8 @@ async def test_a_call_under_way_ends_in_a_row_when_the_engine_stops(tmp_path: Pa
         assert [row.status for row in await store.calls()] == ["cancelled"]
 
 
-async def test_without_retention_nothing_of_a_stream_outlives_its_turn() -> None:
-    """With retention 0 a stream that is over can't be attached to; by default it can."""
+async def test_without_retention_a_stream_ends_with_its_turn() -> None:
+    """With retention 0 a completed stream can't be attached. With the default it can."""
     for limits, kept in ((Limits(), True), (Limits(retain_streams_seconds=0, retain_streams_bytes=0), False)):
         async with Engine(models=registry(Say("Hello")), trace=False, limits=limits) as engine:
             async with engine.session("s:m").stream("Hi") as turn:
@@ -117,8 +121,8 @@ async def test_without_retention_nothing_of_a_stream_outlives_its_turn() -> None
             assert (engine.streams.statistics().closed_bytes > 0) is kept
 
 
-async def test_a_trace_that_is_no_database_stops_the_start_and_is_not_touched(tmp_path: Path) -> None:
-    """A foreign file is refused with its name, and its bytes stay as they were; a good path works afterwards."""
+async def test_a_trace_that_is_no_database_prevents_the_start_and_stays_unchanged(tmp_path: Path) -> None:
+    """The error names the file."""
     path = tmp_path / "trace.db"
     path.write_text("my shopping list")
     engine = Engine(models=registry(Say("x")), store=path)
@@ -127,14 +131,13 @@ async def test_a_trace_that_is_no_database_stops_the_start_and_is_not_touched(tm
     assert path.read_text() == "my shopping list"
 
 
-def test_content_that_could_not_be_kept_is_refused_rather_than_ignored() -> None:
-    """Who asks for content to be kept learns at once that it would not be."""
+def test_capture_content_without_a_trace_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="capture_content"):
         Engine(models=registry(), trace=False, capture_content=True)
 
 
 async def test_an_engine_that_was_closed_leaves_its_run_ended(tmp_path: Path) -> None:
-    """The next one finds nothing lost, and no file of the first one lies beside the trace."""
+    """The next store finds no lost run, and no run file of the engine remains."""
     path = tmp_path / "trace.db"
     async with running(Say("x"), store=path) as (engine, _):
         await engine.session("s:m").send("hello")
@@ -145,7 +148,7 @@ async def test_an_engine_that_was_closed_leaves_its_run_ended(tmp_path: Path) ->
         assert [row.status for row in await store.calls()] == ["completed"]
 
 
-# What the engine logs of others' code that raises, and that none of it gets onto a stream.
+# Log records of the host's code that raises. No output goes to stdout or stderr.
 
 DIES = """
 import asyncio, os, sys
@@ -229,7 +232,7 @@ HOSTS_CODE = (a_tool, an_approval, a_repair, a_callback_of_an_abort, a_middlewar
 async def test_a_hosts_code_that_raises_leaves_its_traceback(
     broken: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As the exception of one log record, and nothing on stdout or stderr."""
+    """One log record has the exception. stdout and stderr stay empty."""
     await broken()
     (record,) = (record for record in caplog.records if record.name.startswith(ROOT))
     assert isinstance(present(record.exc_info)[1], ValueError)
@@ -237,8 +240,10 @@ async def test_a_hosts_code_that_raises_leaves_its_traceback(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_script_has_its_streams_to_itself(tmp_path: Path) -> None:
-    """Beside a raising tool and the lost run of another process, stdout is the script's JSON, stderr is empty."""
+def test_the_engine_writes_nothing_to_a_scripts_streams(tmp_path: Path) -> None:
+    """A tool raises, and another process has left a lost run. stdout has only the script's JSON, and stderr is
+    empty.
+    """
     trace = str(tmp_path / "trace.db")
     for program in (DIES, UNRELATED):
         done = ended(program, trace, fresh=True)
@@ -246,13 +251,13 @@ def test_a_script_has_its_streams_to_itself(tmp_path: Path) -> None:
     assert done.stdout == '["done", null, null, "process_lost"]\n'
 
 
-# `engine.health()`: what is checked while the engine runs, and that checking disturbs nothing.
+# `engine.health()`: the checks of a running engine, and their side effects.
 
 KEY = "sk-a-key-that-nobody-may-see"
 
 
 class Checked(ScriptedAdapter):
-    """A host's own adapter, whose health check does what the class says."""
+    """A host's own adapter with a health check that returns `answer`."""
 
     answer: ClassVar[object] = None
     closed_ones: ClassVar[list[str]] = []
@@ -298,14 +303,14 @@ async def health_of(models: ModelRegistry, **options: float) -> HealthReport:
     return await Engine(models=models, trace=False).health(**options)  # type: ignore[arg-type]
 
 
-async def test_an_adapter_without_a_health_check_is_not_asked() -> None:
+async def test_an_adapter_without_a_health_check_is_not_contacted() -> None:
     report = await health_of(of(f"{__name__}:Unchecked", "s"))
     assert check(report, "provider:s").ok
     assert check(report, "provider:s").detail.startswith("not contacted")
 
 
-async def test_a_running_engine_is_examined_without_being_disturbed(tmp_path: Path) -> None:
-    """Its open trace file, its writer and its adapters; the session then goes on."""
+async def test_a_running_engine_is_checked_without_side_effects(tmp_path: Path) -> None:
+    """The checks cover its open trace file, its writer and its adapters. Its session can continue."""
     async with running(Say("one"), Say("two"), store=tmp_path / "trace.db") as (engine, _):
         session = engine.session("s:m")
         await session.send("hello")
@@ -320,7 +325,7 @@ async def test_a_running_engine_is_examined_without_being_disturbed(tmp_path: Pa
 
 
 async def test_an_engine_that_never_started_makes_no_file_and_starts_nothing(tmp_path: Path) -> None:
-    """Looking at it leaves it as it was."""
+    """The engine stays new."""
     engine = Engine(models=registry(Say("one")), store=tmp_path / "home" / "trace.db")
     report = await engine.health()
     assert report.ok
@@ -338,10 +343,10 @@ async def test_an_engine_that_never_started_makes_no_file_and_starts_nothing(tmp
         (RuntimeError(f"bug with {KEY}"), False, "RuntimeError: bug with ***"),
     ],
 )
-async def test_whatever_an_adapters_own_check_answers_is_a_finding(
+async def test_every_result_of_an_adapters_check_is_reported(
     checked: type[Checked], monkeypatch: pytest.MonkeyPatch, answer: object, ok: bool, detail: str
 ) -> None:
-    """A bool, nothing, an error or a crash; what fails has advice, and no key comes through."""
+    """The result is a bool, None, an error or a crash. A failure has advice, and no key is shown."""
     monkeypatch.setattr(checked, "answer", answer)
     report = await health_of(of(f"{__name__}:Checked", "own"))
     found = check(report, "provider:own")
@@ -352,10 +357,10 @@ async def test_whatever_an_adapters_own_check_answers_is_a_finding(
     assert checked.closed_ones == ["own"]
 
 
-async def test_providers_that_hang_are_given_up_side_by_side(
+async def test_checks_of_hanging_providers_time_out_concurrently(
     checked: type[Checked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty of them take no longer than one; each of them is closed."""
+    """Twenty checks take no longer than one, and each adapter is closed."""
     monkeypatch.setattr(checked, "answer", 3600.0)
     names = [f"p{number}" for number in range(20)]
     with anyio.fail_after(5):
@@ -365,15 +370,14 @@ async def test_providers_that_hang_are_given_up_side_by_side(
     assert [c.name for c in report.checks if c.name.startswith("provider:")] == [f"provider:{n}" for n in names]
 
 
-async def test_a_real_server_that_hangs_is_given_up_after_the_limit() -> None:
-    """Over a socket as well, and the connection is closed."""
+async def test_the_check_of_a_hanging_server_times_out() -> None:
     with provider_server(None) as server, anyio.fail_after(5):
         report = await health_of(of("openai", "slow", url=server.url), time_limit=0.2)
     assert "no answer within 0.2 s" in check(report, "provider:slow").detail
 
 
-async def test_a_running_adapter_is_asked_over_its_own_connections() -> None:
-    """What is checked is what calls go through, and it stays open for them."""
+async def test_a_running_adapter_is_checked_over_its_own_connections() -> None:
+    """The check uses the connections of calls, and leaves them open."""
     server: ProviderServer
     with provider_server() as server:
         async with Engine(models=of("openai", "here", url=server.url), trace=False) as engine:
@@ -383,11 +387,11 @@ async def test_a_running_adapter_is_asked_over_its_own_connections() -> None:
             (provider,) = engine.statistics().providers
             assert present(provider.adapter.transport).clients == 1
         assert len(server.asked) == 2
-        assert (await engine.health()).ok  # closed: over connections of its own
+        assert (await engine.health()).ok  # The engine is closed, so the check opens its own connection.
 
 
-async def test_an_adapter_type_or_a_default_model_that_is_not_there_is_a_finding() -> None:
-    """Elsewhere the type would come up with the first call, and the model when somebody names none."""
+async def test_a_missing_adapter_type_or_default_model_is_reported() -> None:
+    """Without the check, the error would be raised by the first call that needs the type or model."""
     report = await health_of(of("no_such_module:Adapter", "odd"))
     found = check(report, "adapter:odd")
     assert ("no_such_module" in found.detail, "adapters.odd" in found.fix) == (True, True)
@@ -400,8 +404,8 @@ async def test_an_adapter_type_or_a_default_model_that_is_not_there_is_a_finding
     assert "none-such" in found.detail
 
 
-async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: Path) -> None:
-    """The engine goes on with what it has; the next start would fail."""
+async def test_a_models_file_that_became_invalid_after_the_start_is_reported(tmp_path: Path) -> None:
+    """The engine continues with its configuration, but the next start would fail."""
     path = tmp_path / "models.yaml"
     path.write_text(f"adapters:\n  own: {{type: '{__name__}:Checked'}}\n")
     async with Engine(models=load_registry(path), trace=False) as engine:
@@ -412,8 +416,8 @@ async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: 
     assert "is not valid YAML" in found.detail
 
 
-async def test_a_damaged_trace_file_fails_while_the_rest_is_told(tmp_path: Path) -> None:
-    """Both with a page overwritten and with the header gone."""
+async def test_a_damaged_trace_file_fails_and_the_other_checks_run(tmp_path: Path) -> None:
+    """A page of the file is overwritten."""
     path = tmp_path / "trace.db"
     async with TraceStore(path):
         pass
@@ -445,7 +449,7 @@ A_HOLE = WriterStatistics("ok", 0, 0, 10, 3, 4, 6, 0, "disk full")
         "events lost for good",
     ],
 )
-async def test_what_ails_a_trace_file_is_a_finding(
+async def test_problems_of_a_trace_file_are_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -453,7 +457,7 @@ async def test_what_ails_a_trace_file_is_a_finding(
     behind: WriterStatistics | None,
     words: list[str],
 ) -> None:
-    """Before the first call fails, and though calls go on; the finding names the reason or the folder."""
+    """The check names the reason or the folder, even while calls continue."""
     if patched is not None:
         monkeypatch.setattr(*patched)
     path = tmp_path if name == "store" else tmp_path / "trace.db"
@@ -464,7 +468,7 @@ async def test_what_ails_a_trace_file_is_a_finding(
     assert [word for word in words if word.format(folder=tmp_path) not in said] == []
 
 
-async def test_another_loop_is_told_that_it_is_the_wrong_one() -> None:
+async def test_a_health_check_in_another_loop_is_refused() -> None:
     """The clients of a running engine belong to its loop."""
     errors: list[Exception] = []
     async with running() as (engine, _):

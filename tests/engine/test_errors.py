@@ -46,7 +46,7 @@ from ..support.fake_http import FakeReply, FakeTransport
 from ..support.present import present
 from ..support.scripted import Say, adapter_type
 
-# One table says what every exception means; code and page are held to it.
+# One table describes every exception. The code and the page must agree with this table.
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CallboardError)]
@@ -68,7 +68,7 @@ def failed(error: AdapterError) -> LlmCallFailed:
     )
 
 
-def test_every_exception_of_a_call_has_one_row_and_every_other_one_is_named() -> None:
+def test_every_exception_of_a_call_has_one_row_and_the_page_names_all() -> None:
     of_calls = [kind for kind in EVERY if issubclass(kind, AdapterError)]
     assert sorted(row.kind.__name__ for row in ERROR_TABLE) == sorted(kind.__name__ for kind in of_calls)
     page = PAGE.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_every_exception_of_a_call_has_one_row_and_every_other_one_is_named() ->
         assert f"`{kind.__name__}" in page, kind
 
 
-def test_the_page_has_each_row_as_it_is() -> None:
+def test_the_page_has_each_row_of_the_table() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     for each in ERROR_TABLE:
         cells = (
@@ -92,12 +92,14 @@ def test_the_page_has_each_row_as_it_is() -> None:
 
 @each_row
 @row("8.8.2")
-def test_class_and_retrying_are_as_the_table_says(row: ErrorRow) -> None:
+def test_the_class_and_the_retries_agree_with_the_table(row: ErrorRow) -> None:
     assert row.kind.error_class is row.error_class
     assert row.kind.default_retryable is (row.retried == "yes")
     waits = retry_delay(row.kind("x"), 0, 2, RetryPolicy(), 0.0) is not None
     assert waits is (row.retried == "yes")
-    assert retry_delay(row.kind("x"), 2, 2, RetryPolicy(), 0.0) is None, "never more than max_retries"
+    assert retry_delay(row.kind("x"), 2, 2, RetryPolicy(), 0.0) is None, (
+        "there are never more retries than max_retries"
+    )
     told = retry_delay(row.kind("x", retryable=True), 0, 2, RetryPolicy(), 0.0)
     assert told is not None or row.retried == "no"
 
@@ -112,7 +114,7 @@ BLAME: dict[Counts, tuple[str, str]] = {
 
 
 @each_row
-def test_hints_are_honoured_and_failures_count_as_the_table_says(row: ErrorRow) -> None:
+def test_hints_and_counted_failures_agree_with_the_table(row: ErrorRow) -> None:
     said, hint = ErrorBody(code="code"), {"retry-after": "7"}
     error = build_error(said, status=418, headers=hint, codes={"code": row.kind}, provider="p")
     assert type(error) is row.kind
@@ -122,7 +124,7 @@ def test_hints_are_honoured_and_failures_count_as_the_table_says(row: ErrorRow) 
 
 
 def test_googles_status_strings_are_in_the_table() -> None:
-    """Each stands in the row of the exception that it becomes."""
+    """Each string is in the row of its exception."""
     for name in GOOGLE:
         error = build_error(ErrorBody(type=name), provider="p")
         assert type(error) is COMMON_CODES[name]
@@ -150,7 +152,7 @@ def test_googles_status_strings_are_in_the_table() -> None:
     ],
 )
 @row("8.8.1")
-def test_a_status_stands_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
+def test_a_status_is_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
     error = build_error(ErrorBody(), status=status, provider="p")
     assert type(error) is kind
     (row,) = [row for row in ERROR_TABLE if row.kind is kind]
@@ -163,7 +165,7 @@ def test_a_request_too_large_for_a_minute_is_not_repeated() -> None:
     assert (type(error), error.retryable) == (RateLimitError, False)
 
 
-# A provider's error may quote the prompt. A trace without content keeps no quote of it.
+# A provider's error can quote the prompt. A trace without content stores no quote.
 
 SECRET = "my number is 4711 0815, and Ada is my name"
 REFUSED = f"messages.0: invalid text '{SECRET}' in this request"
@@ -171,16 +173,16 @@ BARE = "messages.0: invalid text '…' in this request"
 
 
 @given(st.text("ab ", max_size=40), st.text(min_size=WINDOW * 2, max_size=80), st.text("cd ", max_size=40))
-def test_a_quote_is_taken_out_wherever_it_stands(before: str, quote: str, behind: str) -> None:
-    """What stands around it stays, but for signs that happen to go on as the quote does."""
+def test_a_quote_is_removed_at_any_place(before: str, quote: str, behind: str) -> None:
+    """Other text stays, except for characters that continue the quote by chance."""
     bare = without_quotes(before + quote + behind, [f"start {quote} end"])
     assert quote not in bare
     assert "…" in bare
     assert bare.split("…")[0] in before + quote
 
 
-def test_what_is_no_quote_stays() -> None:
-    """A word that both have is none; a short prompt that is quoted whole is one."""
+def test_text_that_is_no_quote_stays() -> None:
+    """A common word is no quote. A short prompt that is quoted completely is a quote."""
     assert without_quotes("the model is overloaded", ["What is the model of my car?"]) == "the model is overloaded"
     assert without_quotes("not allowed: Ada is ill", ["Ada is ill"]) == "not allowed: …"
     assert without_quotes("not allowed: No", ["No", ""]) == "not allowed: No"
@@ -219,7 +221,7 @@ WAYS = [by_session, by_stream, by_system_prompt, by_history, by_generate, by_pla
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"redact": lambda message: None}, {"redact": None}])
 async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    """Neither that of the call nor that of the turn, without content and with a hook; with content it is whole."""
+    """The errors of the call and of the turn quote no content. With content capture, the text is stored."""
     path, whole = tmp_path / "trace.db", options == {"redact": None}
     models = registry(Say(fails=InvalidRequestError(REFUSED)))
     async with Engine(models=models, store=path, capture_content=bool(options), **options) as engine:
@@ -235,7 +237,7 @@ async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], 
     assert whole or b"4711" not in path.read_bytes()
 
 
-# A refused request that the adapter mends is one call of two attempts, and nobody loses anything by it.
+# A refused request that the adapter repairs is one call with two attempts.
 
 JSON = {"content-type": "application/json"}
 FOREIGN = b'{"type":"error","error":{"type":"invalid_request_error","message":"%s"}}'
@@ -252,7 +254,7 @@ def reply(*content: object) -> FakeReply:
 def mending(
     *replies: FakeReply, kind: type[AnthropicAdapter | GeminiAdapter] = AnthropicAdapter
 ) -> tuple[Engine, FakeTransport]:
-    """An engine with such an adapter, Anthropic's for one, and its network."""
+    """An engine with an adapter that repairs requests, and its network. The default adapter is Anthropic's."""
     transport = FakeTransport(*replies)
 
     def make(config: AdapterConfig, **_: object) -> AnthropicAdapter | GeminiAdapter:
@@ -263,8 +265,8 @@ def mending(
     return Engine(models=ModelRegistry(adapters, models), trace=False), transport
 
 
-async def test_the_session_keeps_what_the_repair_left_out() -> None:
-    """Events show both attempts; the reply's warnings reach the event; the stored history is as it was."""
+async def test_the_session_keeps_the_content_that_the_repair_left_out() -> None:
+    """Events show both attempts, and the event has the reply's warnings. The stored history does not change."""
     said = {"type": "text", "text": "Said."}
     engine, transport = mending(
         reply(THOUGHT, said), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(said)
@@ -290,8 +292,8 @@ async def test_the_session_keeps_what_the_repair_left_out() -> None:
 
 
 @pytest.mark.parametrize("forked", [False, True])
-async def test_reasoning_that_was_refused_is_not_offered_again(forked: bool) -> None:
-    """One refusal, not one in every later turn; what the model thinks from then on goes back to it."""
+async def test_refused_reasoning_is_not_sent_again(forked: bool) -> None:
+    """The provider refuses the reasoning once, and not in every later turn. Later reasoning is sent."""
     said = {"type": "text", "text": "Said."}
     refusal = FakeReply(FOREIGN % BOUND, status=400, headers=JSON)
     engine, transport = mending(reply(THOUGHT, said), refusal, reply(THOUGHT, said), reply(said), reply(said))
@@ -333,8 +335,8 @@ def look() -> str:
         "Unable to submit request because Thought signature is not valid.. Learn more: https://cloud.google.com",
     ],
 )
-async def test_a_session_goes_on_after_gemini_has_refused_its_signatures(message: str) -> None:
-    """Signatures of texts and calls are not offered again; what it signs from then on is."""
+async def test_a_session_continues_after_gemini_has_refused_its_signatures(message: str) -> None:
+    """Refused signatures of texts and calls are not sent again. Later signatures are sent."""
     refused = msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
     refusal = FakeReply(refused, status=400, headers=JSON)
     later = {"text": "Later.", "thoughtSignature": "c2lnLWxhdGVy"}
@@ -350,7 +352,7 @@ async def test_a_session_goes_on_after_gemini_has_refused_its_signatures(message
         session = engine.session("a:m", tools=[look])
         for text in ("One", "Two", "Three"):
             await session.send(text)
-        assert session.messages[1].tool_uses[0].provider_raw is not None, "the stored history is as it was"
+        assert session.messages[1].tool_uses[0].provider_raw is not None, "the stored history does not change"
     call, text, newer = b"c2lnLWNhbGw=", b"c2lnLXRleHQ=", b"c2lnLWxhdGVy"
     signatures = [[name for name in (call, text, newer) if name in sent.body] for sent in transport.requests]
     assert signatures == [[], [call], [call, text], [], [newer]]

@@ -32,7 +32,7 @@ def asks(*names: str) -> Say:
 
 
 def result_of(session: Session) -> list[tuple[bool, str]]:
-    """The results of all tools in a session's history: whether each is an error, and its text."""
+    """The results of all tools in a session's history, each as (is_error, text)."""
     blocks = (each for message in session.messages for each in message.content)
     return [(each.is_error, each.text) for each in blocks if isinstance(each, ToolResultBlock)]
 
@@ -48,8 +48,8 @@ def look() -> str:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_the_turn_goes_on_with_the_other_agent(streamed: bool) -> None:
-    """The next turn is with that agent, too. The trace shows the change of the model."""
+async def test_the_turn_continues_with_the_other_agent(streamed: bool) -> None:
+    """The next turn is also with that agent. An event reports the change of the model."""
     script = [Say("Wait. ", calls=[("transfer_to_a", {})])]
     async with running(*script, a=[Say("Here."), Say("Still here.")]) as (engine, events):
         session = engine.session("s:m", tools=[to_a()])
@@ -67,14 +67,14 @@ async def test_the_turn_goes_on_with_the_other_agent(streamed: bool) -> None:
         assert [(each.previous, each.current) for each in changed] == [("s:m", "a:m")]
 
 
-async def test_a_call_without_a_session_is_handed_over_too() -> None:
+async def test_a_call_without_a_session_can_be_handed_over() -> None:
     async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
         result = await engine.generate("s:m", "Hi.", tools=[to_a()])
     assert (result.text, len(result.steps)) == ("Here.", 2)
 
 
-async def test_agents_that_hand_over_to_each_other_end_at_the_limit_of_the_turn() -> None:
-    """The rounds of all agents count together, as do their calls."""
+async def test_agents_that_hand_over_to_each_other_stop_at_the_limit_of_the_turn() -> None:
+    """The rounds and the calls of all agents count together."""
     back = handoff("s", model="s:m")
     there = to_a(tools=[back])
     object.__setattr__(back, "tools", [there])
@@ -88,7 +88,7 @@ async def test_agents_that_hand_over_to_each_other_end_at_the_limit_of_the_turn(
 
 
 async def test_of_several_handoffs_in_one_reply_the_first_counts() -> None:
-    """The other agents' results say so. Other tools of the reply run."""
+    """The results of the other handoffs are errors. Other tools of the reply run."""
     async with running(asks("look", "transfer_to_a", "transfer_to_b"), a=[Say("Here.")]) as (engine, _):
         session = engine.session("s:m", tools=[look, to_a(), to_b()])
         assert (await session.send("Hi.")).model == "a:m"
@@ -100,7 +100,7 @@ async def test_of_several_handoffs_in_one_reply_the_first_counts() -> None:
 
 
 async def test_a_model_that_does_not_exist_is_the_tools_error() -> None:
-    """The conversation stays where it is."""
+    """The conversation stays with the first agent."""
     async with running(asks("transfer_to_x"), Say("Then I do it.")) as (engine, _):
         session = engine.session("s:m", tools=[handoff("x", model="nothing:m")])
         assert (await session.send("Hi.")).text == "Then I do it."
@@ -111,7 +111,7 @@ async def test_a_model_that_does_not_exist_is_the_tools_error() -> None:
 
 
 async def test_a_choice_of_tools_does_not_bind_the_other_agent() -> None:
-    """It was made for the tools of the agent before."""
+    """The choice was made for the tools of the first agent."""
     forced = ToolChoice("named", tool_name="transfer_to_a")
     async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
         assert (await engine.generate("s:m", "Hi.", tools=[to_a()], tool_choice=forced)).text == "Here."
@@ -122,11 +122,11 @@ async def test_a_choice_of_tools_does_not_bind_the_other_agent() -> None:
         assert result.text == "Here."
 
 
-# --- Approval and other open calls ---
+# -- Approval and other open calls.
 
 
 async def test_a_handoff_waits_until_all_calls_of_its_reply_are_answered() -> None:
-    """The approved tool is still one of the agent before."""
+    """The approved tool belongs to the first agent."""
     careful = tool(look.function, name="careful", needs_approval=True)
     async with running(asks("transfer_to_a", "careful"), a=[Say("Here.")]) as (engine, _):
         session = engine.session("s:m", tools=[to_a(), careful])
@@ -138,7 +138,7 @@ async def test_a_handoff_waits_until_all_calls_of_its_reply_are_answered() -> No
 
 
 @pytest.mark.parametrize("answer", [Approved(), Denied("no")], ids=["approved", "denied"])
-async def test_a_handoff_may_need_an_approval(answer: object) -> None:
+async def test_a_handoff_can_need_an_approval(answer: object) -> None:
     careful = to_a()
     object.__setattr__(careful, "needs_approval", True)
     async with running(asks("transfer_to_a"), Say("I stay."), a=[Say("Here.")]) as (engine, _):
@@ -150,11 +150,11 @@ async def test_a_handoff_may_need_an_approval(answer: object) -> None:
         assert session.model == ("a:m" if isinstance(answer, Approved) else "s:m")
 
 
-# --- Stored sessions ---
+# -- Stored sessions.
 
 
-async def test_a_stored_session_goes_on_with_the_agent_that_has_it(tmp_path: Path) -> None:
-    """A host opens it with the settings of the first agent, whose handoffs lead to the others."""
+async def test_a_stored_session_continues_with_its_current_agent(tmp_path: Path) -> None:
+    """The host opens the session with the first agent's settings, whose handoffs lead to the other agents."""
     said = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
     models = registry(asks("transfer_to_a"), **said)
     tools = [to_a(tools=[to_b(tools=[look])])]
@@ -170,8 +170,8 @@ async def test_a_stored_session_goes_on_with_the_agent_that_has_it(tmp_path: Pat
         assert (await session.send("Hi.")).text == "B at last."
 
 
-async def test_an_agent_that_is_a_tool_may_hand_over_its_task() -> None:
-    """Its answer is that of the last agent. The parent keeps its own."""
+async def test_an_agent_that_is_a_tool_can_hand_over_its_task() -> None:
+    """The tool's result is the reply of the last agent. The parent keeps its agent."""
     agent = agent_tool("agent", model="a:m", tools=[to_b()])
     script = {"a": [asks("transfer_to_b")], "b": [Say("Found by b.")]}
     async with running(Say(calls=[("agent", {"task": "Find."})]), Say("Done."), **script) as (engine, _):

@@ -35,7 +35,7 @@ JOB: Json = {"id": "video_1", "status": "in_progress", "model": "sora-2", "secon
 
 
 class Provider:
-    """A provider that knows which key came, and answers it with its status, or with 200."""
+    """A provider that replies to each key with its configured status, by default 200."""
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = {TENANTS.get(name, OWN): status for name, status in statuses.items()}
@@ -53,7 +53,7 @@ class Provider:
         return FakeReply(msgspec.json.encode(body), status=status, headers={"content-type": "application/json"})
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 _ANSWERS = {"chat/completions": CHAT, "/embeddings": VECTORS, "/images": IMAGE, "/videos": JOB}
@@ -62,7 +62,7 @@ _ANSWERS = {"chat/completions": CHAT, "/embeddings": VECTORS, "/images": IMAGE, 
 def serving(
     provider: Provider, name: str = "p", kind: type[HttpAdapter] = OpenAICompatibleAdapter, **config: object
 ) -> AdapterEntry:
-    """An adapter whose network is that provider."""
+    """An adapter with that provider as its network."""
     fields = {"api_key": OWN, "base_url": "https://x.test", "keys": TENANTS, "max_retries": 0, **config}
     settings = AdapterConfig(**fields)  # type: ignore[arg-type]
     return AdapterEntry(
@@ -76,8 +76,8 @@ def engine_on(*entries: AdapterEntry, store: Path | None = None) -> Engine:
     return Engine(models=registry, store=store, trace=store is not None, capture_content=store is not None)
 
 
-async def test_a_session_and_a_turn_may_name_a_key() -> None:
-    """The turn's word comes first; without any, the adapter's own key is sent."""
+async def test_a_session_and_a_turn_can_name_a_key() -> None:
+    """The turn's key takes precedence. Without a name, the adapter's own key is sent."""
     provider = Provider()
     async with engine_on(serving(provider)) as engine:
         session = engine.session("p:m", key="acme")
@@ -91,8 +91,10 @@ async def test_a_session_and_a_turn_may_name_a_key() -> None:
     assert provider.sent == [ACME, BETA, ACME, OWN, BETA, ACME]
 
 
-async def test_vectors_images_and_jobs_may_name_a_key(tmp_path: Path) -> None:
-    """Each call of a job goes with the key that created it, in another process too, and is booked as its own."""
+async def test_vectors_images_and_jobs_can_name_a_key(tmp_path: Path) -> None:
+    """Each request for a job uses the key that created the job, in another process too. The trace has the key's
+    name.
+    """
     provider, path = Provider(), tmp_path / "trace.db"
     entries = serving(provider), serving(provider, "o", OpenAIAdapter)
     async with engine_on(*entries, store=path) as engine:
@@ -112,8 +114,8 @@ async def test_vectors_images_and_jobs_may_name_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["session", "generate", "embed", "image", "video"])
-async def test_an_unknown_name_is_a_configuration_error_that_lists_the_known(what: str) -> None:
-    """Whatever is asked for, and before anything is sent."""
+async def test_an_unknown_name_is_an_error_that_lists_the_known_ones(what: str) -> None:
+    """Every kind of call raises the error. Nothing is sent."""
     provider = Provider()
     async with engine_on(serving(provider, "o", OpenAIAdapter)) as engine:
         calls = {
@@ -128,8 +130,8 @@ async def test_an_unknown_name_is_a_configuration_error_that_lists_the_known(wha
     assert provider.sent == []
 
 
-async def test_a_fallback_without_the_key_is_passed_over() -> None:
-    """A tenant's call fails rather than be served with somebody else's key."""
+async def test_a_fallback_without_the_key_is_skipped() -> None:
+    """A call for one tenant never uses the key of another tenant."""
     first, second, third = Provider(acme=500), Provider(), Provider()
     entries = [serving(first, "a"), serving(second, "b", keys={}), serving(third, "c")]
     async with engine_on(*entries) as engine:
@@ -139,8 +141,8 @@ async def test_a_fallback_without_the_key_is_passed_over() -> None:
     assert (first.sent, second.sent, third.sent) == ([ACME], [], [ACME])
 
 
-async def test_a_refused_tenant_closes_the_provider_for_nobody_else() -> None:
-    """The key rests, and so only the tenant's own calls look for another place."""
+async def test_a_refused_key_closes_the_provider_only_for_its_tenant() -> None:
+    """The key rests, so only the tenant's calls use the fallback."""
     provider, other = Provider(acme=401), Provider()
     async with engine_on(serving(provider, "a"), serving(other, "b")) as engine:
         with pytest.raises(AuthError):
@@ -154,8 +156,8 @@ async def test_a_refused_tenant_closes_the_provider_for_nobody_else() -> None:
     assert other.sent == [ACME]
 
 
-async def test_a_pool_that_rests_as_a_whole_is_passed_over() -> None:
-    """As long as one of its keys is ready, the provider is."""
+async def test_a_pool_without_a_ready_key_is_skipped() -> None:
+    """The provider is ready if one of its keys is ready."""
     provider, other = Provider(acme=401), Provider()
     entries = [serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")]
     async with engine_on(*entries) as engine:
@@ -167,8 +169,8 @@ async def test_a_pool_that_rests_as_a_whole_is_passed_over() -> None:
     assert provider.sent == [ACME, BETA, BETA, BETA]
 
 
-async def test_the_trace_says_which_key_by_its_name(tmp_path: Path) -> None:
-    """In the events and in the calls, for each attempt, and the sums can be asked for by it."""
+async def test_the_trace_has_the_name_of_the_key(tmp_path: Path) -> None:
+    """The events and the calls have the key's name for each attempt, and sums can be grouped by that name."""
     provider = Provider(acme=401)
     async with engine_on(serving(provider, key_pool=("acme", "beta")), store=tmp_path / "trace.db") as engine:
         events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
@@ -188,8 +190,8 @@ async def test_the_trace_says_which_key_by_its_name(tmp_path: Path) -> None:
     assert not [data for data in files for key in (OWN, ACME, BETA) if key.encode() in data]
 
 
-async def test_a_session_stays_with_the_key_that_it_began_with() -> None:
-    """Its prompt is cached there; sessions are spread over the pool."""
+async def test_a_session_stays_with_its_first_key() -> None:
+    """The session's prompt is cached for that key. Sessions are spread over the pool."""
     provider = Provider()
     async with engine_on(serving(provider, key_pool=("acme", "beta"))) as engine:
         one, two = engine.session("p:m"), engine.session("p:m")
@@ -201,8 +203,8 @@ async def test_a_session_stays_with_the_key_that_it_began_with() -> None:
     assert provider.sent == [ACME, BETA, ACME, ACME, BETA, ACME, BETA, BETA, BETA]
 
 
-async def test_a_session_that_goes_on_elsewhere_says_its_key_anew_and_a_fork_keeps_it(tmp_path: Path) -> None:
-    """The name of a key is in no document and in no stored session."""
+async def test_a_resumed_session_needs_its_key_and_a_fork_keeps_it(tmp_path: Path) -> None:
+    """Exported documents and stored sessions do not contain the key's name."""
     provider = Provider()
     async with engine_on(serving(provider), store=tmp_path / "trace.db") as engine:
         session = engine.session("p:m", key="acme")
@@ -217,8 +219,10 @@ async def test_a_session_that_goes_on_elsewhere_says_its_key_anew_and_a_fork_kee
     assert provider.sent == [ACME, ACME, BETA, ACME]
 
 
-async def test_a_session_stays_with_the_deployment_that_answered_last() -> None:
-    """One model at two providers: its prompt is cached at one of them, and it leaves that one when it is down."""
+async def test_a_session_stays_with_its_last_deployment() -> None:
+    """Two providers have one model, and one of them has the prompt in its cache. The session leaves that provider
+    only if it is down.
+    """
     first, second = Provider(own=503), Provider()
     async with engine_on(serving(first, "a"), serving(second, "b")) as engine:
         session = engine.session(["a:m", "b:m"])
@@ -234,8 +238,8 @@ async def test_a_session_stays_with_the_deployment_that_answered_last() -> None:
         assert (await session.send("Hi")).routing.model == "a:m"
 
 
-async def test_a_fallback_of_another_name_is_left_when_the_model_is_back() -> None:
-    """It is no deployment of the model that was asked for."""
+async def test_a_session_leaves_another_model_when_its_own_is_back() -> None:
+    """The fallback is not a deployment of the requested model."""
     first, second = Provider(own=500), Provider()
     entries = {name: serving(provider, name) for name, provider in (("a", first), ("b", second))}
     models = {"a:m": model("a:m"), "b:other": model("b:other")}

@@ -1,4 +1,4 @@
-"""The loss report of a preview: all content that a model would not get, with its place."""
+"""The loss report of a preview: each part of the content that a model would not get, with its place."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ HISTORY = (
         (ToolUseBlock("tu_2", "look", {}, provider_raw=raw("gemini", "g", thoughtSignature="c2ln")),),
     ),
 )
-"""A conversation that Claude began, of which GPT and Gemini each said a part."""
+"""A conversation that Claude started, and that GPT and Gemini continued."""
 
 CLAUDES = {
     (0, 4, None, "opaque.search_result"),
@@ -113,7 +113,7 @@ CLAUDES = {
     (1, 4, None, "opaque.web_search_tool_result"),
     (0, 0, None, "text.cache_control"),
 }
-"""What belongs to Claude alone."""
+"""The parts that only Claude can use."""
 CITED = (0, 3, None, "document.citations")
 SPOKEN = (0, 2, None, "audio")
 DETAIL, NAME = (0, 1, None, "image.detail"), (0, 3, None, "document.name")
@@ -131,7 +131,7 @@ LOST = {
     "tgi:m": {*CLAUDES, *WRITTEN, *IN_WORDS, (0, 1, None, "image"), SPOKEN, NOTED},
     "emulated:m": {*CLAUDES, *WRITTEN, *IN_WORDS, SPOKEN, DETAIL, NOTED},
 }
-"""What each model would not be told, and where it is."""
+"""The parts that each model does not get, and their places."""
 
 ADAPTERS: dict[str, type[HttpAdapter]] = {
     "anthropic": AnthropicAdapter,
@@ -181,8 +181,8 @@ def elsewhere(preview: RequestPreview) -> list[RequestLoss]:
 
 
 @pytest.mark.parametrize("name", LOST)
-async def test_a_preview_names_each_part_of_the_history_that_its_model_is_not_told(name: str) -> None:
-    """With message, block and part; no warning about content is without its loss."""
+async def test_a_preview_lists_each_part_of_the_history_that_its_model_does_not_get(name: str) -> None:
+    """Each place has a message, a block and a part. Every warning about content has a loss."""
     async with Engine(models=models()) as engine:
         preview = await engine.preview(conversation(engine, *HISTORY), model=name)
         assert preview.refused is None
@@ -195,8 +195,8 @@ async def test_a_preview_names_each_part_of_the_history_that_its_model_is_not_to
         assert json.loads(preview.body)
 
 
-async def test_options_that_are_for_another_provider_are_in_the_report() -> None:
-    """The request's, the tools', and the settings that the model can't be given."""
+async def test_options_for_another_provider_are_in_the_report() -> None:
+    """The options are those of the request and of tools, and settings that the model does not support."""
     given: Any = {
         "anthropic": {"context_management": {"edits": []}, "mcp_servers": []},
         "openai": {"tools": [{"type": "web_search"}]},
@@ -217,8 +217,8 @@ async def test_options_that_are_for_another_provider_are_in_the_report() -> None
         assert [name in why for name in ("temperature", "seed", "stop_sequences")] == [True] * 3
 
 
-async def test_a_schema_that_is_told_in_another_way_is_in_the_report() -> None:
-    """A model that takes no schema gets it in words, and one that can't be given it is refused."""
+async def test_a_schema_that_is_sent_as_text_is_in_the_report() -> None:
+    """In auto mode a model without schemas gets the schema as an instruction. Otherwise the request is refused."""
     schema: Any = {"type": "object", "properties": {"a": {"type": "string"}}}
     registry_ = serving(
         model("chat:m", capabilities={"supports_structured_output": False}),
@@ -233,8 +233,8 @@ async def test_a_schema_that_is_told_in_another_way_is_in_the_report() -> None:
         assert (refused.losses, refused.refused is not None) == ((), True)
 
 
-async def test_what_the_next_message_holds_is_placed_behind_the_history() -> None:
-    """Blocks may be asked about, too. What the model can't be asked at all is refused, with the reason."""
+async def test_the_blocks_of_the_next_message_come_after_the_history() -> None:
+    """The next message can be a list of blocks. If the model can't accept a block, `refused` has the reason."""
     async with Engine(models=models()) as engine:
         session = conversation(engine, HISTORY[3])
         said = [TextBlock("See", raw(cache_control={"type": "ephemeral"})), ImageBlock(data=PNG, detail="low")]
@@ -247,8 +247,8 @@ async def test_what_the_next_message_holds_is_placed_behind_the_history() -> Non
         assert "audio" in (refused.refused or "")
 
 
-async def test_a_block_that_is_said_twice_is_lost_twice() -> None:
-    """Each has its own place, though it is one object."""
+async def test_a_block_that_occurs_twice_is_lost_twice() -> None:
+    """Each loss has its own place, although the block is one object."""
     said = AudioBlock(data=b"ID3x")
     so, asked = Message.assistant("So."), (Message.user([TextBlock("One"), said]), Message.user([said]))
     async with Engine(models=models()) as engine:
@@ -256,8 +256,8 @@ async def test_a_block_that_is_said_twice_is_lost_twice() -> None:
         assert places(await engine.preview(session, model=GPT)) == {(0, 1, None, "audio"), (2, 0, None, "audio")}
 
 
-async def test_reasoning_and_signatures_that_the_provider_has_refused_are_in_the_report() -> None:
-    """They are left out of every later request; the call that a signature stands with is sent all the same."""
+async def test_refused_reasoning_and_signatures_are_in_the_report() -> None:
+    """Every later request leaves out the refused parts. The call with a refused signature is still sent."""
     async with Engine(models=models()) as engine:
         called = msgspec.structs.replace(HISTORY[4], id="msg_4")
         session = conversation(engine, Message.user("Hi"), called)
@@ -270,8 +270,8 @@ async def test_reasoning_and_signatures_that_the_provider_has_refused_are_in_the
         assert {(1, 0, None, "thinking"), (1, 1, None, "redacted_thinking")} <= places(preview)
 
 
-async def test_a_text_model_loses_the_reasoning_of_calls_that_it_is_told_of_in_words() -> None:
-    """Reasoning is bound to the call that it led to; where the call goes as words, the reasoning stays behind."""
+async def test_a_model_without_tools_loses_the_reasoning_of_calls() -> None:
+    """Reasoning belongs to its call. If the call is sent as text, the report lists its reasoning as lost."""
     registry_ = serving(
         model(CLAUDE, capabilities={"supports_tools": False}),
         claude=entry("claude", "anthropic", AdapterConfig(api_key="k")),
@@ -285,7 +285,7 @@ async def test_a_text_model_loses_the_reasoning_of_calls_that_it_is_told_of_in_w
 
 
 async def test_a_conversation_of_plain_text_loses_nothing() -> None:
-    """And an option that doesn't exist is said to be none."""
+    """An unknown option is a TypeError."""
     async with Engine(models=registry(Say("Hello"))) as engine:
         session = engine.session("s:m", system_prompt="Be kind.")
         await session.send("Hi")
@@ -295,7 +295,6 @@ async def test_a_conversation_of_plain_text_loses_nothing() -> None:
 
 
 def test_a_preview_needs_no_event_loop() -> None:
-    """The twin without one gives the same."""
     with Engine(models=models()) as engine:
         session = conversation(engine, *HISTORY)
         assert places(engine.preview_sync(session, model=GPT)) == LOST[GPT]
@@ -303,15 +302,15 @@ def test_a_preview_needs_no_event_loop() -> None:
 
 
 class Refusing(FakeTransport):
-    """Takes every request, and answers none."""
+    """A transport that answers every request with status 400."""
 
     def __init__(self) -> None:
         super().__init__(*[FakeReply(b'{"error": {"message": "no"}}', status=400) for _ in range(3)])
 
 
 @pytest.mark.parametrize("name", LOST)
-async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
-    """The same body and the same path, for each model, with the same options."""
+async def test_a_preview_shows_the_request_of_a_turn(name: str) -> None:
+    """The body and the path are the same for each model, with the same options."""
     given: Any = {"temperature": 0.5, "max_output_tokens": 99, "provider_options": {"openai": {"store": False}}}
     transport = Refusing()
     registry_ = models()
@@ -333,7 +332,7 @@ async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
     assert sent.url.endswith(preview.path)
 
 
-# A turn of a model whose provider's own tools ask the host to act, over the Responses API.
+# A turn over the Responses API with tools that the provider runs, and that need the host's approval.
 
 MAY_I: JsonObject = {
     "type": "mcp_approval_request",
@@ -365,8 +364,10 @@ def engine_of(transport: FakeTransport) -> Engine:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_call_that_waits_for_approval_goes_on_when_it_is_given(streamed: bool) -> None:
-    """The turn ends with the request; what is said next has the answer, and the next turn has the result."""
+async def test_a_call_that_waits_for_approval_continues_when_it_is_approved(streamed: bool) -> None:
+    """The first turn ends with the request for approval. The next message has the approval, and its reply has the
+    result.
+    """
     transport = replies(streamed, [MAY_I], [PAID, r.message("Paid.")])
     async with engine_of(transport) as engine:
         session = engine.session("openai:gpt-5.2")
@@ -385,8 +386,10 @@ async def test_a_call_that_waits_for_approval_goes_on_when_it_is_given(streamed:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_tool_of_ours_beside_an_approval_runs_and_the_request_stays_open(streamed: bool) -> None:
-    """The reply asks for both. Ours is answered within the turn; the request is the host's, and isn't lost."""
+async def test_a_local_tool_runs_while_an_approval_stays_open(streamed: bool) -> None:
+    """The reply has a call of a local tool and a request for approval. The next message can approve the
+    request.
+    """
     call = r.call("add", '{"a": 1, "b": 2}')
     transport = replies(streamed, [call, MAY_I], [r.message("3, and may I?")], [r.message("Paid.")])
     async with engine_of(transport) as engine:
@@ -402,7 +405,7 @@ async def test_a_tool_of_ours_beside_an_approval_runs_and_the_request_stays_open
     assert kinds[2].count("mcp_approval_request") == kinds[2].count("mcp_approval_response") == 1
 
 
-# An engine that is used where or when it can't be: every way in says what is wrong, and harms nothing.
+# An engine that is used in the wrong loop or after its close: every method raises an error.
 
 OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
     "submit": lambda engine: engine.session("s:m").submit({}),
@@ -422,7 +425,7 @@ EVERY_WAY = {**WAYS, **OTHERS}
 
 
 async def wrong_elsewhere(use: Callable[[], Any]) -> BaseException | None:
-    """What it raises in another thread, on a loop of its own."""
+    """The exception that the use raises in another thread, on a loop of its own."""
 
     async def there() -> BaseException | None:
         try:
@@ -438,7 +441,7 @@ async def wrong_elsewhere(use: Callable[[], Any]) -> BaseException | None:
 
 
 @pytest.mark.parametrize("way", EVERY_WAY)
-async def test_a_closed_engine_says_so(way: str) -> None:
+async def test_every_use_of_a_closed_engine_is_refused(way: str) -> None:
     engine = an_engine()
     await engine.start()
     await engine.aclose()
@@ -447,8 +450,8 @@ async def test_a_closed_engine_says_so(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [*EVERY_WAY, "aclose", "attach"])
-async def test_another_loop_is_told_where_the_engine_is(way: str) -> None:
-    """It is refused before anything is waited for that would never come there."""
+async def test_every_use_in_another_loop_is_refused(way: str) -> None:
+    """The call is refused before it waits."""
     ways = {**EVERY_WAY, "aclose": Engine.aclose, "attach": lambda engine: engine.attach("trn_1")}
     async with an_engine() as engine:
         error = await wrong_elsewhere(lambda: ways[way](engine))
@@ -472,8 +475,8 @@ async def drained_here(events: Any) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_a_turn_is_left_alone_by_another_loop(use: str) -> None:
-    """It can't be awaited, cancelled or left there, and goes on where it is; the error says what can be done."""
+async def test_a_turn_cannot_be_used_in_another_loop(use: str) -> None:
+    """The turn continues, and the error has advice."""
     async with an_engine() as engine:
         session = engine.session("s:m")
         async with session.stream("Hi") as turn:
@@ -488,8 +491,7 @@ async def test_a_turn_is_left_alone_by_another_loop(use: str) -> None:
 
 @pytest.mark.parametrize("use", ["cancel", "aclose", "result", "response"])
 @pytest.mark.parametrize("kind", ["stream", "stream_object"])
-async def test_a_stream_is_left_alone_by_another_loop(kind: str, use: str) -> None:
-    """The same of the streams without a session."""
+async def test_a_stream_without_a_session_cannot_be_used_in_another_loop(kind: str, use: str) -> None:
     async with an_engine() as engine:
         made: Any = (
             engine.stream("s:m", "Hi") if kind == "stream" else engine.stream_object("s:m", "Hi", schema=int)
@@ -501,8 +503,7 @@ async def test_a_stream_is_left_alone_by_another_loop(kind: str, use: str) -> No
             assert await stream.cancel()
 
 
-def test_without_a_loop_a_turn_is_refused_with_what_to_call_instead() -> None:
-    """Where a plain program forgets that it has none."""
+def test_without_a_loop_a_stream_is_refused_with_the_sync_function() -> None:
     engine = an_engine()
     with pytest.raises(CallboardError, match=r"running event loop.*stream_sync\(\)"):
         engine.stream("s:m", "Hi")
@@ -511,7 +512,7 @@ def test_without_a_loop_a_turn_is_refused_with_what_to_call_instead() -> None:
 
 
 async def test_an_engine_that_was_closed_can_be_closed_from_anywhere() -> None:
-    """There is nothing left to do, and the report is the same."""
+    """The second close returns the same report."""
     engine = an_engine()
     await engine.start()
     report = await engine.aclose()

@@ -68,15 +68,15 @@ def noting(notes: list[str], name: str) -> Callable[[CanonicalRequest, Next], Aw
 @pytest.mark.parametrize("streamed", [False, True])
 @row("8.1.6")
 async def test_the_first_layer_is_the_outermost(streamed: bool) -> None:
-    """Requests pass the layers in the order in which they were given, outcomes in the reverse."""
+    """Requests pass the layers in their order, and outcomes in the reverse order."""
     notes: list[str] = []
     async with around(noting(notes, "a"), noting(notes, "b"), replies=[Say("Hi")]) as (engine, _):
         assert (await said(engine.session("s:m"), "x", streamed=streamed)).text == "Hi"
     assert notes == ["a in", "b in", "b out", "a out"]
 
 
-async def test_a_layer_sees_each_tool_round_and_what_it_cost() -> None:
-    """Every call of a turn passes, with its request fitted to the model and its outcome priced."""
+async def test_a_layer_sees_each_tool_round_and_its_cost() -> None:
+    """Every call of a turn passes the layer. The request is adapted to the model, and the outcome has a price."""
     seen: list[tuple[int, str, Cost]] = []
 
     def watch(request: CanonicalRequest) -> Generator[CanonicalRequest, CallOutcome, None]:
@@ -94,9 +94,7 @@ async def test_a_layer_sees_each_tool_round_and_what_it_cost() -> None:
     assert all(cost.source is CostSource.UNPRICED for *_, cost in seen)
 
 
-async def test_a_changed_request_is_what_is_sent() -> None:
-    """The adapter gets what the innermost layer passed on."""
-
+async def test_a_changed_request_is_sent() -> None:
     async def shout(request: CanonicalRequest, next: Next) -> CallOutcome:
         return await next(msgspec.structs.replace(request, system_prompt="LOUD", temperature=0.5))
 
@@ -107,8 +105,8 @@ async def test_a_changed_request_is_what_is_sent() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_layer_may_answer_without_a_call(streamed: bool) -> None:
-    """Readers and the history get its answer; no call is made, traced or paid."""
+async def test_a_layer_can_reply_without_a_call(streamed: bool) -> None:
+    """Readers and the history get the layer's reply. No call is made, traced or paid."""
 
     async def oracle(request: CanonicalRequest, next: Next) -> CallOutcome:
         return answer(request, "42")
@@ -124,12 +122,12 @@ async def test_a_layer_may_answer_without_a_call(streamed: bool) -> None:
         published = events.take()
     assert reply.text == "42"
     assert session.messages[-1] == reply
-    assert reply.metadata.request_id != "req_elsewhere", "another call's cost would be shown as this one's"
+    assert reply.metadata.request_id != "req_elsewhere", "with that id the message would show another call's cost"
     assert topics(published, "llm.") == []
 
 
 class Masked(Middleware):
-    """Replaces digits in all that is delivered."""
+    """Replaces digits in all delivered text."""
 
     def events(self, request: CanonicalRequest) -> EventFilter:
         def mask(text: str) -> str:
@@ -148,8 +146,8 @@ class Masked(Middleware):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_events_are_changed_on_their_way(streamed: bool) -> None:
-    """Readers, the message and the history all have what the filter made of the reply."""
+async def test_a_filter_changes_events(streamed: bool) -> None:
+    """Readers, the message and the history have the changed text."""
     async with around(Masked(), replies=[Say("call ", "0123")]) as (engine, _):
         session = engine.session("s:m")
         if streamed:
@@ -161,8 +159,8 @@ async def test_events_are_changed_on_their_way(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_a_filter_raises_ends_the_call_and_blames_no_adapter(streamed: bool) -> None:
-    """The error reaches the caller, the call has its end with its usage, and the provider stays available."""
+async def test_an_exception_of_a_filter_fails_only_its_call(streamed: bool) -> None:
+    """The caller gets the error, and the call ends with its usage. The provider stays available."""
 
     class Broken(Middleware):
         def events(self, request: CanonicalRequest) -> EventFilter:
@@ -182,8 +180,8 @@ async def test_what_a_filter_raises_ends_the_call_and_blames_no_adapter(streamed
     assert topics(published, "provider.") == []
 
 
-async def test_what_a_layer_raises_reaches_the_caller_and_the_turn_s_end() -> None:
-    """An exception of a host's own code is not disguised."""
+async def test_an_exception_of_a_layer_is_raised_and_is_in_the_last_event() -> None:
+    """The exception keeps its type."""
 
     async def broken(request: CanonicalRequest, next: Next) -> CallOutcome:
         raise LookupError("my own mistake")
@@ -196,8 +194,8 @@ async def test_what_a_layer_raises_reaches_the_caller_and_the_turn_s_end() -> No
     assert end.error == "LookupError: my own mistake"
 
 
-async def test_a_generator_layer_meets_the_failure_where_it_yields() -> None:
-    """It may yield again: here for a second try of the same call."""
+async def test_a_generator_layer_gets_the_failure_at_its_yield() -> None:
+    """A second yield makes another call."""
 
     def twice(request: CanonicalRequest) -> Generator[CanonicalRequest, CallOutcome, CallOutcome]:
         try:
@@ -208,12 +206,12 @@ async def test_a_generator_layer_meets_the_failure_where_it_yields() -> None:
     async with around(twice, replies=[Say(fails=ServerError("down")), Say("up")]) as (engine, events):
         assert (await engine.session("s:m").send("x")).text == "up"
         starts = [e for e in events.take() if isinstance(e.data, LlmCallStarted)]
-    assert len({start.request_id for start in starts}) == 2, "a call has an id of its own"
+    assert len({start.request_id for start in starts}) == 2, "each call has its own id"
     assert starts[1].caused_by == starts[0].request_id
 
 
-async def test_a_layer_that_is_none_and_a_generator_without_an_outcome_are_refused() -> None:
-    """The text says what middleware is; neither yielding nor answering is a mistake, not an empty reply."""
+async def test_a_wrong_layer_and_a_generator_without_a_yield_are_refused() -> None:
+    """The error describes the valid forms."""
     with pytest.raises(ConfigurationError, match="async def name"):
         Engine(models=registry(), trace=False, middleware=[lambda request: None])  # type: ignore[list-item,arg-type,return-value]
 
@@ -226,8 +224,8 @@ async def test_a_layer_that_is_none_and_a_generator_without_an_outcome_are_refus
             await engine.session("s:m").send("x")
 
 
-async def test_layers_are_let_go_when_the_engine_stops() -> None:
-    """`aclose` is called once everything else is down."""
+async def test_layers_are_closed_when_the_engine_stops() -> None:
+    """`aclose` is called after everything else has stopped."""
     closed: list[bool] = []
 
     class Held(Middleware):
@@ -240,7 +238,7 @@ async def test_layers_are_let_go_when_the_engine_stops() -> None:
 
 
 async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
-    """A turn that is cancelled while middleware waits ends at once; no call is made."""
+    """The turn ends immediately, and no call is made."""
     waiting = anyio.Event()
 
     async def stuck(request: CanonicalRequest, next: Next) -> CallOutcome:
@@ -257,7 +255,7 @@ async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
         assert turn.stream_id
 
 
-# Middleware and calls that are no conversation: they are admitted and counted, and that is all.
+# Middleware and calls that are no conversation: only `admit` and `settle` are called.
 
 PRICES = PriceTable(
     [PriceRow(model="s:m", input=10**9, output=10**9, extra={"video_second": 10**11, "image": 5 * 10**9})]
@@ -265,7 +263,7 @@ PRICES = PriceTable(
 
 
 class Maker(ScriptedAdapter):
-    """Makes anything: a text or an image costs 1000 tokens, a video takes eight seconds. Fails for "fail"."""
+    """Makes texts and images of 1000 tokens, and videos of eight seconds. The prompt "fail" fails."""
 
     def say(self, request: object) -> Say:
         return Say("Hello")
@@ -344,8 +342,10 @@ async def filmed(engine: Engine, seconds: int | None = None) -> None:
     await (await engine.create_video("Hi", model="s:m", seconds=seconds)).wait()
 
 
-async def test_a_log_line_tells_of_each_call_and_never_what_was_said() -> None:
-    """Model, tokens and cost stand in it, and the operation of no conversation; a failure is a warning."""
+async def test_a_log_line_has_each_call_and_never_its_content() -> None:
+    """The line has the model, the tokens and the cost, and the operation of other calls. A failure is a
+    warning.
+    """
     with captured_logs() as logged:
         async with around_all(LogCalls()) as engine:
             await engine.embed("private", model="s:m")
@@ -368,7 +368,7 @@ async def test_a_log_line_tells_of_each_call_and_never_what_was_said() -> None:
 
 
 class Noting(Middleware):
-    """Notes what it hears, and fails at it."""
+    """Records its calls, and raises in `settle`."""
 
     def __init__(self) -> None:
         self.admitted: list[CallInfo] = []
@@ -386,8 +386,8 @@ def operations(calls: Sequence[CallInfo]) -> list[str]:
     return [call.operation for call in calls]
 
 
-async def test_a_layer_that_fails_at_counting_harms_neither_the_call_nor_the_others() -> None:
-    """Each layer hears of each end once, with the ids of the call."""
+async def test_an_exception_in_settle_harms_neither_the_call_nor_other_layers() -> None:
+    """Each layer gets each end once, with the ids of the call."""
     first, second = Noting(), Noting()
     async with around_all(first, second) as engine:
         session = engine.session("s:m")
@@ -402,11 +402,11 @@ async def test_a_layer_that_fails_at_counting_harms_neither_the_call_nor_the_oth
         assert layer.settled[1][0] == layer.admitted[0]
 
 
-# The five layers that are included: logging, budget, rate, other models, cache.
+# The layers that are included: logging, other models, and the cache.
 
 
-async def test_another_model_answers_what_the_first_one_refused() -> None:
-    """Both calls are made and paid; the session's message is the other model's."""
+async def test_another_model_replies_if_the_first_one_refuses() -> None:
+    """Both calls are made and paid. The session's message comes from the second model."""
 
     def refused(outcome: CallOutcome) -> bool:
         return outcome.text == "No."
@@ -420,8 +420,8 @@ async def test_another_model_answers_what_the_first_one_refused() -> None:
     assert present(reply.metadata.routing).model == "b:m"
 
 
-async def test_another_model_answers_when_the_first_one_fails() -> None:
-    """Of two that fail, the first error is raised."""
+async def test_another_model_replies_if_the_first_one_fails() -> None:
+    """If both models fail, the first error is raised."""
     down, late = ServerError("first"), ServerError("second")
     others = [Say("up"), Say(fails=late)]
     async with around(TryModels(["b:m"]), replies=[Say(fails=down), Say(fails=down)], b=others) as (engine, _):
@@ -431,8 +431,8 @@ async def test_another_model_answers_when_the_first_one_fails() -> None:
             await session.send("x")
 
 
-async def test_a_streamed_reply_that_has_begun_is_not_asked_for_again() -> None:
-    """Readers would get two replies in one; the failure is raised instead."""
+async def test_a_stream_with_delivered_text_is_not_retried() -> None:
+    """Otherwise readers would get parts of two replies. The failure is raised."""
     half = Say("Half", fails=ServerError("gone"))
     async with around(TryModels(["b:m"]), replies=[half], b=[Say("up")]) as (engine, events):
         with pytest.raises(ServerError, match="gone"):
@@ -444,8 +444,8 @@ async def test_a_streamed_reply_that_has_begun_is_not_asked_for_again() -> None:
 ASKED = CanonicalRequest(request_id="r", messages=(Message.user("Hi"),), model="s:m", max_output_tokens=9)
 
 
-async def test_the_same_question_is_answered_from_the_cache() -> None:
-    """A second session that asks the same gets the same text, for nothing, without a call."""
+async def test_the_same_question_is_served_from_the_cache() -> None:
+    """A second session with the same question gets the same text, without a cost and without a call."""
     cache = Cache()
     async with around(cache, replies=[Say("Hi"), Say("other")]) as (engine, events):
         first = await engine.session("s:m").send("x")
@@ -459,8 +459,8 @@ async def test_the_same_question_is_answered_from_the_cache() -> None:
     assert (cache.hits, cache.misses) == (1, 2)
 
 
-def test_what_changes_the_reply_changes_the_key_and_nothing_else_does() -> None:
-    """Any setting that the model sees; ids, streaming, time limits and messages' ids are not the question."""
+def test_the_key_of_the_cache_depends_on_settings_that_change_the_reply() -> None:
+    """Every setting that the model gets counts. Ids, streaming and time limits do not count."""
     changes: list[dict[str, object]] = [
         {"model": "s:other"},
         {"temperature": 0.1},
@@ -478,8 +478,7 @@ def test_what_changes_the_reply_changes_the_key_and_nothing_else_does() -> None:
     assert key_of(msgspec.structs.replace(same, messages=named)) == key_of(ASKED)
 
 
-async def test_a_reply_that_was_cut_off_is_not_kept() -> None:
-    """Who asks again may get the whole of it."""
+async def test_a_truncated_reply_is_not_cached() -> None:
     short = Say("Hal")
     short.reply = msgspec.structs.replace(short.reply, stop=StopReason.MAX_TOKENS)
     async with around(Cache(), replies=[short, Say("Whole")]) as (engine, _):
@@ -487,8 +486,8 @@ async def test_a_reply_that_was_cut_off_is_not_kept() -> None:
         assert (await engine.session("s:m").send("x")).text == "Whole"
 
 
-async def test_memory_keeps_what_was_used_last_and_is_still_good() -> None:
-    """The least used goes first, and nothing outlives its time."""
+async def test_memory_keeps_recently_used_replies_until_they_expire() -> None:
+    """The least recently used reply is dropped first."""
     kept = MemoryReplies(most=2)
     await kept.put("a", b"1", 0, 100)
     await kept.put("b", b"2", 0, 100)
@@ -499,7 +498,7 @@ async def test_memory_keeps_what_was_used_last_and_is_still_good() -> None:
 
 
 async def test_saved_replies_outlive_the_engine(tmp_path: Path) -> None:
-    """Another engine on the same file answers without a call; with tools, blocks and all."""
+    """Another engine on the same file replies without a call, tool calls included."""
     path = tmp_path / "replies.db"
     reply = Say("Hi", calls=[("t", {"a": [1, None]})])
     async with around(Cache(SavedReplies(path)), replies=[reply]) as (engine, _):
@@ -512,7 +511,7 @@ async def test_saved_replies_outlive_the_engine(tmp_path: Path) -> None:
 
 
 async def test_saved_replies_expire_and_make_room(tmp_path: Path) -> None:
-    """What is past its time is not given out; above `most`, what expires first goes."""
+    """An expired reply is not returned. Above `most`, the reply that expires first is dropped."""
     saved = SavedReplies(tmp_path / "r.db", most=1)
     await saved.put("a", b"1", 0, 10)
     assert (await saved.get("a", 9), await saved.get("a", 10)) == (b"1", None)
@@ -523,8 +522,8 @@ async def test_saved_replies_expire_and_make_room(tmp_path: Path) -> None:
     await saved.aclose()
 
 
-async def test_a_trace_file_is_no_place_for_replies(tmp_path: Path) -> None:
-    """It is refused and left as it is; the calls go on without a cache."""
+async def test_a_trace_file_is_refused_for_replies(tmp_path: Path) -> None:
+    """The file does not change, and calls continue without a cache."""
     path = tmp_path / "trace.db"
     async with TraceStore(path):
         pass

@@ -26,7 +26,7 @@ from ..support.present import present
 from ..support.scripted import Say
 from ..support.virtual_time import FakeClock
 
-# What a name means where models.yaml doesn't list it, and which provider is meant where none is named (C10).
+# The model for a name that is not in models.yaml, and the provider for a call that names none (C10).
 
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}
 WORK = """
@@ -55,7 +55,7 @@ def meaning(of: ModelRegistry, name: str, provider: str | None = None) -> tuple[
     return f"{found.model.adapter}:{found.model.wire_name}", found.resolved_by
 
 
-# -- the catalogue's names
+# -- Names of the catalogue.
 
 
 @pytest.mark.parametrize(
@@ -75,28 +75,28 @@ def test_a_known_model_goes_to_its_provider(name: str, model: str, how: str) -> 
     assert meaning(registry_from_env(ALL_KEYS), name) == (model, how)
 
 
-def test_it_goes_to_whatever_adapter_serves_that_provider(home: Path) -> None:
-    """Under the adapter's own name, and by the address of a server."""
+def test_a_name_of_the_catalogue_goes_to_the_adapter_of_its_provider(home: Path) -> None:
+    """The adapter can have any name. An adapter of a known server is found by its address."""
     here = registry(home)
     assert meaning(here, "claude-haiku-4-5") == ("work:claude-haiku-4-5", "catalogue")
     assert meaning(here, "anthropic:haiku") == ("work:claude-haiku-5-5", "catalogue")
     assert meaning(here, "llama-3.3-70b-versatile") == ("box:llama-3.3-70b-versatile", "passthrough")
 
 
-def test_a_listed_model_is_that_one_also_under_the_catalogues_short_name(home: Path) -> None:
-    """With all that models.yaml says of it."""
+def test_the_catalogues_short_name_finds_the_listed_model(home: Path) -> None:
+    """The model has its settings of models.yaml."""
     here = registry(home)
     for name in ("sonnet", "work:sonnet", "claude-sonnet-5-5", "daily"):
         assert here.resolve(name).model.id == "work:claude-sonnet-5-5"
         assert here.resolve(name).model.tier == "balanced"
 
 
-def test_ones_own_names_go_before_the_catalogues(home: Path) -> None:
+def test_names_of_models_yaml_come_before_the_catalogues(home: Path) -> None:
     here = registry(home, "  box:mixtral: {adapter: box, wire_name: mixtral, aliases: [opus]}\n")
     assert meaning(here, "opus") == ("box:mixtral", "alias")
 
 
-def test_of_two_adapters_the_one_with_a_key_is_meant_or_the_default_one(home: Path) -> None:
+def test_the_default_adapter_is_chosen_or_else_the_adapter_with_a_key(home: Path) -> None:
     two = "adapters: {a: {type: anthropic, api_key: k}, b: {type: anthropic, api_key: k}}\n"
     with pytest.raises(ConfigurationError, match=r"ambiguous. Use one of a:haiku, b:haiku"):
         registry(home, text=two).resolve("haiku")
@@ -105,11 +105,13 @@ def test_of_two_adapters_the_one_with_a_key_is_meant_or_the_default_one(home: Pa
     assert meaning(registry(home, text=one), "haiku")[0] == "b:claude-haiku-5-5"
 
 
-# -- the default provider
+# -- The default provider.
 
 
 def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
-    """In the order of seed 2 §2.2's table. It gets names that nobody knows, but not those of another vendor."""
+    """The order is that of seed 2 §2.2. Unknown names go to the default provider, but names of another vendor do
+    not.
+    """
     defaults = {"openai": ALL_KEYS, "anthropic": {"ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}}
     for default, keys in {**defaults, "gemini": {"GOOGLE_API_KEY": "g"}, None: {}}.items():
         assert registry_from_env(keys).default_provider == default
@@ -129,13 +131,13 @@ def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
         ("meta-llama/llama-3.1-8b-instruct", r"\w+ or \w+"),
     ],
 )
-def test_nor_the_name_of_a_provider_that_no_adapter_serves(name: str, whose: str) -> None:
+def test_the_default_provider_gets_no_name_of_a_provider_without_an_adapter(name: str, whose: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"belongs to {whose}.*\. Add one to models\.yaml"):
         registry_from_env(ALL_KEYS).resolve(name)
 
 
-def test_a_server_that_may_have_anybodys_models_is_asked_for_them(home: Path) -> None:
-    """As the default provider, over a reload too; one that there isn't is told."""
+def test_a_default_server_for_any_model_gets_every_name(home: Path) -> None:
+    """A reload keeps the default server. An unknown default provider is refused."""
     here = registry(home, "default_provider: box\n")
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
     assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
@@ -145,8 +147,8 @@ def test_a_server_that_may_have_anybodys_models_is_asked_for_them(home: Path) ->
         registry(home, "default_provider: wrok\n")
 
 
-def test_a_file_without_a_default_provider_takes_no_name_that_it_doesnt_know(home: Path) -> None:
-    """Whoever lists models means those; a slip of the pen is told."""
+def test_a_file_without_a_default_provider_refuses_unknown_names(home: Path) -> None:
+    """The error suggests the nearest name."""
     with pytest.raises(ConfigurationError, match=r"unknown model 'dayly': did you mean daily\?"):
         registry(home).resolve("dayly")
     with pytest.raises(ConfigurationError, match=r"did you mean claude-opus-4-6 or"):
@@ -155,10 +157,10 @@ def test_a_file_without_a_default_provider_takes_no_name_that_it_doesnt_know(hom
         registry(home).resolve("gpt-9")
 
 
-# -- a provider that is named
+# -- A provider that is named.
 
 
-def test_a_named_provider_is_the_one_that_is_asked(home: Path) -> None:
+def test_a_named_provider_is_used(home: Path) -> None:
     here = registry(home)
     assert meaning(here, "llama-9", "box") == ("box:llama-9", "passthrough")
     assert meaning(here, "haiku", "work") == ("work:claude-haiku-5-5", "catalogue")
@@ -170,7 +172,7 @@ def test_a_named_provider_is_the_one_that_is_asked(home: Path) -> None:
 
 
 def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) -> None:
-    """So is a provider that there isn't."""
+    """An unknown provider is an error too."""
     here = registry(home)
     for name in ("daily", "work:claude-sonnet-5-5", "work:anything"):
         with pytest.raises(ConfigurationError, match=r"belongs to work, not to provider='box'"):
@@ -179,22 +181,22 @@ def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) 
         here.resolve("x", "nobody")
 
 
-# -- no model at all
+# -- No model.
 
 
-def test_no_model_is_the_configured_one_or_an_error_that_says_what_to_do(home: Path) -> None:
-    """Never the newest, and never the default provider's: a model costs money."""
+def test_without_a_model_the_default_model_is_used_or_an_error_has_advice(home: Path) -> None:
+    """The default is never the newest model or a model of the default provider, because a call costs money."""
     assert expand(registry(home, "default_model: daily\n"), None).named[0].model == "work:claude-sonnet-5-5"
     for none in (registry(home), registry_from_env(ALL_KEYS)):
         with pytest.raises(ConfigurationError, match=r"no default_model. Pass a model .*, or set default_model"):
             expand(none, None)
 
 
-# What is known of models: by which names, from which source, with which prices.
+# The data about models: names, sources and prices.
 
 
 def on(day: str) -> Clock:
-    """A clock that stands at the beginning of a day."""
+    """A clock that shows the start of a day."""
     return FakeClock(epoch_us=int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1e6))
 
 
@@ -219,10 +221,10 @@ SPECIFIED = [
 
 @pytest.mark.parametrize(("name", "provider", "display_name"), SPECIFIED)
 @row("8.1.8")
-def test_the_specifications_models_are_known_with_what_they_can_do(
+def test_the_specifications_models_are_known_with_their_capabilities(
     name: str, provider: str, display_name: str
 ) -> None:
-    """Seed 2 §2.9 and its §8.1, last row."""
+    """Seed 2 §2.9 lists these models, and so does the last row of its §8.1."""
     info = get_model_info(name)
     assert (info.id, info.provider, info.display_name) == (name, provider, display_name)
     assert info.context_window is not None
@@ -251,12 +253,12 @@ def test_the_specifications_models_are_known_with_what_they_can_do(
 )
 @row("8.1.8")
 def test_a_model_is_known_by_any_of_its_names(name: str, known: str | None) -> None:
-    """What is not known is None and not guessed, though adapters take `gpt-7` for a newer model."""
+    """An unknown name gives None and no guess, although adapters accept `gpt-7` as a newer model."""
     info = get_model_info(name)
     assert (info and f"{info.provider}:{info.id}") == known
 
 
-def test_a_name_that_several_have_must_say_whose() -> None:
+def test_a_name_of_several_providers_needs_its_provider() -> None:
     models = tuple(SnapshotModel(f"{provider}:m", ({"input": 1},)) for provider in ("p", "q"))
     catalogue = Catalogue(snapshot(*models), PriceTable([]))
     assert catalogue.info("m") is None
@@ -267,7 +269,7 @@ def snapshot(*models: SnapshotModel) -> Snapshot:
     return msgspec.structs.replace(shipped_snapshot(), models=models, aliases=())
 
 
-def test_a_model_that_only_a_price_list_names_has_what_that_says_and_no_more() -> None:
+def test_a_model_of_a_price_list_has_only_the_data_of_the_list() -> None:
     model = SnapshotModel("p:m", ({"input": 250_000, "output": 10_000_000},), name="Em", context_window=8192)
     models = snapshot(model)
     assert Catalogue(models).info("p:m") == ModelInfo(
@@ -282,7 +284,7 @@ def test_a_model_that_only_a_price_list_names_has_what_that_says_and_no_more() -
     )
 
 
-def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> None:
+def test_prices_are_the_current_ones_of_the_default_tier_and_a_small_prompt() -> None:
     begins = int(1e15)
     rows = [
         PriceRow(model="openai:gpt-5.5", input=1_000_000, output=2_000_000, valid_to=begins),
@@ -298,7 +300,7 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
     assert present(unpriced).input_cost_per_million is None
 
 
-# -- lists
+# -- Lists.
 
 
 @row("8.1.8")
@@ -308,7 +310,7 @@ def test_a_providers_models_are_those_of_its_table_in_its_order() -> None:
         assert ids(list_models(provider, include_retired=True)) == [row.id for row in present(table).rows]
 
 
-def test_all_are_all_those_and_what_other_price_lists_name() -> None:
+def test_all_models_are_those_of_the_tables_and_of_price_lists() -> None:
     everything = list_models()
     providers = {info.provider for info in everything}
     assert providers >= {"anthropic", "openai", "gemini", "groq", "mistral", "openrouter"}
@@ -317,7 +319,7 @@ def test_all_are_all_those_and_what_other_price_lists_name() -> None:
     assert len({(info.provider, info.id) for info in everything}) == len(everything)
 
 
-def test_what_is_gone_is_listed_only_on_demand() -> None:
+def test_retired_models_are_listed_only_on_demand() -> None:
     catalogue = shipped_on("2026-11-22")
     assert "gemini-3-pro-preview" not in ids(catalogue.models("gemini"))
     assert "gemini-3-pro-preview" in ids(catalogue.models("gemini", include_retired=True))
@@ -326,8 +328,8 @@ def test_what_is_gone_is_listed_only_on_demand() -> None:
 
 
 @row("8.1.8")
-def test_models_are_chosen_by_what_they_are_known_to_do() -> None:
-    """Not by what isn't known; and by the adapters' words, too."""
+def test_models_are_filtered_by_known_capabilities() -> None:
+    """Models with unknown capabilities are left out. The adapters' names of capabilities are also valid."""
     for word in ("vision", "images", "supports_vision", "supports_images"):
         found = list_models(capability=word)
         assert {info.provider for info in found} == set(tabled_vendors())
@@ -335,20 +337,20 @@ def test_models_are_chosen_by_what_they_are_known_to_do() -> None:
         assert "gpt-4" not in ids(list_models("openai", word, include_retired=True))
 
 
-def test_of_a_provider_without_a_table_none_is_the_latest() -> None:
-    """Price lists have no order of merit; a provider that nobody knows has no models."""
+def test_a_provider_without_a_table_has_no_latest_model() -> None:
+    """Price lists have no order. An unknown provider has no models."""
     assert list_models("mistral")
     assert (list_models("nobody"), get_latest_model("nobody"), get_latest_model("mistral")) == ([], None, None)
 
 
-def test_a_capability_that_there_isnt_is_told_with_the_nearest() -> None:
+def test_an_unknown_capability_is_an_error_with_the_nearest() -> None:
     with pytest.raises(CallboardError, match=r"'visoin': did you mean 'vision'"):
         list_models(capability="visoin")
     with pytest.raises(CallboardError, match=r"expected tools, vision, reasoning, structured_output"):
         get_latest_model("openai", "xyz")
 
 
-# -- the latest
+# -- The latest model.
 
 
 def test_the_latest_is_the_best_for_general_use() -> None:
@@ -363,7 +365,7 @@ def test_the_latest_is_the_best_for_general_use() -> None:
     assert {asked: present(catalogue.latest(*asked)).id for asked in latest} == latest
 
 
-def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_is_never_a_retired_or_special_model(monkeypatch: pytest.MonkeyPatch) -> None:
     table = model_table("openai")
     best, *others = table.rows
     gone = msgspec.structs.replace(best, retires="2026-11-01")
@@ -373,10 +375,10 @@ def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatc
     assert present(latest).id == others[0].id
 
 
-# -- newer data
+# -- Newer data.
 
 
-def test_a_newer_price_snapshot_brings_new_models_and_prices_at_once(home: Path) -> None:
+def test_a_newer_price_snapshot_brings_new_models_and_prices(home: Path) -> None:
     assert get_model_info("p:new") is None
     old = read(SHIPPED)
     new = (
@@ -390,7 +392,7 @@ def test_a_newer_price_snapshot_brings_new_models_and_prices_at_once(home: Path)
     assert priced.supports_tools
 
 
-# `Engine.models()`: what can be asked for here, what it can do and costs, and how it stands.
+# `Engine.models()`: the configured models with their capabilities, costs and states.
 
 
 def engine_of(text: str, folder: Path, prices: PriceTable | None = None) -> Engine:
@@ -403,7 +405,7 @@ def by_id(engine: Engine) -> dict[str, ConfiguredModel]:
     return {model.id: model for model in engine.models()}
 
 
-def test_listed_models_come_first_and_then_what_else_a_key_opens(home: Path) -> None:
+def test_listed_models_come_first_and_then_other_models_of_a_key(home: Path) -> None:
     engine = engine_of(
         """
 adapters: {work: {type: anthropic, api_key_env: KEY}}
@@ -417,14 +419,14 @@ models: {work:claude-opus-4-6: {adapter: work, aliases: [haiku]}}
     assert len({model.id for model in models}) == len(models)
     named = by_id(engine)
     assert named["work:claude-sonnet-5-5"].aliases == ("claude-sonnet", "sonnet")
-    assert named["work:claude-haiku-5-5"].aliases == ("claude-haiku",), "the other one is taken here"
-    assert not [model for model in models if "mythos" in model.id], "not for everybody"
+    assert named["work:claude-haiku-5-5"].aliases == ("claude-haiku",), "the other alias belongs to a listed model"
+    assert not [model for model in models if "mythos" in model.id], "models with restricted access are left out"
     for model in models:
         for name in (model.id, *model.aliases):
             assert engine.registry.resolve(name).model.wire_name == model.wire_name
 
 
-def test_each_says_what_it_can_do_and_costs_under_the_engines_prices(home: Path) -> None:
+def test_each_model_has_its_capabilities_and_its_costs_under_the_engines_prices(home: Path) -> None:
     text = """
 adapters: {work: {type: anthropic, api_key_env: KEY}}
 models:
@@ -441,7 +443,7 @@ models:
     assert engine_of(text, home, own).models()[0].input_cost_per_million == Decimal("1.5")
 
 
-def test_what_lacks_a_key_or_an_adapter_says_so_and_offers_nothing_more(home: Path) -> None:
+def test_an_adapter_without_a_key_or_a_class_lists_only_its_listed_models(home: Path) -> None:
     engine = engine_of(
         """
 adapters:
@@ -461,13 +463,13 @@ models:
     assert broken.capabilities is None
 
 
-def test_a_server_that_only_speaks_like_a_provider_has_none_of_its_models(home: Path) -> None:
+def test_a_compatible_server_has_none_of_the_providers_models(home: Path) -> None:
     openai = 'adapters: {it: {type: openai, api_key_env: KEY, base_url: "%s"}}'
     assert engine_of(openai % "http://localhost:1", home).models() == []
     assert "it:gpt-6.2-sol" in by_id(engine_of(openai % "https://api.openai.com", home))
 
 
-def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:
+def test_without_a_file_there_are_the_local_models_and_those_of_the_keys() -> None:
     engine = Engine(models=registry_from_env({"GEMINI_API_KEY": "g"}), trace=False)
     providers = {model.provider for model in engine.models()}
     local = {"local-chat", "local-messages", "local-responses", "local-tools", "local-embed"}
@@ -477,7 +479,7 @@ def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:
     assert by_id(engine)["local-chat:smollm2"].input_cost_per_million == 0
 
 
-async def test_a_model_in_trouble_says_how_it_stands_and_why() -> None:
+async def test_a_degraded_model_has_its_state_and_its_reason() -> None:
     refused = RateLimitError("slow down", retryable=False)
     async with running(Say(fails=refused), other=[Say("Hi")]) as (engine, _):
         assert [model.state for model in engine.models()] == ["available", "available"]

@@ -41,7 +41,7 @@ from ..support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
 
-# Sessions by their ids: gone on with, or begun, and never without what was said in them.
+# Sessions that are opened by their ids: continued or created, and never with missing messages.
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def texts(session: Session) -> list[str]:
     return [message.text for message in session.messages]
 
 
-async def test_the_same_line_begins_a_session_and_goes_on_with_it(path: Path) -> None:
-    """The second engine has the history, the first one's settings, and the code of the tools."""
+async def test_open_session_creates_a_session_and_continues_it(path: Path) -> None:
+    """The second engine has the history, the settings of the first engine, and the code of the tools."""
 
     async def turn(engine: Engine, text: str) -> Session:
         session = await engine.open_session(
@@ -87,8 +87,10 @@ async def test_the_same_line_begins_a_session_and_goes_on_with_it(path: Path) ->
         assert sum(isinstance(event, SessionCreated) for event in events) == 1
 
 
-async def test_a_session_that_is_open_is_given_again(path: Path) -> None:
-    """A host may open it for each request; two at once get the same one, and their turns wait for each other."""
+async def test_an_open_session_is_returned_again(path: Path) -> None:
+    """A host can open a session for each request. Two concurrent requests get the same session, and their turns
+    run in order.
+    """
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         found: list[Session] = []
 
@@ -103,8 +105,8 @@ async def test_a_session_that_is_open_is_given_again(path: Path) -> None:
         assert len(found[0].messages) == 4
 
 
-async def test_what_is_said_stands_over_what_is_stored_and_the_rest_stays(path: Path) -> None:
-    """Of an open session as of a stored one, from the next turn on."""
+async def test_arguments_override_the_stored_settings_and_the_rest_stays(path: Path) -> None:
+    """The session may be open or stored. The arguments apply from the next turn on."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         session = await engine.open_session("x", model="s:m", system_prompt="Be kind.", tools=[weather])
         await session.send("First")
@@ -142,8 +144,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_session_killed_in_its_first_turn_is_opened_as_it_was_before(path: Path) -> None:
-    """That turn has left nothing, as any later one would; the session isn't lost for it."""
+async def test_a_session_killed_in_its_first_turn_is_opened_without_that_turn(path: Path) -> None:
+    """The session keeps its settings."""
     killed = ended(KILLED_IN_ITS_FIRST_TURN, path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(path, Say("Two.")) as engine:
@@ -152,8 +154,10 @@ async def test_a_session_killed_in_its_first_turn_is_opened_as_it_was_before(pat
         assert (await session.send("Again")).text == "Two."
 
 
-async def test_an_engine_that_keeps_nothing_opens_nothing(path: Path) -> None:
-    """It is said at once; what was said to an engine without capture is not begun anew, and what to do is said."""
+async def test_an_engine_without_capture_opens_no_session(path: Path) -> None:
+    """The error is immediate. A session of an engine without capture is not created again, and the error has
+    advice.
+    """
     async with Engine(models=registry(Say("One.")), store=path) as engine:
         with pytest.raises(ConfigurationError, match=r"Engine\(capture_content=True\)"):
             await engine.open_session("x", model="s:m")
@@ -163,8 +167,8 @@ async def test_an_engine_that_keeps_nothing_opens_nothing(path: Path) -> None:
             await engine.open_session("x", model="s:m")
 
 
-async def test_a_new_session_needs_a_model_that_there_is(path: Path) -> None:
-    """And a failed attempt leaves nothing."""
+async def test_a_new_session_needs_a_known_model(path: Path) -> None:
+    """A failed attempt stores nothing."""
     async with keeping(path) as engine:
         with pytest.raises(ConfigurationError, match="pass model="):
             await engine.open_session("x")
@@ -176,8 +180,8 @@ async def test_a_new_session_needs_a_model_that_there_is(path: Path) -> None:
 @pytest.mark.parametrize(
     "lost", ["content", "session_messages WHERE position = 0", "session_messages; DELETE FROM session_setups"]
 )
-async def test_a_session_that_has_lost_content_is_not_begun_anew(path: Path, lost: str) -> None:
-    """Whichever part is gone: it is refused, again and again, until somebody deletes it."""
+async def test_a_session_that_has_lost_content_is_not_created_again(path: Path, lost: str) -> None:
+    """Any part may be missing. Every attempt is refused until the session is deleted."""
     async with keeping(path, Say("One.")) as engine:
         await (await engine.open_session("x", model="s:m")).send("First")
     with contextlib.closing(sqlite3.connect(path)) as file:
@@ -191,8 +195,8 @@ async def test_a_session_that_has_lost_content_is_not_begun_anew(path: Path, los
 
 
 @pytest.mark.parametrize("tried", [True, False])
-async def test_who_opens_a_session_owns_it(path: Path, tried: bool) -> None:
-    """The other engine learns of it by its next turn; with or without one, opening gives no stale handle."""
+async def test_the_engine_that_opens_a_session_owns_it(path: Path, tried: bool) -> None:
+    """The other engine gets an error in its next turn, and can open the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = await one.open_session("x", model="s:m")
         await first.send("First")
@@ -206,8 +210,8 @@ async def test_who_opens_a_session_owns_it(path: Path, tried: bool) -> None:
         assert texts(first) == ["First", "One."]
 
 
-async def test_of_two_engines_that_begin_one_id_at_once_one_begins_it(path: Path) -> None:
-    """Neither wipes what was said to the other."""
+async def test_of_two_engines_that_open_one_id_concurrently_one_creates_it(path: Path) -> None:
+    """No message is overwritten."""
     async with keeping(path, Say("a")) as one, keeping(path, Say("b")) as two:
         found: dict[str, Session] = {}
 
@@ -227,10 +231,10 @@ async def test_of_two_engines_that_begin_one_id_at_once_one_begins_it(path: Path
         assert said
 
 
-async def test_who_looked_before_the_other_began_goes_on_after_it(
+async def test_an_engine_that_read_before_the_other_created_the_session_continues_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It found nothing, and by the time at which it begins the session there is one with a history."""
+    """The engine finds no session. Another engine creates it before the first engine does."""
     async with keeping(path, Say("One.")) as one, keeping(path, Say("Two.")) as two:
         store = present(two.store)
         look = store.saved_session
@@ -266,8 +270,8 @@ asyncio.run(main())
 """
 
 
-async def test_an_answer_that_was_handed_over_survives_kill_9(path: Path) -> None:
-    """Without a flush, as the answer is durable when the caller has it."""
+async def test_a_returned_reply_survives_kill_9(path: Path) -> None:
+    """No flush is needed, because the reply is durable when the caller gets it."""
     killed = ended(KILLED, path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(path, Say("Two.")) as engine:
@@ -276,14 +280,14 @@ async def test_an_answer_that_was_handed_over_survives_kill_9(path: Path) -> Non
         assert (await session.send("Second")).text == "Two."
 
 
-# What a host holds of sessions, errors and registries means what it says.
+# Properties of sessions, errors and registries.
 
 READ = Tool(ToolDefinition("read"), lambda arguments: "text")
 
 
 @pytest.mark.parametrize("model", ["s:m", ("s:m", "other:m"), ModelChoice(prefer="cheapest")])
-async def test_a_session_s_model_may_be_assigned_to_itself(model: Model) -> None:
-    """It is given back as it was given, and not in words."""
+async def test_a_sessions_model_can_be_assigned_to_itself(model: Model) -> None:
+    """The property returns the value that was set."""
     async with running(Say("yes"), other=[]) as (engine, _):
         session = engine.session(model)
         session.model = session.model
@@ -291,8 +295,8 @@ async def test_a_session_s_model_may_be_assigned_to_itself(model: Model) -> None
         assert (await session.send("Still there?")).text == "yes"
 
 
-async def test_a_name_goes_to_the_provider_that_was_registered_last() -> None:
-    """Though it was resolved before, as a model of the default provider, by the registry that was there then."""
+async def test_a_name_resolves_to_the_adapter_that_was_added_last() -> None:
+    """The previous registry still resolves the name as a model of the default provider."""
     before = ModelRegistry({"s": entry("s", "scripted")}, {}, default_provider="s")
     assert before.resolve("mine:m").model.adapter == "s"
     mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.ScriptedReply(text="x"),))
@@ -301,10 +305,8 @@ async def test_a_name_goes_to_the_provider_that_was_registered_last() -> None:
     assert before.resolve("mine:m").model.adapter == "s"
 
 
-async def test_a_session_that_cannot_be_deleted_from_the_store_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error leaves it as it was, in memory too; later it can be deleted."""
+async def test_a_failed_deletion_keeps_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The open session stays too. The session can be deleted later."""
     async with keeping(tmp_path / "trace.db", Say("one"), Say("two")) as engine:
         session = engine.session("s:m")
         await session.send("a")
@@ -323,10 +325,10 @@ async def test_a_session_that_cannot_be_deleted_from_the_store_is_whole(
         assert session.messages == ()
 
 
-async def test_a_turn_that_is_asked_for_during_a_deletion_begins_the_session_anew(
+async def test_a_turn_during_a_deletion_starts_the_session_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits, and its messages are the first ones, stored with a set-up of their own."""
+    """The turn waits for the deletion. Then its messages are the first ones, and its settings are stored again."""
     path = tmp_path / "trace.db"
     async with keeping(path, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", session_id="ses_x")
@@ -346,8 +348,8 @@ async def test_a_turn_that_is_asked_for_during_a_deletion_begins_the_session_ane
         assert [message.text for message in (await engine.resume("ses_x")).messages] == ["b", "two"]
 
 
-async def test_an_error_has_the_turn_that_it_ended() -> None:
-    """Its steps, messages and cost so far, which type checkers know; an error outside of a turn has none."""
+async def test_an_error_has_its_turn() -> None:
+    """The turn has its steps, messages and cost so far. An error outside of a turn has none."""
     async with running(Say("Reading.", calls=[("read", {})]), Say(fails=AuthError("no"))) as (engine, _):
         with pytest.raises(AuthError) as caught:
             await engine.session("s:m", tools=[READ]).send("a")
@@ -359,14 +361,13 @@ async def test_an_error_has_the_turn_that_it_ended() -> None:
     assert CallboardError("elsewhere").turn is None
 
 
-def test_each_status_of_a_turn_is_told_in_the_documentation() -> None:
-    """One list, in `TurnStatus`, and the page about sessions has them all."""
+def test_each_status_of_a_turn_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text(encoding="utf-8")
     assert [status for status in get_args(TurnStatus) if f"`{status}`" not in page] == []
 
 
-async def test_a_turn_that_ran_out_of_tool_rounds_says_so_in_its_reply() -> None:
-    """The last reply, in the history as well, has a warning; who allows no rounds wants none."""
+async def test_a_turn_that_ran_out_of_tool_rounds_has_a_warning() -> None:
+    """The last reply has the warning, in the history too. With no rounds allowed there is no warning."""
     calls = [("read", {})]
     async with running(Say(calls=calls), Say(calls=calls), Say(calls=calls)) as (engine, _):
         session = engine.session("s:m", tools=[READ])
@@ -384,7 +385,7 @@ class _ForgetfulWire(ToyWire):
 
 
 class Forgetful(ToyAdapter):
-    """It can't be told all of a history."""
+    """An adapter that drops a part of the history."""
 
     wire_type = _ForgetfulWire
 
@@ -399,8 +400,10 @@ def forgetful(reply: FakeReply) -> Engine:
     return Engine(models=models, trace=False)
 
 
-async def test_what_a_history_loses_is_told_by_a_session_s_reply_and_where_its_stream_begins() -> None:
-    """Metadata has each loss, in the history as well; a stream's first event has it before there is any text."""
+async def test_losses_of_the_history_are_in_the_reply_and_at_the_start_of_the_stream() -> None:
+    """The metadata of the message has each loss, in the history too. The first event of a stream has the losses
+    before any text.
+    """
     async with forgetful(whole(*HELLO)) as engine:
         session = engine.session("toy:m")
         reply = await session.send("a")
@@ -411,11 +414,11 @@ async def test_what_a_history_loses_is_told_by_a_session_s_reply_and_where_its_s
     assert [warning.code for start in starts for warning in start.warnings] == ["image_left_out"]
 
 
-# Giving up from anywhere: the signal and its controller.
+# Cancellation from any place: the signal and its controller.
 
 
 def test_the_first_reason_stays() -> None:
-    """A second abort changes nothing, and the signal never goes back."""
+    """A second abort changes nothing, and a signal is never reset."""
     controller = AbortController()
     controller.signal.raise_if_aborted()
     assert (controller.signal.aborted, controller.signal.reason) == (False, "")
@@ -427,7 +430,7 @@ def test_the_first_reason_stays() -> None:
 
 
 def test_every_watcher_is_called_once_even_if_one_fails() -> None:
-    """A watcher that raises keeps none of the others from hearing of it."""
+    """An exception of one watcher does not stop the others."""
     controller, heard = AbortController(), list[int]()
     controller.signal.watch(lambda: heard.append(1))
     controller.signal.watch(lambda: 1 / 0)
@@ -441,8 +444,8 @@ def test_every_watcher_is_called_once_even_if_one_fails() -> None:
     assert heard == [1, 3, 4]
 
 
-async def test_a_task_awaits_what_another_thread_gives_up() -> None:
-    """`await signal` gives the reason, before and after."""
+async def test_a_task_awaits_the_abort_of_another_thread() -> None:
+    """`await signal` returns the reason, before and after the abort."""
     controller = AbortController()
     waiting = asyncio.create_task(controller.signal.wait())
     await asyncio.sleep(0)
@@ -453,8 +456,8 @@ async def test_a_task_awaits_what_another_thread_gives_up() -> None:
     thread.join()
 
 
-def test_a_loop_that_is_gone_holds_nobody_up() -> None:
-    """What watched from a loop that has ended is not called, and nothing is raised."""
+def test_an_abort_ignores_watchers_of_a_closed_loop() -> None:
+    """The watchers are not called, and nothing is raised."""
     controller, heard = AbortController(), list[int]()
 
     async def watch() -> None:
@@ -465,8 +468,8 @@ def test_a_loop_that_is_gone_holds_nobody_up() -> None:
     assert heard == []
 
 
-def test_a_thread_sleeps_until_it_is_given_up() -> None:
-    """`wait_in_thread` says whether it was, and doesn't wait if it already was."""
+def test_a_thread_waits_for_the_abort() -> None:
+    """`wait_in_thread` returns whether there was an abort. After an abort it does not wait."""
     controller = AbortController()
     assert controller.signal.wait_in_thread(0) is False
     controller.abort()

@@ -46,14 +46,14 @@ from ..support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
 
-# The table of new calls changes by an act that says so, and by nothing else.
+# The price table of new calls changes only through an explicit call.
 
 CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
 DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], "dear")
 OF_OTHERS = PriceTable.from_rows([PriceRow(model="other:*", input=1)], "of others")
 PAID = {"cheap": 10 * 1000 + 5 * 10_000, "dear": 9 * (10 * 1000 + 5 * 10_000)}
 
-# A real loop: the store works in threads, and virtual time would run ahead of them
+# A real loop: the store works in threads, and virtual time would run ahead of them.
 
 
 async def price_of_a_new_call(engine: Engine) -> int | None:
@@ -61,10 +61,10 @@ async def price_of_a_new_call(engine: Engine) -> int | None:
     return message.metadata.cost.nano_usd if message.metadata is not None else None
 
 
-async def test_neither_repricing_nor_undo_changes_what_new_calls_cost(
+async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this engine or of another process, of all calls or of none, there and back."""
+    """The prices stay in this engine and in another process, for a repricing of all calls or of none."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 8, store=path, prices=CHEAP) as (engine, _):
@@ -84,8 +84,10 @@ async def test_neither_repricing_nor_undo_changes_what_new_calls_cost(
         assert engine.prices is CHEAP
 
 
-async def test_use_prices_lays_a_table_over_the_published_ones_or_takes_it_alone(tmp_path: Path) -> None:
-    """Of a table, a file, or a version that the trace knows; earlier calls keep their cost, and it is told."""
+async def test_use_prices_adds_a_table_to_the_published_ones_or_replaces_them(tmp_path: Path) -> None:
+    """The table is an object, a file, or a stored version. An event reports the change. Earlier calls keep their
+    cost.
+    """
     async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, events):
         await price_of_a_new_call(engine)
         events.take()
@@ -103,15 +105,15 @@ async def test_use_prices_lays_a_table_over_the_published_ones_or_takes_it_alone
         assert await price_of_a_new_call(engine) == PAID["dear"]
 
 
-async def test_a_repricing_for_new_calls_too_is_undone_for_them_too(tmp_path: Path) -> None:
-    """Unless other prices were chosen since; a dry run takes nothing over."""
+async def test_the_undo_of_a_repricing_for_new_calls_restores_their_prices(tmp_path: Path) -> None:
+    """If other prices were set later, these prices stay. A dry run changes nothing."""
     async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         await price_of_a_new_call(engine)
         await engine.reprice(DEAR, dry_run=True, for_new_calls=True)
         assert engine.prices is CHEAP
         await engine.reprice(DEAR, for_new_calls=True)
         assert await price_of_a_new_call(engine) == PAID["dear"]
-        assert engine.prices.find("openai:gpt-5", 0) is not None, "over the published prices"
+        assert engine.prices.find("openai:gpt-5", 0) is not None, "the table is added to the published prices"
         await engine.undo_reprice()
         assert await price_of_a_new_call(engine) == PAID["cheap"]
         await engine.reprice(DEAR, for_new_calls=True)
@@ -120,8 +122,10 @@ async def test_a_repricing_for_new_calls_too_is_undone_for_them_too(tmp_path: Pa
         assert engine.prices == OF_OTHERS
 
 
-async def test_a_call_under_way_gets_the_cost_of_a_repricing_with_its_end(tmp_path: Path) -> None:
-    """Whichever process repriced; the report says how many have yet to end, and an undone one is not followed."""
+async def test_a_call_in_progress_gets_the_cost_of_a_repricing_at_its_end(tmp_path: Path) -> None:
+    """Another process reprices, and its report has the number of calls in flight. A call that starts later is not
+    repriced.
+    """
     path, go_on = tmp_path / "trace.db", anyio.Event()
     replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
     async with running(*replies, store=path, prices=CHEAP) as (engine, _):
@@ -142,11 +146,11 @@ async def test_a_call_under_way_gets_the_cost_of_a_repricing_with_its_end(tmp_pa
         assert [row.at_call_time and row.at_call_time.nano_usd for row in rows] == [PAID["cheap"]] * 3
 
 
-# What calls cost that have just ended in this process, asked without their engine.
+# The costs of calls that have just ended in this process, from the trace.
 
 
 def test_a_call_that_has_just_ended_is_counted(tmp_path: Path) -> None:
-    """Its engine lives in this process, on the loop of the sync functions, and has not committed it yet."""
+    """The engine runs in this process, on the loop of the sync functions, and has not committed the call yet."""
     path = tmp_path / "own.db"
     with Engine(models=registry(*[Say("Hello")] * 3), store=path) as engine:
         for number in range(1, 4):
@@ -154,8 +158,8 @@ def test_a_call_that_has_just_ended_is_counted(tmp_path: Path) -> None:
             assert [row.calls for row in costs_sync(trace=path)] == [number]
 
 
-async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
-    """Asked on the engine's own loop, and from a thread beside it."""
+async def test_a_call_of_this_loop_is_counted(tmp_path: Path) -> None:
+    """`costs` runs on the engine's loop, and `costs_sync` in another thread."""
     path = tmp_path / "own.db"
     async with Engine(models=registry(*[Say("Hello")] * 2), store=path) as living:
         await living.generate("s:m", "Hi")
@@ -164,7 +168,7 @@ async def test_a_call_of_this_loop_is_counted_too(tmp_path: Path) -> None:
         assert [row.calls for row in await anyio.to_thread.run_sync(lambda: costs_sync(trace=path))] == [2]
 
 
-# A call without a price, and one that was cancelled: what every surface says of their cost and their usage.
+# A call without a price and a cancelled call: their cost and their usage on every surface.
 
 OTHERS = PriceTable([PriceRow(model="known:m", input=1_000_000, output=2_000_000)], label="others")
 OTHERS_LATER = PriceTable([PriceRow(model="known:m", input=2_000_000, output=2_000_000)], label="others, later")
@@ -178,7 +182,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def command(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What `callboard` prints, in this process."""
+    """Runs `callboard` in this process, and returns its output."""
     monkeypatch.setenv("CALLBOARD_HOME", str(path.parent))
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -191,7 +195,7 @@ def command(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 async def make_calls(path: Path) -> None:
-    """A session with a call of a model that the table doesn't know, and one of a model that it knows."""
+    """Make a session with one call without a price and one call with a price."""
     async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
         session = engine.session("s:m", session_id="ses_u")
         await session.send("first")
@@ -199,8 +203,8 @@ async def make_calls(path: Path) -> None:
         await session.send("second")
 
 
-async def test_events_message_and_turn_know_no_price(path: Path) -> None:
-    """Unknown is None with a reason, never zero; a turn with such a call has no known cost either."""
+async def test_events_message_and_turn_have_no_price(path: Path) -> None:
+    """The cost of the call is None with a reason, and never zero. The turn's cost is None too."""
     async with running(Say("one"), store=path, prices=OTHERS) as (engine, events):
         message = await engine.session("s:m").send("Hi")
         seen = [envelope.data for envelope in events.take()]
@@ -215,7 +219,7 @@ async def test_events_message_and_turn_know_no_price(path: Path) -> None:
 
 
 async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -> None:
-    """Rows, filters, sums by any key and sessions."""
+    """The counts and sums agree in rows, filters, sums by any key, and sessions."""
     await make_calls(path)
     async with running(store=path, prices=OTHERS) as (engine, _):
         store = engine.store
@@ -232,8 +236,8 @@ async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -
         assert (session.unpriced, session.cost_nano_usd) == (1, KNOWN_NANO)
 
 
-async def test_repricing_says_what_it_cannot_price(path: Path) -> None:
-    """Before and after, by model and in live messages; undone, it is unpriced still."""
+async def test_repricing_counts_the_calls_that_it_cannot_price(path: Path) -> None:
+    """The report has the counts before and after. After an undo the call is still unpriced."""
     async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
         session = engine.session("s:m")
         await session.send("first")
@@ -250,12 +254,12 @@ async def test_repricing_says_what_it_cannot_price(path: Path) -> None:
         assert (total.unpriced, total.cost_nano_usd) == (1, KNOWN_NANO)
 
 
-def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[..., str]) -> None:
-    """As a table, as JSON, as CSV, as a page and in an export."""
+def test_commands_show_unpriced_calls(path: Path, command: Callable[..., str]) -> None:
+    """Tables, JSON, CSV, the page and an export show unpriced calls."""
     anyio.run(make_calls, path)
     home = path.parent
     unpriced_line = [line for line in command("cost", "--by", "model").splitlines() if "s:m" in line]
-    assert [line.count("unpriced") for line in unpriced_line] == [2], "now, and at call time"
+    assert [line.count("unpriced") for line in unpriced_line] == [2], "the cost is unpriced now and at call time"
     assert "1 call without a price, not included in sums." in command("cost", "--by", "total")
     assert "$0.000020000 + 1 unpriced" in command("traces")
     assert "$0.000020000 + 1 unpriced" in command("sessions")
@@ -276,8 +280,8 @@ def test_commands_say_unpriced_and_never_nothing(path: Path, command: Callable[.
     assert "unpriced" in (home / "report.html").read_text()
 
 
-async def test_an_exporter_and_a_replay_carry_no_cost_for_it(path: Path) -> None:
-    """The span says `unpriced`, and has no amount; the replayed event is the one that was."""
+async def test_an_exporter_and_a_replay_have_no_cost_of_an_unpriced_call(path: Path) -> None:
+    """The span has the source `unpriced` and no amount. The replayed event is unchanged."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
@@ -301,12 +305,12 @@ async def test_an_exporter_and_a_replay_carry_no_cost_for_it(path: Path) -> None
     assert not [name for name in span.attributes if "cost" in name and name.endswith("usd")]
 
 
-# -- A stream that was cancelled
+# -- A stream that was cancelled.
 
 
 @pytest.mark.parametrize("protocol", ["chat", "gemini", "messages", "responses"])
-async def test_a_cancelled_stream_has_usage_that_says_what_it_is(path: Path, protocol: str) -> None:
-    """Over each wire, in the middle of a reply: marked partial or estimated, in event, error, store and sums."""
+async def test_a_cancelled_stream_has_usage_with_its_source(path: Path, protocol: str) -> None:
+    """On each wire the usage is partial or estimated, in the event, the error, the row and the sums."""
     prices = PriceTable([PriceRow(model=f"{protocol}:bench", input=1_000_000, output=2_000_000)], label="bench")
     with reply_server(50) as url:
         engine = Engine(models=real_registry(url, {"x-hold": "1"}), store=path, prices=prices)
@@ -335,15 +339,15 @@ async def test_a_cancelled_stream_has_usage_that_says_what_it_is(path: Path, pro
     assert (last.usage, last.cost) == (usage, failed.cost)
 
 
-# What is told of a repricing under way, and what another provider would be sent.
+# The progress of a repricing, and previews of requests.
 
 TABLE = PriceTable([PriceRow(model="s:*", input=1_000_000, output=2_000_000)])
 
-# A real loop: the store works in threads, and virtual time would run ahead of them
+# A real loop: the store works in threads, and virtual time would run ahead of them.
 
 
-async def test_a_repricing_tells_how_far_it_is_and_the_trace_does_not_keep_it(tmp_path: Path) -> None:
-    """The last number is that of the last call; a dry run says that it is one."""
+async def test_a_repricing_publishes_its_progress_and_the_trace_does_not_store_it(tmp_path: Path) -> None:
+    """The event has the last call, and tells whether the run is a dry run."""
     async with running(Say("one"), Say("two"), store=tmp_path / "t.db") as (engine, events):
         for _ in range(2):
             await engine.session("s:m").send("Hi")
@@ -356,15 +360,15 @@ async def test_a_repricing_tells_how_far_it_is_and_the_trace_does_not_keep_it(tm
         assert await engine.store.events(topic="pricing.progress") == []
 
 
-async def test_a_preview_is_what_a_turn_would_send(tmp_path: Path) -> None:
-    """For another provider than the one that answered, word for word, and without sending anything."""
+async def test_a_preview_has_the_request_of_a_turn(tmp_path: Path) -> None:
+    """Nothing is sent, and the history does not change."""
     models = registry(Say("Hello"))
     async with keeping(tmp_path / "t.db", models=models) as engine:
         session = engine.session("s:m", system_prompt="Be kind.")
         await session.send("Hi")
         shown = await engine.preview(session.id, "And now?")
         assert (shown.model, shown.provider, shown.refused) == ("s:m", "s", None)
-        assert shown.body == "req_preview"  # which is all that a scripted adapter would send
+        assert shown.body == "req_preview"  # The scripted adapter sends only this body.
         assert shown.input_tokens == 30
         assert len(session.messages) == 2
         with pytest.raises(CallboardError, match="has no stored messages"):
@@ -374,7 +378,7 @@ async def test_a_preview_is_what_a_turn_would_send(tmp_path: Path) -> None:
 
 
 async def test_a_preview_shows_the_body_of_another_providers_request(tmp_path: Path) -> None:
-    """Open here or only stored: an Anthropic body, with everything that was said, and no key."""
+    """The session is open or stored. The Anthropic body has all messages and no key."""
 
     def models() -> ModelRegistry:
         return serving(

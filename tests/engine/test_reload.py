@@ -37,8 +37,8 @@ async def running(first: ModelRegistry) -> AsyncIterator[tuple[Engine, Subscript
         yield engine, events
 
 
-async def test_a_reload_says_what_changed_and_keeps_what_did_not() -> None:
-    """Unchanged adapters run on as they are; the event names everything else."""
+async def test_a_reload_reports_changes_and_keeps_unchanged_adapters() -> None:
+    """The event names every change."""
     same, old = adapter("same", Say("1"), Say("2")), adapter("old")
     changed = adapter("changed", Say("before"))
     async with running(registry(same, changed, old)) as (engine, events):
@@ -61,8 +61,10 @@ async def test_a_reload_says_what_changed_and_keeps_what_did_not() -> None:
         assert (await engine.session("new:m").send("x")).text == "new"
 
 
-async def test_a_turn_under_way_ends_on_the_adapter_it_began_with() -> None:
-    """Its tool rounds, too; when it is over the old adapter is stopped, and the next turn finds the new one."""
+async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
+    """The tool rounds of the turn use that adapter too. Afterwards the old adapter stops, and the next turn uses
+    the new one.
+    """
     reloaded, began = anyio.Event(), anyio.Event()
 
     async def wait(arguments: object) -> str:
@@ -86,7 +88,7 @@ async def test_a_turn_under_way_ends_on_the_adapter_it_began_with() -> None:
             made = ref.actor.adapter  # type: ignore[union-attr]
             await engine.reload(registry(adapter("a", Say("new"), key="another")))
             other = engine.session("a:m")
-            assert (await other.send("y")).text == "new", "a new turn sees the new configuration at once"
+            assert (await other.send("y")).text == "new", "a new turn gets the new configuration"
             assert ref.running
             assert not made.closed
             reloaded.set()
@@ -98,8 +100,8 @@ async def test_a_turn_under_way_ends_on_the_adapter_it_began_with() -> None:
         assert stopped == ["a"]
 
 
-async def test_an_adapter_removed_in_the_middle_of_a_call_finishes_it() -> None:
-    """Nothing in flight is lost; the model's next turn is told that it is gone."""
+async def test_an_adapter_that_is_removed_during_a_call_completes_it() -> None:
+    """The next turn with its model is refused."""
     old = adapter("a", Say("slow", pause=lambda: anyio.sleep(5)))
     async with running(registry(old, adapter("b"), a="nick")) as (engine, _):
         session, nick = engine.session("a:m"), engine.session("nick")
@@ -113,8 +115,8 @@ async def test_an_adapter_removed_in_the_middle_of_a_call_finishes_it() -> None:
         session.model = "b:m"
 
 
-async def test_a_model_removed_from_a_provider_that_stays_is_not_passed_through() -> None:
-    """`provider:name` reaches any model, but not one that the configuration has just taken away."""
+async def test_a_removed_model_of_a_kept_provider_is_refused() -> None:
+    """Other names after the provider's prefix still work."""
     one = adapter("a", Say("1"))
     both = serving(model("a:m"), model("a:n"), a=one)
     async with running(both) as (engine, _):
@@ -123,11 +125,11 @@ async def test_a_model_removed_from_a_provider_that_stays_is_not_passed_through(
         with pytest.raises(ConfigurationError, match="reload removed it"):
             await session.send("x")
         await engine.reload(both)
-        assert (await session.send("x")).text == "1", "and it works again when it is back"
+        assert (await session.send("x")).text == "1", "the model works again when it is configured again"
 
 
 async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
-    """A mistake in the file, or an adapter that can't be made, raises before anything is touched."""
+    """A mistake in the file, or an adapter that can't be made, is an error before any change."""
     path = tmp_path / "models.yaml"
     entry = adapter("a", Say("1"), Say("2"))
     async with running(registry(entry)) as (engine, events):
@@ -145,8 +147,8 @@ async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
         assert [e for e in events.take() if e.topic == "config.reloaded"] == []
 
 
-async def test_a_changed_key_gives_a_refused_provider_a_new_chance() -> None:
-    """The reload makes the changed adapter available; an unchanged one may at least be probed."""
+async def test_a_changed_key_makes_a_refused_provider_available() -> None:
+    """The reload makes the changed adapter available. An unchanged adapter can be probed."""
     a, b = adapter("a", Say(fails=AuthError("x"))), adapter("b", Say(fails=AuthError("x")), Say("b is back"))
     last = adapter("c", Say("1"))
     async with running(registry(a, b, last)) as (engine, events):
@@ -162,8 +164,8 @@ async def test_a_changed_key_gives_a_refused_provider_a_new_chance() -> None:
         assert told == ["a unavailable", "b unavailable", "a available", "b probing", "b available"]
 
 
-async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> None:
-    """Its call is ended like any other, and nothing is left that runs."""
+async def test_an_engine_can_be_closed_while_a_replaced_adapter_has_a_call() -> None:
+    """The call is cancelled, and no task remains."""
     engine = Engine(models=registry(adapter("a", Say("never", pause=anyio.sleep_forever))), trace=False)
     async with anyio.create_task_group() as group:
 
@@ -181,8 +183,8 @@ async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> Non
     assert made.closed
 
 
-async def test_reloading_many_times_leaves_nothing_behind() -> None:
-    """Each replaced adapter's actor is stopped and forgotten."""
+async def test_many_reloads_leave_one_adapter() -> None:
+    """Each replaced adapter's actor is stopped and removed."""
     async with running(registry(adapter("a", Say("0")))) as (engine, _):
         await engine.session("a:m").send("x")
         for number in range(20):
@@ -207,8 +209,8 @@ models:
 """
 
 
-async def test_the_file_is_read_anew_from_where_it_came(tmp_path: Path) -> None:
-    """`reload()` without an argument reads the engine's own file, with all that a model may say."""
+async def test_reload_without_an_argument_reads_the_engines_file(tmp_path: Path) -> None:
+    """The model's fallback, capabilities and defaults are read too."""
     path = tmp_path / "models.yaml"
     kind = scripted_type(Say("x"))
     path.write_text(YAML.format(type=kind, fallback=""))
@@ -234,8 +236,8 @@ async def test_the_file_is_read_anew_from_where_it_came(tmp_path: Path) -> None:
         ("defaults: {effort: 3}", r"defaults\.effort: expected a string"),
     ],
 )
-def test_mistakes_in_what_a_model_says_are_told(tmp_path: Path, line: str, complaint: str) -> None:
-    """File, key and expectation, as everywhere."""
+def test_mistakes_in_the_settings_of_a_model_are_refused(tmp_path: Path, line: str, complaint: str) -> None:
+    """The error names the key and the expected value."""
     path = tmp_path / "models.yaml"
     path.write_text(f"adapters: {{a: {{type: openai}}}}\nmodels:\n  a:m:\n    adapter: a\n    {line}\n")
     with pytest.raises(ConfigurationError, match=complaint):
@@ -243,14 +245,16 @@ def test_mistakes_in_what_a_model_says_are_told(tmp_path: Path, line: str, compl
 
 
 class TestOverARestart:
-    """With a store, on a real loop."""
+    """These tests use a store and a real loop."""
 
     @pytest.fixture
     def anyio_backend(self) -> Backend:
         return backend("asyncio")
 
-    async def test_a_restarted_engine_knows_who_was_unavailable(self, tmp_path: Path) -> None:
-        """A refused key is not tried again by the next run's chains, and one success clears it for good."""
+    async def test_a_restarted_engine_keeps_the_unavailable_provider(self, tmp_path: Path) -> None:
+        """The fallback chains of the next run skip a provider that refused its key. One success makes the provider
+        available again.
+        """
         path = tmp_path / "trace.db"
         replies: Mapping[str, list[Say]] = {
             "a": [Say(fails=AuthError("x")), Say("a is back")],
@@ -267,8 +271,8 @@ class TestOverARestart:
         async with Engine(models=models, store=path) as engine:
             assert engine.availability.snapshot() == ()
 
-    async def test_the_decision_is_stored_with_the_call(self, tmp_path: Path) -> None:
-        """A row's routing has every candidate and why it was rejected."""
+    async def test_the_routing_decision_is_stored_with_the_call(self, tmp_path: Path) -> None:
+        """The row's routing has every candidate with the reason of its rejection."""
         models = registry(adapter("a", Say(fails=ServerError("x"))), adapter("b", Say("b")))
         async with Engine(models=models, store=tmp_path / "trace.db") as engine:
             message = await engine.session(["a:m", "b:m"]).send("x")

@@ -1,4 +1,4 @@
-"""The fields of a reply: its text, its raw form, its provider's details; and empty replies."""
+"""The fields of a reply: its text, its raw form, its provider's details. Also empty replies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ..support.wires.chat import ChatWire, chunk
 
 anyio_backend = runs_on("asyncio")
 
-# What a turn gives back: a message that says how it came about, and that is a message in all else.
+# The reply of a turn: a message with the metadata of its call.
 
 ASKING = Say("Who?", calls=[("ask", {})])
 PASSIVE = Tool(ToolDefinition("ask"))
@@ -54,8 +54,8 @@ def on(*replies: Say) -> Engine:
     return Engine(models=registry(*replies), trace=False)
 
 
-async def test_every_way_to_ask_gives_a_reply_with_metadata() -> None:
-    """Sent, streamed, submitted, submitted in a stream, and asked without a session."""
+async def test_every_way_to_call_returns_a_reply_with_metadata() -> None:
+    """The ways are send, stream, submit, submit_stream, generate and the engine's stream."""
     async with on(Say("1"), Say("2"), ASKING, Say("3"), Say("4"), Say("5")) as engine:
         session = engine.session("s:m")
         replies = [await session.send("Hi")]
@@ -79,8 +79,8 @@ async def test_every_way_to_ask_gives_a_reply_with_metadata() -> None:
         assert (reply.model, reply.usage.output_tokens > 0) == ("s:m", True)
 
 
-async def test_a_turn_that_leaves_calls_open_gives_the_reply_that_asked() -> None:
-    """Also where nothing is known of its call, as in a session whose messages were written by hand."""
+async def test_a_turn_with_open_calls_returns_the_reply_with_these_calls() -> None:
+    """An imported reply without metadata is returned in the same way."""
     calls = [("ask", {"n": 1}), ("ask", {"n": 2})]
     async with on(Say("Who?", calls=calls)) as engine:
         session = engine.session("s:m", tools=[PASSIVE])
@@ -97,7 +97,7 @@ async def test_a_turn_that_leaves_calls_open_gives_the_reply_that_asked() -> Non
 
 
 async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
-    """From both sides, as an element, as a key and as JSON; and no other."""
+    """The two are equal in both directions, in lists, as a key and as JSON. Another message is not equal."""
     async with on(Say("Hello")) as engine:
         reply = await engine.session("s:m").send("Hi")
     message = Message(Role.ASSISTANT, reply.content, reply.id, None, reply.metadata)
@@ -112,8 +112,8 @@ async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
     assert isinstance(msgspec.structs.replace(reply, name="Ann"), Reply)
 
 
-async def test_a_stored_history_has_messages_that_equal_the_replies(tmp_path: Path) -> None:
-    """Resumed from the trace, and imported from a document."""
+async def test_messages_of_a_stored_history_equal_the_replies(tmp_path: Path) -> None:
+    """The history is resumed from the trace, or imported from a document."""
     store = tmp_path / "trace.db"
     async with keeping(store, Say("Hello")) as engine:
         session = engine.session("s:m")
@@ -126,8 +126,8 @@ async def test_a_stored_history_has_messages_that_equal_the_replies(tmp_path: Pa
         assert type(await resumed.send("And?")) is Reply
 
 
-async def test_a_repriced_reply_is_still_one(tmp_path: Path) -> None:
-    """The history has the new cost; what was handed out is as it was."""
+async def test_a_repriced_reply_is_still_a_reply(tmp_path: Path) -> None:
+    """The history has the new cost. The reply that was returned before does not change."""
     async with Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db") as engine:
         session = engine.session("s:m")
         reply = await session.send("Hi")
@@ -137,9 +137,7 @@ async def test_a_repriced_reply_is_still_one(tmp_path: Path) -> None:
     assert (repriced.cost.pricing_version, reply.cost.usd) == (DEAR.version, None)
 
 
-async def test_a_cut_turn_warns_in_its_reply() -> None:
-    """The warning is where the reply's others are."""
-
+async def test_a_turn_without_tool_rounds_left_warns_in_its_reply() -> None:
     def answer(arguments: dict[str, Json]) -> str:
         return "42"
 
@@ -151,13 +149,13 @@ async def test_a_cut_turn_warns_in_its_reply() -> None:
     assert reply.warnings[0].code == "max_tool_rounds"
 
 
-# Empty replies: a reply that ended well without a text and without a call.
+# Empty replies: a reply that ended normally without a text and without a call.
 
 WAYS = ["session", "session streamed", "generate", "generate streamed"]
 
 
 async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]:
-    """The text of the last reply, had in one of four ways, and the codes of its warnings."""
+    """The text of the last reply, from one of four ways to call, and the codes of its warnings."""
     match way:
         case "session":
             reply = await engine.session("s:m").send("Hi", **options)
@@ -174,15 +172,15 @@ async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_empty_reply_has_a_warning(way: str, tmp_path: Path) -> None:
-    """It is told from a reply that says something, streamed and whole, and in the trace."""
+    """A reply with text has no warning."""
     async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
         assert await ask(engine, way) == ("", [WarningCode.EMPTY_REPLY])
         assert await ask(engine, way) == ("Yes.", [])
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_empty_reply_is_asked_for_again_as_often_as_is_wanted(way: str, tmp_path: Path) -> None:
-    """Each time is a call of its own in the trace; after the last time the empty reply comes with its warning."""
+async def test_an_empty_reply_is_retried_as_often_as_requested(way: str, tmp_path: Path) -> None:
+    """Each retry is a call of its own in the trace. After the last retry the empty reply has its warning."""
     async with keeping(tmp_path / "t.db", Say(), Say(), Say("Yes."), Say(), Say(), Say("Yes.")) as engine:
         assert await ask(engine, way, retry_empty=2) == ("Yes.", [])
         assert len({request.request_id for request in requests_of(engine)}) == 3
@@ -194,7 +192,7 @@ async def test_an_empty_reply_is_asked_for_again_as_often_as_is_wanted(way: str,
 
 
 async def test_empty_replies_cost_the_turn_and_are_not_in_the_history(tmp_path: Path) -> None:
-    """The spending of the turn counts each call; a session keeps only the reply that says something."""
+    """The cost of the turn includes each call. A session keeps only the reply with text."""
     async with keeping(tmp_path / "t.db", Say(), Say("Yes."), Say(), Say("Yes.")) as engine:
         result = await engine.generate("s:m", "Hi", retry_empty=1)
         assert (result.cost_sum.calls, result.text) == (2, "Yes.")
@@ -203,24 +201,26 @@ async def test_empty_replies_cost_the_turn_and_are_not_in_the_history(tmp_path: 
         assert [message.text for message in session.messages] == ["Hi", "Yes."]
     async with on(Say()) as engine:
         result = await engine.generate("s:m", "Hi")
-    assert [message.role for message in result.messages] == ["user", "assistant"], "an empty one belongs to it"
+    assert [message.role for message in result.messages] == ["user", "assistant"], (
+        "an empty last reply is part of the messages"
+    )
 
 
-def asking_again() -> ModelRegistry:
-    """A model that asks for empty replies again."""
+def retrying_once() -> ModelRegistry:
+    """A model with one retry of empty replies."""
     return serving(model("s:m", retry_empty=1), s=scripted_type(Say(), Say("Yes.")))
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_model_may_ask_again_by_itself(way: str, tmp_path: Path) -> None:
-    """`retry_empty` of models.yaml holds where the caller says nothing."""
+async def test_a_model_can_set_the_number_of_retries(way: str, tmp_path: Path) -> None:
+    """`retry_empty` of models.yaml is the default of the caller's argument."""
     for options, text in (({}, "Yes."), ({"retry_empty": 0}, "")):
-        async with keeping(tmp_path / "t.db", models=asking_again()) as engine:
+        async with keeping(tmp_path / "t.db", models=retrying_once()) as engine:
             assert (await ask(engine, way, **options))[0] == text
 
 
-async def test_a_cache_keeps_no_empty_reply() -> None:
-    """The next request with the same words is a call."""
+async def test_a_cache_stores_no_empty_reply() -> None:
+    """The next identical request is a call."""
     async with Engine(models=registry(Say(), Say("Yes.")), trace=False, middleware=[Cache()]) as engine:
         assert (await engine.generate("s:m", "Hi")).text == ""
         assert (await engine.generate("s:m", "Hi")).text == "Yes."
@@ -240,34 +240,34 @@ async def test_a_cache_keeps_no_empty_reply() -> None:
         ((), StopReason.PAUSE_TURN, False),
     ],
 )
-def test_what_is_empty(content: Any, reason: StopReason, empty: bool) -> None:
-    """Reasoning and white space say nothing; a reply that ended otherwise is not an empty one."""
+def test_which_replies_are_empty(content: Any, reason: StopReason, empty: bool) -> None:
+    """A reply with only reasoning or white space is empty. A reply with another stop reason is not empty."""
     assert is_empty(content, reason) is empty
 
 
-# Replies as their providers sent them, by every way to ask, and where they may be kept.
+# Raw replies of providers: every way to call, and the places where they are stored.
 
-# A real loop: the store works in threads, and virtual time would run ahead of them
+# A real loop: the store works in threads, and virtual time would run ahead of them.
 
 SECRET = "the tide at half past four"
 
 
 def said_in(raw: RawReply | None) -> str:
-    """The text that the lines of a scripted reply have."""
+    """The text in the lines of a scripted reply."""
     assert raw is not None
     steps = raw.events or [json.loads(line) for line in str(raw.body).splitlines()]
     return "".join(step["piece"] for step in steps if isinstance(step, dict) and step["type"] == "said")
 
 
 def written_to(folder: Path) -> bytes:
-    """Everything in a folder's files."""
+    """The bytes of all files of a folder."""
     return b"".join(file.read_bytes() for file in folder.iterdir() if file.is_file())
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("asked", [True, False, None])
-async def test_a_session_is_given_what_it_asks_for(streamed: bool, asked: bool | None) -> None:
-    """With each reply of a turn, and with none where nobody asked."""
+async def test_a_session_gets_raw_replies_on_request(streamed: bool, asked: bool | None) -> None:
+    """Each reply of the turn has a raw reply. Without a request, no reply has one."""
     async with running(CALLS_ADD, Say("It is ", "3.")) as (engine, _):
         session = engine.session("s:m", tools=[ADD])
         reply = await said(session, "1 + 2?", streamed=streamed, include_raw=asked)
@@ -284,8 +284,8 @@ async def test_a_session_is_given_what_it_asks_for(streamed: bool, asked: bool |
         assert "piece" in str(reply.to_dict()["raw"])
 
 
-async def test_every_other_way_to_ask_has_it() -> None:
-    """One reply, a stream, a request as it is, whole and streamed."""
+async def test_every_other_way_to_call_has_the_raw_reply() -> None:
+    """The ways are generate, stream, and a CanonicalRequest, with and without streaming."""
     async with running(*[Say("Blue.")] * 4) as (engine, _):
         request = CanonicalRequest(
             request_id="r", model="s:m", messages=(Message.user("?"),), max_output_tokens=9, include_raw=True
@@ -298,8 +298,8 @@ async def test_every_other_way_to_ask_has_it() -> None:
             assert said_in(response.raw) == "Blue."
 
 
-async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
-    """Another process resumes the session with it."""
+async def test_a_raw_reply_is_in_the_trace_with_content(tmp_path: Path) -> None:
+    """Another process resumes the session with the raw reply."""
     async with keeping(tmp_path / "t.db", Say(SECRET)) as engine:
         session = await engine.open_session("ses", model="s:m")
         reply = await session.send("?", include_raw=True)
@@ -311,7 +311,7 @@ async def test_it_is_in_the_trace_where_content_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_it_is_nowhere_where_content_is_not(tmp_path: Path, streamed: bool) -> None:
+async def test_a_raw_reply_is_not_stored_without_content(tmp_path: Path, streamed: bool) -> None:
     async with Engine(models=registry(Say(SECRET)), store=tmp_path / "t.db") as engine:
         reply = await said(engine.session("s:m"), "?", streamed=streamed, include_raw=True)
         assert said_in(reply.raw) == SECRET
@@ -319,8 +319,8 @@ async def test_it_is_nowhere_where_content_is_not(tmp_path: Path, streamed: bool
 
 
 @pytest.mark.parametrize("kept", ["changed", "same", "nothing"])
-async def test_a_hook_that_redacts_lets_none_pass(tmp_path: Path, kept: str) -> None:
-    """It would have what the hook takes out; the message is stored as the hook says."""
+async def test_with_a_redaction_hook_no_raw_reply_is_stored(tmp_path: Path, kept: str) -> None:
+    """The raw reply would contain the redacted text. The message is stored as the hook returns it."""
 
     def redact(message: Message) -> Message | None:
         if kept == "nothing":
@@ -337,8 +337,8 @@ async def test_a_hook_that_redacts_lets_none_pass(tmp_path: Path, kept: str) -> 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_reply_that_a_guardrail_changed_has_none(streamed: bool) -> None:
-    """It would say what did not pass. A reply that passed as it was has it."""
+async def test_a_reply_that_a_guardrail_changed_has_no_raw_reply(streamed: bool) -> None:
+    """The raw reply would contain the removed text. An unchanged reply has its raw reply."""
 
     def hide(held: Held) -> str:
         return held.text.replace(SECRET, "…")
@@ -354,8 +354,8 @@ async def test_a_reply_that_a_guardrail_changed_has_none(streamed: bool) -> None
             assert (response.raw and said_in(response.raw)) == found
 
 
-async def test_a_cache_answers_with_it_only_who_asks_for_it() -> None:
-    """A reply that was kept without it is asked for anew."""
+async def test_a_cache_separates_requests_with_and_without_raw_replies() -> None:
+    """A reply that was cached without its raw form does not answer a request for raw replies."""
     async with running(Say("one"), Say("two"), middleware=[Cache()]) as (engine, _):
         first = await engine.generate("s:m", "?")
         second = await engine.generate("s:m", "?", include_raw=True)
@@ -365,15 +365,15 @@ async def test_a_cache_answers_with_it_only_who_asks_for_it() -> None:
         assert second.response.raw == again.response.raw is not None
 
 
-# What a reply says beside its content, by every way to ask, and where it may be kept.
+# Details of a provider that a reply has besides its content: every way to call, and where they are stored.
 
-# A real loop: the store works in threads, and virtual time would run ahead of them
+# A real loop: the store works in threads, and virtual time would run ahead of them.
 
 DETAILS = {"system_fingerprint": "fp_1", "citations": ["https://secret.test"]}
 
 
-def answering(streamed: bool = False, times: int = 1) -> ModelRegistry:
-    """A model that answers so often, and says more than its answer."""
+def detailed(streamed: bool = False, times: int = 1) -> ModelRegistry:
+    """A model that gives `times` replies with details."""
     wire = ChatWire()
     whole = json.dumps({**wire.body("Blue.", 0, "end"), **DETAILS}).encode()
     pieces = wire.stream(chunk(content="Blue."), {**chunk("stop"), **DETAILS})
@@ -387,9 +387,9 @@ def answering(streamed: bool = False, times: int = 1) -> ModelRegistry:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_sessions_reply_has_them(streamed: bool) -> None:
-    """On the reply, in its plain values and with its message; the reply is a key of a dict all the same."""
-    async with Engine(models=answering(streamed), trace=False) as engine:
+async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
+    """The reply, its dict and its message have the details. The reply can still be a key of a dict."""
+    async with Engine(models=detailed(streamed), trace=False) as engine:
         session = engine.session("c:m")
         reply = await session.stream("?").message() if streamed else await session.send("?")
         assert reply.provider_details == DETAILS
@@ -398,35 +398,35 @@ async def test_a_sessions_reply_has_them(streamed: bool) -> None:
         assert reply in {reply: 1}
 
 
-async def test_they_are_in_the_trace_where_content_is(tmp_path: Path) -> None:
-    """Another process resumes the session with them; where content is not kept, neither are they."""
-    async with keeping(tmp_path / "t.db", models=answering()) as engine:
+async def test_details_are_in_the_trace_with_content(tmp_path: Path) -> None:
+    """Another process resumes the session with the details. Without content the details are not stored."""
+    async with keeping(tmp_path / "t.db", models=detailed()) as engine:
         session = await engine.open_session("ses", model="c:m")
         await session.send("?")
-    async with keeping(tmp_path / "t.db", models=answering()) as other:
+    async with keeping(tmp_path / "t.db", models=detailed()) as other:
         resumed = await other.open_session("ses", model="c:m")
         assert resumed.messages[-1].metadata.provider_details == DETAILS  # type: ignore[union-attr]
     (tmp_path / "none").mkdir()
-    async with Engine(models=answering(), store=tmp_path / "none" / "t.db") as engine:
+    async with Engine(models=detailed(), store=tmp_path / "none" / "t.db") as engine:
         await engine.session("c:m").send("?")
     assert b"secret.test" not in written_to(tmp_path / "none")
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_hook_that_redacts_lets_no_details_pass(tmp_path: Path, kept: bool) -> None:
-    """They may say what the hook takes out."""
+async def test_with_a_redaction_hook_no_details_are_stored(tmp_path: Path, kept: bool) -> None:
+    """The details may contain the redacted text."""
 
     def redact(message: Message) -> Message | None:
         return message if kept else None
 
-    async with keeping(tmp_path / "t.db", models=answering(), redact=redact) as engine:
+    async with keeping(tmp_path / "t.db", models=detailed(), redact=redact) as engine:
         session = await engine.open_session("ses", model="c:m")
         assert (await session.send("?")).provider_details == DETAILS
     assert b"secret.test" not in written_to(tmp_path)
 
 
 async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
-    """A reply that passed as it was has them."""
+    """An unchanged reply has details."""
 
     def hide(held: Held) -> str:
         return held.text.replace("Blue", "…")
@@ -435,16 +435,16 @@ async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
         return held.text
 
     for guard, found in ((hide, {}), (look, DETAILS)):
-        async with Engine(models=answering(), trace=False, middleware=[Guardrail(guard)]) as engine:
+        async with Engine(models=detailed(), trace=False, middleware=[Guardrail(guard)]) as engine:
             assert (await engine.generate("c:m", "?")).response.provider_details == found
 
 
-# OPENAI_BASE_URL at a server of any kind: the protocol is found out once, and kept.
+# OPENAI_BASE_URL with any kind of server: the protocol is detected once and kept.
 
 
 @contextmanager
 def server(*, responses: bool) -> Iterator[tuple[str, list[str]]]:
-    """A server of Chat Completions and, if asked for, of Responses; its URL, and the paths that it was asked."""
+    """A server of Chat Completions and, with `responses`, of Responses. Yields its URL and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -485,10 +485,10 @@ def server(*, responses: bool) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("responses", "path"), [(False, "/v1/chat/completions"), (True, "/v1/responses")], ids=["chat", "responses"]
 )
-async def test_a_server_in_the_environment_is_asked_once_which_protocol_it_speaks(
+async def test_the_protocol_of_a_server_in_the_environment_is_detected_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, responses: bool, path: str, listed: bool
 ) -> None:
-    """One empty request, which costs nothing. All calls after that speak the protocol that was found."""
+    """The detection is one empty request that costs nothing. All later calls use the detected protocol."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     if listed:

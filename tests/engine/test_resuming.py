@@ -62,12 +62,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def everything(path: Path) -> str:
-    """All that is in the trace file and beside it."""
+    """The bytes of the trace file and of the files next to it, as text."""
     return "".join(each.read_bytes().decode("latin-1") for each in path.parent.iterdir())
 
 
-async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: Path) -> None:
-    """Ids, metadata, media and tool exchanges come back, and the model is sent all of them."""
+async def test_a_session_continues_in_another_engine_without_a_loss(path: Path) -> None:
+    """Ids, metadata, media and tool exchanges are restored, and the model gets all of them."""
     calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
     tool = Tool(WEATHER, lambda arguments: f"rain in {arguments['city']}")
     async with keeping(path, calls, Say("Rain."), Say("Yes.")) as engine:
@@ -98,8 +98,8 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
         assert (await engine.resume("ses_1")).messages == after
 
 
-async def test_resuming_is_not_creating(path: Path) -> None:
-    """Who watches is told of one session, and there is one Session of each id: an open one is not resumed."""
+async def test_resuming_creates_no_second_session(path: Path) -> None:
+    """Only one creation is published. A session that is open can't be resumed."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
@@ -119,7 +119,7 @@ async def test_resuming_is_not_creating(path: Path) -> None:
 
 
 async def test_without_capture_no_setup_is_published_and_nothing_can_be_resumed(path: Path) -> None:
-    """The default keeps no content; the error says what was missing."""
+    """The error names the missing option."""
     async with Engine(models=registry(Say("One.")), store=path) as engine:
         await engine.session("s:m", system_prompt="A secret.", session_id="x").send("First")
         await engine.flush()
@@ -128,22 +128,22 @@ async def test_without_capture_no_setup_is_published_and_nothing_can_be_resumed(
             await engine.resume("x")
 
 
-async def test_a_session_of_the_same_id_begins_anew(path: Path) -> None:
-    """`session(session_id=...)` keeps its meaning: an empty history, which is then the one that can be resumed."""
+async def test_a_new_session_with_a_used_id_starts_empty(path: Path) -> None:
+    """The new history replaces the stored one."""
     async with keeping(path, Say("One."), Say("Two."), Say("Three.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         await session.send("Second")
-    async with keeping(path, Say("Anew.")) as engine:
+    async with keeping(path, Say("Again.")) as engine:
         session = engine.session("s:m", session_id="x")
         assert session.messages == ()
         await session.send("Hello?")
     async with keeping(path) as engine:
-        assert [message.text for message in (await engine.resume("x")).messages] == ["Hello?", "Anew."]
+        assert [message.text for message in (await engine.resume("x")).messages] == ["Hello?", "Again."]
 
 
-async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path) -> None:
-    """A swap is kept; another model can be named; one that is not known here is an error that changes nothing."""
+async def test_a_session_is_resumed_with_its_last_model(path: Path) -> None:
+    """A host can pass another model. If the model is unknown here, resuming is an error and changes nothing."""
     async with keeping(path, models=registry(Say("One."), other=[Say("Two.")])) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
@@ -161,8 +161,8 @@ async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path)
         assert len(resumed.messages) == 6
 
 
-async def test_a_system_prompt_that_was_redacted_is_asked_for(path: Path) -> None:
-    """It is not left out in silence."""
+async def test_a_redacted_system_prompt_must_be_passed(path: Path) -> None:
+    """Resuming is refused without the prompt."""
 
     def redact(message: Message) -> Message | None:
         return None if message.role == "system" else message
@@ -177,8 +177,8 @@ async def test_a_system_prompt_that_was_redacted_is_asked_for(path: Path) -> Non
     assert "A secret." not in everything(path)
 
 
-async def test_a_session_with_a_message_withheld_is_refused_with_the_reason(path: Path) -> None:
-    """A history with a hole is not passed off as the whole; a hook that raises never stops a turn."""
+async def test_a_session_with_a_withheld_message_is_refused_with_the_reason(path: Path) -> None:
+    """A hook that raises withholds the message, and does not stop the turn."""
 
     def redact(message: Message) -> Message | None:
         if message.text == "Second":
@@ -195,7 +195,7 @@ async def test_a_session_with_a_message_withheld_is_refused_with_the_reason(path
 
 
 async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
-    """After a repricing by another process, as live messages would."""
+    """Another process has repriced the calls."""
     first, second = PriceTable.all_from_yaml(CHECKOUT / "examples" / "demo-prices.yaml")[:2]
     models = registry(**{"local-chat": [Say("One.")]})
     async with Engine(models=models, store=path, capture_content=True, prices=first) as engine:
@@ -213,8 +213,8 @@ async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
 @pytest.mark.parametrize(
     "model", ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))]
 )
-def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
-    """Names, several names and choices; requirements and fallbacks with them."""
+def test_the_model_choice_of_a_session_is_stored(model: Model) -> None:
+    """The choice is a name, several names or a ModelChoice. Requirements and fallbacks are stored too."""
     requires = Requirements(capabilities=("tools",), min_context_tokens=5)
     state = SessionState("s", model, None, (), {}, options={"fallback": ["c"]}, requires=requires)
     published = configured(state).setup
@@ -226,8 +226,8 @@ def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
     assert setup.fallback == ("c",)
 
 
-def test_a_hook_that_could_never_work_is_refused(path: Path) -> None:
-    """Without capture it would not be asked, and a coroutine would not be awaited."""
+def test_a_hook_that_can_never_work_is_refused(path: Path) -> None:
+    """A hook needs capture, and must not be a coroutine function."""
 
     async def later(message: Message) -> Message:
         return message
@@ -238,8 +238,8 @@ def test_a_hook_that_could_never_work_is_refused(path: Path) -> None:
         Engine(models=registry(), store=path, capture_content=True, redact=later)  # type: ignore[arg-type]
 
 
-async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> None:
-    """Its messages are adopted before the history is read."""
+async def test_the_spill_file_of_a_dead_process_is_part_of_the_history(path: Path) -> None:
+    """The messages of the spill file are adopted before the history is read."""
     make = Maker()
     said = [Message.user("First"), Message.assistant("One.")]
     appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)]
@@ -252,7 +252,7 @@ async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> No
 
 
 async def test_a_session_whose_messages_are_all_missing_is_refused(path: Path) -> None:
-    """Answered, set up, and with no message stored: going on as if nothing had been said would be silent loss."""
+    """The session has a call and settings, so an empty history would be a silent loss."""
     async with keeping(path, Say("One.")) as engine:
         await engine.session("s:m", session_id="x").send("First")
     with contextlib.closing(sqlite3.connect(path)) as file:
@@ -264,8 +264,8 @@ async def test_a_session_whose_messages_are_all_missing_is_refused(path: Path) -
             await engine.resume("x")
 
 
-async def test_a_session_that_was_never_answered_is_resumed_empty(path: Path) -> None:
-    """A first turn that failed has left nothing, and so nothing is missing."""
+async def test_a_session_without_a_reply_is_resumed_empty(path: Path) -> None:
+    """The first turn failed and left no message."""
     async with keeping(path, Say(fails=AuthError("no"))) as engine:
         with pytest.raises(AuthError):
             await engine.session("s:m", session_id="x").send("First")
@@ -294,7 +294,7 @@ asyncio.run(main())
 
 
 async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
-    """All of it is there in the next process, and it goes on."""
+    """The next process has every message and continues."""
     killed = ended(PROGRAM, path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(path, Say("Three.")) as engine:
@@ -304,11 +304,11 @@ async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
         assert (await session.send("Third")).text == "Three."
 
 
-# -- Two at once
+# -- Two engines with one session.
 
 
-async def test_who_had_the_session_before_is_told_with_the_next_turn(path: Path) -> None:
-    """The one that resumed last goes on; the other's turn makes no call, and it may take the session back."""
+async def test_the_previous_engine_gets_an_error_in_its_next_turn(path: Path) -> None:
+    """The engine that resumed last continues. The other engine makes no call, and can resume the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
@@ -328,8 +328,8 @@ async def test_who_had_the_session_before_is_told_with_the_next_turn(path: Path)
     assert stored == ["First", "One.", "Second", "Two.", "Third", "Three."]
 
 
-async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Path) -> None:
-    """Both replies are stored, each in a session of its own that can be resumed."""
+async def test_a_turn_in_progress_during_a_takeover_is_stored_separately(path: Path) -> None:
+    """Both replies are stored, each in a session that can be resumed."""
     going, go = anyio.Event(), anyio.Event()
 
     async def wait() -> None:
@@ -363,8 +363,8 @@ async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Pa
         assert [message.text for message in beside.messages] == ["First", "One.", "Second", "Mine."]
 
 
-async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Path) -> None:
-    """Whatever the order of the commits, what is stored is one of the two conversations, whole."""
+async def test_conversations_of_two_concurrent_engines_are_never_mixed(path: Path) -> None:
+    """In any order of the commits, the stored history is one of the two conversations."""
     async with keeping(path, Say("One.")) as engine:
         await engine.session("s:m", session_id="x").send("First")
     async with keeping(path, *[Say("a")] * 4) as one, keeping(path, *[Say("b")] * 4) as two:
@@ -383,8 +383,8 @@ async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Pa
     assert texts == ["First", "One.", "b0", "b", "b1", "b", "b2", "b", "b3", "b"]
 
 
-async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) -> None:
-    """It replaces what was stored under that id, whoever had it, and goes on; the former owner is told."""
+async def test_an_imported_session_replaces_the_stored_one(path: Path) -> None:
+    """The importing engine owns the session, and the former owner gets an error."""
     async with keeping(path, Say("One."), Say("Two.")) as one, keeping(path, Say("Mine.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
@@ -400,7 +400,7 @@ async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) 
     assert stored == ["First", "One.", "Instead", "Mine."]
 
 
-# Who attaches late gets what was said as events, also when the stream's log was folded meanwhile.
+# A late reader gets all events, even if the stream's log was folded.
 
 FOLDED_AT_ONCE = Limits(retain_streams_seconds=0)
 A_TEXT = ["message.start", "text.delta", "message.complete", "step.finish"]
@@ -408,12 +408,12 @@ A_CALL = ["message.start", "text.delta", "tool.use_start", "tool.use_input_delta
 
 
 def folding(*replies: Say) -> Engine:
-    """An engine that folds each stream as soon as it is over."""
+    """An engine that folds each stream at its end."""
     return Engine(models=registry(*replies), trace=False, limits=FOLDED_AT_ONCE)
 
 
 async def over(session: Session) -> str:
-    """The id of a stream whose turn is over, and whose log is folded."""
+    """The id of a completed stream with a folded log."""
     async with session.stream("Hi") as turn:
         await turn.message()
         turn.detach()
@@ -421,7 +421,7 @@ async def over(session: Session) -> str:
 
 
 async def test_a_folded_turn_is_read_as_events() -> None:
-    """The text in one piece, and the end: by the turn's own iterator, a late reader and one that attaches."""
+    """The text is one delta, for the turn's own iterator, a late reader and an attached reader."""
     async with folding(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
         async with engine.session("s:m").stream("Hi") as turn:
             await turn.message()
@@ -437,7 +437,7 @@ async def test_a_folded_turn_is_read_as_events() -> None:
 
 
 async def test_a_folded_turn_with_tools_is_read_in_its_order() -> None:
-    """Message, tool call, what the tool did, and the next message."""
+    """The order is the message, the tool call, its result, and the next message."""
     tool = Tool(ToolDefinition("sum"), lambda arguments: "3")
     async with folding(Say("I add.", calls=[("sum", {"a": 1})]), Say("Th", "ree")) as engine:
         late = [event async for event in engine.attach(await over(engine.session("s:m", tools=[tool])))]
@@ -448,8 +448,8 @@ async def test_a_folded_turn_with_tools_is_read_in_its_order() -> None:
     assert [event.text for event in late if isinstance(event, TextDelta)] == ["I add.", "Three"]
 
 
-async def test_who_goes_on_in_a_folded_part_is_told_to_begin_anew() -> None:
-    """What was read can't be told apart from what is missing; the reset has all of it."""
+async def test_a_reader_that_continues_in_a_folded_part_gets_a_reset() -> None:
+    """The reset has every event, because the folded part has no separate events."""
     async with folding(Say("Hel", "lo")) as engine:
         stream_id = await over(engine.session("s:m"))
         whole = engine.attach(stream_id)
@@ -467,7 +467,7 @@ async def test_who_goes_on_in_a_folded_part_is_told_to_begin_anew() -> None:
 )
 @settings(max_examples=80, deadline=None)
 def test_a_reader_from_the_start_gets_every_text_once(texts: list[str], cut: int, whole: bool) -> None:
-    """Wherever the fold ends, and whether or not the stream went on after it."""
+    """The test tries every end of the fold, and events after that end."""
     complete = MessageComplete((TextBlock("".join(texts)),), StopReason.END_TURN, "end", TokenUsage(), "m")
     deltas = [TextDelta(text, 0, "m") for text in texts]
     events = [MessageStart("m", "model", "p"), *deltas, complete, TurnComplete("completed")]

@@ -49,7 +49,7 @@ def capable(**changes: object) -> AdapterCapabilities:
     return msgspec.structs.replace(CAPABILITIES, **changes)
 
 
-# -- capabilities
+# -- Capabilities.
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,12 @@ def capable(**changes: object) -> AdapterCapabilities:
         ),
     ],
 )
-def test_what_a_model_lacks_is_said_before_anything_is_sent(
+def test_a_missing_capability_is_refused_before_a_request(
     lacking: dict[str, object], asked: dict[str, object], complaint: str
 ) -> None:
-    """Each kind of lack is a CapabilityError of its own words, and a model that has it all passes."""
+    """Each missing capability is a CapabilityError with its own text. A model with all capabilities is
+    accepted.
+    """
     image = ImageBlock(data=b"x", media_type="image/webp")
     audio, document = AudioBlock(data=b"x", media_type="audio/flac"), DocumentBlock(data=b"%PDF-1.7")
     request = TurnRequirements(new=(Message.user([image, audio, document, TextBlock("?")]),), **asked)
@@ -112,8 +114,10 @@ def test_what_a_model_lacks_is_said_before_anything_is_sent(
 
 
 @pytest.mark.parametrize(("window", "outcome"), [(40, "passes"), (39, "warns"), (32, "warns"), (31, "refused")])
-async def test_a_prompt_is_refused_only_when_it_is_surely_too_long(window: int, outcome: str) -> None:
-    """An estimate above the window is a warning within the estimator's error of 25 %, and beyond it an error."""
+async def test_a_prompt_is_refused_only_if_it_is_certainly_too_long(window: int, outcome: str) -> None:
+    """An estimate up to 25 % above the window is a warning, because the estimate may be wrong. A higher one is an
+    error.
+    """
     own = {"s": capable(max_context_tokens=window)}
     async with rig(s=[Say("1"), Say("2")], capabilities=own) as at:
         session = at.engine.session("s:m")
@@ -135,8 +139,8 @@ def _history(messages: int) -> list[Message]:
     return [Message.user("x") if n % 2 == 0 else Message.assistant("y") for n in range(messages)]
 
 
-async def test_a_host_says_what_it_needs_for_a_session_and_for_a_single_send() -> None:
-    """`requires=` is checked like the request itself, in both places; an unknown capability is told at once."""
+async def test_a_session_and_a_turn_can_have_requirements() -> None:
+    """`requires=` and the request are checked in both places. An unknown capability is refused immediately."""
     async with rig(s=[Say("ok")]) as at:
         session = at.engine.session("s:m", requires=Requirements(("images",)))
         assert (await session.send("x", requires=Requirements(min_context_tokens=1000))).text == "ok"
@@ -149,8 +153,8 @@ async def test_a_host_says_what_it_needs_for_a_session_and_for_a_single_send() -
         Requirements(("thinkng",))
 
 
-async def test_the_configuration_corrects_a_models_capabilities_and_gives_its_defaults() -> None:
-    """An override counts more than the adapter's word; defaults fill what the caller leaves open."""
+async def test_the_configuration_sets_a_models_capabilities_and_defaults() -> None:
+    """The configuration replaces the adapter's capabilities. The caller's arguments replace the defaults."""
     changed = model(
         "s:m",
         capabilities={"supports_tools": False, "supports_thinking": True},
@@ -166,14 +170,14 @@ async def test_the_configuration_corrects_a_models_capabilities_and_gives_its_de
         assert asked == [(77, 0.5, "low"), (5, 0.0, "high")]
 
 
-# -- fallback
+# -- Fallback.
 
 
 @pytest.mark.parametrize(
     "kind", [ServerError, NetworkError, AuthError, RateLimitError, NotFoundError, AdapterError]
 )
 async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterError]) -> None:
-    """It is caused by the failed one, the reader sees one message only, and the message says how it came about."""
+    """The failed call is the cause of the new call. A reader gets one message, and the message has the routing."""
     async with rig(a=[Say(fails=kind("x"))], b=[Say("from b")]) as at:
         session = at.engine.session("a:m", fallback=["b:m"])
         async with session.stream("Hi") as turn:
@@ -194,8 +198,8 @@ async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterE
     [(Say("half", fails=ServerError("x")), "half"), (Say(fails=InvalidRequestError("bad")), None)],
     ids=["output was delivered", "the request is at fault"],
 )
-async def test_what_nothing_could_heal_falls_back_to_nothing(reply: Say, kept: str | None) -> None:
-    """What a reader has seen can't be taken back, and a bad request is bad elsewhere: the failure is raised."""
+async def test_there_is_no_fallback_after_output_or_for_a_bad_request(reply: Say, kept: str | None) -> None:
+    """The failure is raised. Output that a reader has can't be withdrawn, and a bad request fails everywhere."""
     async with rig(a=[reply], b=[Say("never")]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises((ServerError, InvalidRequestError)):
@@ -204,8 +208,8 @@ async def test_what_nothing_could_heal_falls_back_to_nothing(reply: Say, kept: s
         assert (session.messages[-1].text if session.messages else None) == kept
 
 
-async def test_a_lack_of_the_model_that_was_named_is_an_error_and_of_a_fallback_a_reason() -> None:
-    """A caller who names a model is told what it can't do; a fallback that can't is passed over."""
+async def test_a_missing_capability_is_an_error_of_the_first_model_and_skips_a_fallback() -> None:
+    """The routing has the reason for which the fallback was skipped."""
     tool = Tool(ToolDefinition("t"))
     lame = {"b": capable(supports_tools=False)}
     replies = {"a": [Say(fails=ServerError("x"))], "b": [Say("never")], "c": [Say("from c")]}
@@ -217,8 +221,8 @@ async def test_a_lack_of_the_model_that_was_named_is_an_error_and_of_a_fallback_
         assert routing_of(message).candidates[1] == Candidate("b:m", "b:m can't call tools")
 
 
-async def test_an_overflow_goes_only_to_a_larger_window() -> None:
-    """A model with the same window would refuse the same prompt: before the call as after it."""
+async def test_an_overflow_falls_back_only_to_a_larger_window() -> None:
+    """The overflow is found before the call or after it."""
     own = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
     async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
@@ -237,8 +241,8 @@ async def test_an_overflow_goes_only_to_a_larger_window() -> None:
             await session.send("Hi", model="a:m")
 
 
-async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
-    """The turn may be sent again, and the history is as it was."""
+async def test_if_every_fallback_fails_the_last_failure_is_raised() -> None:
+    """The history does not change."""
     async with rig(a=[Say(fails=ServerError("a"))], b=[Say(fails=NetworkError("b"))]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises(NetworkError) as caught:
@@ -247,8 +251,8 @@ async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
         assert session.messages == ()
 
 
-async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwise() -> None:
-    """models.yaml's fallback is the default; an empty one wants none, and one said outright is not continued."""
+async def test_a_chain_of_the_configuration_is_the_default_of_a_call() -> None:
+    """An empty fallback disables the chain. A chain of the call is not extended."""
     chained = {"a:m": model("a:m", fallback=("b:m",)), "b:m": model("b:m", fallback=("c:m",))}
     fails = [Say(fails=ServerError("down"))]
     async with rig(chained, a=fails * 4, b=[Say("b"), *fails * 2], c=[]) as at:
@@ -264,8 +268,10 @@ async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwi
                 await attempt
 
 
-async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_comes_round() -> None:
-    """First what the model itself says, then what those say; each model once, with where it comes from."""
+async def test_a_chain_continues_with_the_chains_of_its_members_without_cycles() -> None:
+    """The model's own fallbacks come first. Each model occurs once, together with the model that has it as a
+    fallback.
+    """
     chained = {
         "a:m": model("a:m", fallback=("b:m", "c:m")),
         "b:m": model("b:m", fallback=("d:m", "a:m")),
@@ -286,14 +292,16 @@ async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_
         assert [name for end, name in at.calls() if end == "started"] == ["a:m", "b:m", "c:m", "d:m"]
 
 
-def test_a_fallback_that_leads_nowhere_is_a_mistake_in_the_configuration() -> None:
-    """It is told when the registry is made, not when it is needed."""
+def test_a_fallback_to_an_unknown_model_is_refused() -> None:
+    """The error is raised when the registry is made."""
     with pytest.raises(ConfigurationError, match=r"models\.a:m\.fallback: unknown model 'nonsense'"):
         serving(model("a:m", fallback=("nonsense",)), a=scripted_type())
 
 
-async def test_a_turn_stays_with_the_model_that_began_to_answer_it() -> None:
-    """After a fallback the tool rounds of the turn go to the same model, not to the failed one again."""
+async def test_a_turn_stays_with_the_model_that_replied_first() -> None:
+    """After a fallback, the tool rounds of the turn use the same model. The next turn starts with the first
+    one.
+    """
 
     async def done(arguments: object) -> str:
         return "done"
@@ -303,12 +311,12 @@ async def test_a_turn_stays_with_the_model_that_began_to_answer_it() -> None:
         session = at.engine.session(["a:m", "b:m"], tools=[tool])
         assert (await session.send("Hi", tool_choice=ToolChoice("required"))).text == "b"
         forced = [request.tool_choice for request in at.requests("b")]
-        assert forced == [ToolChoice("required"), None], "a fallback is forced, too; a second round is not"
+        assert forced == [ToolChoice("required"), None], "a fallback is forced, and a second round is not"
         assert (await session.send("Hi")).text == "a again"
 
 
-async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() -> None:
-    """A chain works on a machine that has only one of the keys."""
+async def test_a_model_with_a_missing_key_is_skipped_if_there_is_a_fallback() -> None:
+    """A chain works with one key only."""
     registry = serving(a=entry("a", scripted_type(), missing_key="A_KEY"), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         message = await engine.session(["a:m", "b:m"]).send("x")
@@ -317,7 +325,7 @@ async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() ->
             await engine.session("a:m").send("x")
 
 
-# -- the router's own choice
+# -- The router's own choice.
 
 DEARER, CHEAPER = (
     PriceRow(model="a:m", input=3_000_000, output=15_000_000),
@@ -326,8 +334,8 @@ DEARER, CHEAPER = (
 PRICES = PriceTable.from_rows([DEARER, CHEAPER])
 
 
-async def test_the_cheapest_model_that_can_is_chosen() -> None:
-    """By price for a nominal usage; models without a price come last, and each rejection is recorded."""
+async def test_the_cheapest_capable_model_is_chosen() -> None:
+    """Prices are compared for a nominal usage. Models without a price come last. Each rejection is recorded."""
     own = {"lame": capable(supports_tools=False)}
     async with rig(prices=PRICES, capabilities=own, free=[], a=[Say("a")], b=[Say("b"), Say("2")], lame=[]) as at:
         tool = Tool(ToolDefinition("t"))
@@ -348,8 +356,7 @@ async def test_the_cheapest_model_that_can_is_chosen() -> None:
         assert first.text == "a"
 
 
-async def test_a_choice_that_nothing_fits_says_of_every_model_why() -> None:
-    """No model is taken that can't do what is asked."""
+async def test_a_choice_without_a_capable_model_is_an_error_with_every_reason() -> None:
     async with rig(a=[], b=[]) as at:
         choice = ModelChoice(requires=Requirements(min_context_tokens=10_000_000))
         with pytest.raises(CapabilityError, match=r"a:m: a:m has a window of 128000.*b:m: b:m has a window"):
@@ -358,7 +365,7 @@ async def test_a_choice_that_nothing_fits_says_of_every_model_why() -> None:
 
 
 async def test_a_cancelled_call_has_no_fallback() -> None:
-    """Who cancels wants an end, not another model."""
+    """A cancelled call ends immediately."""
     async with rig(a=[Say("a", pause=anyio.sleep_forever)], b=[Say("never")]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with anyio.move_on_after(1):
@@ -369,11 +376,11 @@ async def test_a_cancelled_call_has_no_fallback() -> None:
         assert at.calls()[:2] == [("started", "a:m"), ("failed", "a:m")]
 
 
-# Where a call goes while a provider, a model or an adapter is in trouble, and until it is tried again.
+# Routing while a provider, a model or an adapter has problems, and its probes.
 
 
 async def test_an_unavailable_model_is_skipped_until_one_call_probes_it() -> None:
-    """A refused key sends all calls on to the fallback, until the long cool-down is over."""
+    """After a refused key all calls use the fallback until the long cool-down ends."""
     a = [Say(fails=AuthError("x", provider_status=401)), Say("a is back")]
     async with rig(a=a, b=[Say("1"), Say("2")]) as at:
         session = at.engine.session(["a:m", "b:m"])
@@ -392,8 +399,8 @@ async def test_an_unavailable_model_is_skipped_until_one_call_probes_it() -> Non
         assert changes == ["unavailable", "probing", "available"]
 
 
-async def test_while_one_call_probes_the_others_go_elsewhere() -> None:
-    """Two turns in the same tick don't both probe."""
+async def test_while_one_call_probes_other_calls_use_the_fallback() -> None:
+    """Of two concurrent turns only one probes."""
     slow = Say("probe", pause=lambda: anyio.sleep(5))
     async with rig(a=[Say(fails=AuthError("x")), slow], b=[Say("1"), Say("2")]) as at:
         await at.engine.session(["a:m", "b:m"]).send("x")
@@ -409,8 +416,8 @@ async def test_while_one_call_probes_the_others_go_elsewhere() -> None:
         assert texts == ["2", "probe"]
 
 
-async def test_a_session_that_names_one_model_is_never_refused() -> None:
-    """Unavailable or not, the call goes out: it is the probe."""
+async def test_a_call_of_a_session_with_one_model_is_never_refused() -> None:
+    """The call is sent to the unavailable model as its probe."""
     async with rig(a=[Say(fails=AuthError("x")), Say("back")]) as at:
         session = at.engine.session("a:m")
         with pytest.raises(AuthError):
@@ -421,7 +428,7 @@ async def test_a_session_that_names_one_model_is_never_refused() -> None:
 
 
 async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> None:
-    """Nothing is sent, and the error says which model is unavailable and why."""
+    """Nothing is sent, and the error has the state and the reason of each model."""
     async with rig(a=[Say(fails=AuthError("x"))], b=[Say(fails=AuthError("x"))]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises(AuthError):
@@ -432,15 +439,15 @@ async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> No
         assert at.calls() == []
 
 
-async def test_a_refusal_says_when_the_first_candidate_may_be_tried_again() -> None:
-    """The least of the waits of those that could serve; one that waits for provider and model waits for both."""
+async def test_a_refusal_has_the_time_of_the_first_possible_probe() -> None:
+    """The time is the shortest wait of the candidates. A candidate waits for its provider and for its model."""
     async with rig(a=[Say(fails=AuthError("x")), Say("back")], b=[Say(fails=NotFoundError("x"))]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises(NotFoundError):
             await session.send("x")
         at.clock.advance(60)
         now_us = at.clock.now_us()
-        for change in at.engine.availability.crashed("b", now_us):  # for 30 s, while its model waits 540 s
+        for change in at.engine.availability.crashed("b", now_us):  # The provider waits 30 s, and its model 540 s.
             at.engine.bus.publish(change)
         with pytest.raises(NoModelAvailable) as caught:
             await session.send("x")
@@ -449,8 +456,8 @@ async def test_a_refusal_says_when_the_first_candidate_may_be_tried_again() -> N
         assert (await session.send("x")).text == "back"
 
 
-async def test_while_all_candidates_are_being_probed_nobody_knows_when() -> None:
-    """A probe's end is not known beforehand, so the refusal names no time."""
+async def test_while_all_candidates_are_probed_a_refusal_has_no_time() -> None:
+    """The end of a probe is unknown, so the error has no time."""
     gate = anyio.Event()
     a = [Say(fails=AuthError("x")), Say("a", pause=gate.wait)]
     b = [Say(fails=AuthError("x")), Say("b", pause=gate.wait)]
@@ -470,7 +477,7 @@ async def test_while_all_candidates_are_being_probed_nobody_knows_when() -> None
 
 
 async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:
-    """Until the pause that the provider asked for is over, the chain begins with the next."""
+    """Until the provider's pause ends, the chain starts with the next model."""
     a = [Say(fails=RateLimitError("slow down", retry_after_seconds=30)), Say("a")]
     async with rig(a=a, b=[Say("1"), Say("2")]) as at:
         session = at.engine.session(["a:m", "b:m"])
@@ -483,7 +490,7 @@ async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:
 
 
 async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None:
-    """It makes its provider unavailable, and the turn goes on elsewhere; so it does if it can't even be made."""
+    """The adapter makes its provider unavailable. An adapter that can't be made falls back too."""
     registry = serving(
         a=adapter_type(DoesNotStart), c=adapter_type(CannotBeMade), b=scripted_type(*[Say("b")] * 2)
     )
@@ -498,14 +505,14 @@ async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None
             await engine.session("c:m").send("x")
 
 
-async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_starts_it_afresh() -> None:
-    """The supervisor gives up, the table says adapter_crashed, and the probe finds a new actor."""
+async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_restarts_it() -> None:
+    """The state has the reason adapter_crashed, and the probe starts a new actor."""
     async with rig(a=[Say("1"), Say("2")], b=[Say("b")]) as at:
         session = at.engine.session(["a:m", "b:m"])
         await session.send("x")
         ref = at.engine._runtime.adapters["a"].ref
         for _ in range(5):
-            ref.tell("nonsense")  # which crashes the actor
+            ref.tell("nonsense")  # The actor crashes on this message.
             await anyio.sleep(5.5)
         assert not ref.running
         (row,) = at.engine.availability.snapshot()
@@ -518,14 +525,14 @@ async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_star
 
 
 class CannotBeMade:
-    """An adapter that misses an option."""
+    """An adapter with a missing option."""
 
     def __init__(self, config: AdapterConfig, **others: object) -> None:
         raise KeyError("region")
 
 
 class DoesNotStart:
-    """An adapter whose server can't be had."""
+    """An adapter that fails to start."""
 
     capabilities = CAPABILITIES
 

@@ -1,4 +1,4 @@
-"""Operations on whole sessions: rename, fork, list, export and import."""
+"""Operations on whole sessions: rename, fork, list, export and import, and the turns of a session."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def all_bytes(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.iterdir())
 
 
-async def test_a_fork_goes_its_own_way() -> None:
-    """It begins with the same history; what is said in one is not heard in the other."""
+async def test_a_fork_is_independent() -> None:
+    """The fork starts with the same history. Later messages are only in their own session."""
     async with running(Say("one"), Say("two"), Say("three")) as (engine, _):
         session = engine.session("s:m", system_prompt="Brief.", tags={"team": "red"}, name="Talk")
         await session.send("a")
@@ -62,8 +62,8 @@ async def test_a_fork_goes_its_own_way() -> None:
     assert (fork.system_prompt, fork.name, dict(fork.tags)) == ("Brief.", "Talk", {"team": "red"})
 
 
-async def test_a_fork_may_begin_earlier_and_is_as_short_as_its_origin() -> None:
-    """With at=2 it has two messages and what was left out again; its session.created names its origin."""
+async def test_a_fork_can_start_earlier_and_has_the_context_of_its_origin() -> None:
+    """With at=2 the fork has two messages and a complete context. `session.created` names the origin."""
     async with talking(Say("one"), Say("two"), Say("three"), context=LastTurns(1)) as (session, events):
         await session.send("a")
         await session.send("b")
@@ -78,7 +78,7 @@ async def test_a_fork_may_begin_earlier_and_is_as_short_as_its_origin() -> None:
 
 
 async def test_a_fork_can_be_resumed_and_has_its_name(tmp_path: Path) -> None:
-    """With capture_content what it began with is stored as its own, and the name with the session."""
+    """The trace stores the messages of the origin in the fork, and the name of the fork."""
     store = tmp_path / "t.db"
     async with keeping(store, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", name="Draft")
@@ -91,7 +91,7 @@ async def test_a_fork_can_be_resumed_and_has_its_name(tmp_path: Path) -> None:
 
 
 async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
-    """The list shows the latest; the trace has both."""
+    """The list shows the current name."""
     async with running(Say("one"), store=tmp_path / "t.db") as (engine, events):
         session = engine.session("s:m", name="Draft")
         await session.send("a")
@@ -104,8 +104,8 @@ async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
             session.rename("")
 
 
-async def test_sessions_that_are_open_and_those_of_the_trace_are_listed_once(tmp_path: Path) -> None:
-    """Open ones come first, those that were never used included; of tags that are asked for all must be there."""
+async def test_open_and_stored_sessions_are_listed_once(tmp_path: Path) -> None:
+    """Open sessions come first, even unused ones. A filter by tags matches sessions that have all of its tags."""
     async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
         old = engine.session("s:m", tags={"tenant": "red", "plan": "free"})
         await old.send("a")
@@ -122,11 +122,15 @@ async def test_sessions_that_are_open_and_those_of_the_trace_are_listed_once(tmp
         assert tagged.session_id == old.id
     async with running() as (engine, _):
         session = engine.session("s:m")
-        assert [info.session_id for info in await engine.sessions()] == [session.id], "without a trace"
+        assert [info.session_id for info in await engine.sessions()] == [session.id], (
+            "open sessions are listed without a trace"
+        )
 
 
-async def test_an_exported_session_is_the_same_elsewhere() -> None:
-    """Another engine imports messages with signatures and metadata, settings, tags and name, and goes on."""
+async def test_an_exported_session_can_be_imported_by_another_engine() -> None:
+    """The imported session has the messages with signatures and metadata, the settings, tags and name, and
+    continues.
+    """
     lookup = Tool(ToolDefinition("lookup", "Finds"))
     brief = {"system_prompt": "Brief.", "tags": {"team": "red"}, "name": "Talk"}
     async with running(Say("one")) as (engine, _):
@@ -145,16 +149,16 @@ async def test_an_exported_session_is_the_same_elsewhere() -> None:
         assert (await engine.import_session(document, session_id="ses_new")).id == "ses_new"
 
 
-async def test_what_is_no_exported_session_is_refused() -> None:
-    """The text says what was expected."""
+async def test_a_document_in_another_format_is_refused() -> None:
+    """The error names the expected format."""
     async with running() as (engine, _):
         for document in (b"{}", b"no json", '{"format": "callboard.session.9"}'):
             with pytest.raises(CallboardError, match=r"callboard\.session\.1"):
                 await engine.import_session(document)
 
 
-async def test_a_session_of_a_model_that_is_unknown_here_says_what_to_do() -> None:
-    """With model= it can be imported all the same."""
+async def test_importing_a_session_with_an_unknown_model_is_an_error_with_advice() -> None:
+    """With `model=` the session can be imported."""
     async with running(Say("one"), b=[Say("two")]) as (engine, _):
         session = engine.session("b:m")
         document = session.export()
@@ -165,8 +169,8 @@ async def test_a_session_of_a_model_that_is_unknown_here_says_what_to_do() -> No
         assert (await again.send("x")).text == "one"
 
 
-async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
-    """It is in the trace, and can be resumed, before anything is said in it."""
+async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None:
+    """The session can be resumed before its first turn."""
     async with talking(Say("one")) as (session, _):
         await session.send("a")
         document = session.export()
@@ -176,8 +180,8 @@ async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
         assert (await engine.resume(session.id)).messages == session.messages
 
 
-async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
-    """So are changed tools; both are in the session's setup from then on."""
+async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
+    """Changed tools are used too. From then on, both are settings of the session."""
     async with talking(Say("one"), Say("two"), system_prompt="Brief.") as (session, _):
         await session.send("a")
         session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
@@ -185,8 +189,8 @@ async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
         await session.send("b")
 
 
-async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_path: Path) -> None:
-    """Its words are nowhere in the file, its costs still count, and what another session said too stays there."""
+async def test_a_deleted_session_leaves_its_costs_and_no_content(tmp_path: Path) -> None:
+    """The file has no text of the deleted session, except for a text that another session also has."""
     async with keeping(tmp_path / "t.db", Say("the answer is xylophone"), Say("same"), Say("same")) as engine:
         session, other = engine.session("s:m"), engine.session("s:m")
         await session.send("my secret is marmalade")
@@ -204,8 +208,10 @@ async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_
     assert [word in everything for word in (b"alike", b"marmalade", b"xylophone")] == [True, False, False]
 
 
-async def test_a_session_whose_turn_runs_is_not_deleted() -> None:
-    """The error says to cancel the turn first; afterwards the session that is held begins anew."""
+async def test_a_session_with_a_running_turn_is_not_deleted() -> None:
+    """The error advises to cancel the turn first. After the deletion the open session starts with an empty
+    history.
+    """
     waiting = anyio.Event()
 
     async def forever() -> None:
@@ -224,23 +230,23 @@ async def test_a_session_whose_turn_runs_is_not_deleted() -> None:
         assert [message.text for message in session.messages] == ["b", "again"]
 
 
-# What a session does with a turn, however the turn ends.
+# A session's turn, for every kind of end.
 
 
-async def test_a_turn_enters_the_history_with_how_it_came_about() -> None:
-    """After a send the history holds both messages, and the assistant's says model, usage and cost."""
+async def test_a_turn_is_added_to_the_history_with_its_metadata() -> None:
+    """The history has both messages. The assistant's message has the model, the usage and the cost."""
     async with talking(Say("Hel", "lo")) as (session, _):
         message = await session.send("Hi")
         assert message.text == "Hello"
         assert [entry.role for entry in session.messages] == [Role.USER, Role.ASSISTANT]
         assert message.metadata.model == "s:m"
         assert message.metadata.usage.output_tokens == 5
-        assert message.metadata.cost_usd is None, "unpriced is not zero"
+        assert message.metadata.cost_usd is None, "an unpriced cost is not zero"
         assert present(message.metadata.routing).requested == "s:m"
 
 
-async def test_a_stream_has_each_event_once_and_ends_with_the_turn() -> None:
-    """A streamed turn yields the message's events, the step's end and one turn.complete, in that order."""
+async def test_a_stream_has_each_event_once_and_ends_with_turn_complete() -> None:
+    """The order is the message's events, the step's end, and the turn's end."""
     async with running(Say("Hel", "lo")) as (engine, _), engine.session("s:m").stream("Hi") as turn:
         types = [event.type async for event in turn]
         assert (await turn.message()).text == "Hello"
@@ -248,8 +254,8 @@ async def test_a_stream_has_each_event_once_and_ends_with_the_turn() -> None:
     assert types == [*message, "step.finish", "turn.complete"]
 
 
-async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along() -> None:
-    """After assigning `model` the next turn goes elsewhere with all before; `model=` is for one turn alone."""
+async def test_the_model_is_changed_between_two_turns_with_the_same_history() -> None:
+    """The new model gets the whole history. `model=` of `send` applies to one turn."""
     async with running(Say("from s"), Say("back"), other=[Say("from other")]) as (engine, events):
         session = engine.session("s:m")
         await session.send("one")
@@ -263,8 +269,8 @@ async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along
         assert topics(events.take(), "session.model_changed") == ["session.model_changed"]
 
 
-async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
-    """A call that fails before any content raises, with the turn on the exception, and adds nothing."""
+async def test_a_turn_without_a_reply_does_not_change_the_history() -> None:
+    """The exception has the turn."""
     async with talking(Say(fails=ServerError("down")), Say("up again")) as (session, _):
         with pytest.raises(ServerError) as caught:
             await session.send("Hi")
@@ -273,8 +279,8 @@ async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
         assert (await session.send("Hi")).text == "up again"
 
 
-async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
-    """A call that fails midway raises, and its partial message stays in the history, marked as an error."""
+async def test_the_part_of_a_broken_reply_is_kept() -> None:
+    """The partial message stays in the history with the stop reason error."""
     async with talking(Say("half ", "way", fails=ServerError("down"))) as (session, _):
         with pytest.raises(ServerError):
             async with session.stream("Hi") as turn:
@@ -285,8 +291,8 @@ async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
         assert present(partial.metadata).stop_reason is StopReason.ERROR
 
 
-async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
-    """An adapter's bug is an AdapterError for the caller, closes its stream properly, and the next call works."""
+async def test_a_crash_in_an_adapter_fails_only_that_call() -> None:
+    """The caller gets an AdapterError, the stream ends properly, and the next call works."""
     async with talking(Say("a", "b", fails=ZeroDivisionError("bug")), Say("fine")) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(AdapterError, match=r"crashed.*ZeroDivisionError"):
@@ -297,15 +303,15 @@ async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
         assert [event.stop_reason for event in complete] == [StopReason.ERROR]
         assert complete[0].final_content == tuple(Message.assistant("ab").content)
         assert isinstance(seen[-1], TurnComplete)
-        assert session.messages[-1].text == "ab", "what had arrived is kept"
+        assert session.messages[-1].text == "ab", "the part that arrived is kept"
         assert present(session.messages[-1].metadata).cost_usd is None
         assert (await session.send("again")).text == "fine"
         calls = topics(events.take(), "llm.")
         assert calls == ["llm.call_started", "llm.call_failed", "llm.call_started", "llm.call_completed"]
 
 
-async def test_a_cancelled_reply_ends_everywhere_at_once() -> None:
-    """Session.cancel ends the stream in message.complete(cancelled), keeps the partial text, frees the session."""
+async def test_cancelling_ends_the_stream_and_frees_the_session() -> None:
+    """The stream ends with message.complete(cancelled), and the partial text is kept."""
     pauses = iter([anyio.lowlevel.checkpoint, anyio.lowlevel.checkpoint, anyio.sleep_forever])
     say = Say("one", "two", "three", pause=lambda: next(pauses)())
     async with talking(say, Say("next")) as (session, events):
@@ -319,16 +325,16 @@ async def test_a_cancelled_reply_ends_everywhere_at_once() -> None:
         assert isinstance(seen[-2], MessageComplete)
         assert seen[-2].stop_reason is StopReason.CANCELLED
         assert seen[-1] == TurnComplete("cancelled", "CancelledError: the call was cancelled")
-        assert not await session.cancel(), "nothing runs any more"
+        assert not await session.cancel(), "no turn is in progress"
         assert present(session.messages[-1].metadata).stop_reason is StopReason.CANCELLED
         assert (await session.send("go on")).text == "next"
         failed = [e.data for e in events.take() if isinstance(e.data, LlmCallFailed)]
         assert [(event.error_class, event.will_retry) for event in failed] == [("cancelled", False)]
-        assert failed[0].usage is not None, "a cancelled call is priced too"
+        assert failed[0].usage is not None, "a cancelled call has usage"
 
 
-async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_asking() -> None:
-    """Three sends at once are three turns, and each sees the one before."""
+async def test_turns_of_one_session_run_in_the_order_of_their_requests() -> None:
+    """Three concurrent sends are three turns, and each has the history of the previous ones."""
     async with talking(Say("1"), Say("2"), Say("3")) as (session, _):
         async with anyio.create_task_group() as group:
             for text in ("a", "b", "c"):
@@ -338,7 +344,7 @@ async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_aski
 
 
 async def test_too_many_waiting_turns_are_refused() -> None:
-    """Sixteen turns may wait; the next send raises SessionBusy at once."""
+    """Sixteen turns can wait. The next send raises SessionBusy immediately."""
     async with talking(Say("x", pause=anyio.sleep_forever)) as (session, _):
         async with anyio.create_task_group() as group:
             for _ in range(17):
@@ -349,15 +355,15 @@ async def test_too_many_waiting_turns_are_refused() -> None:
             group.cancel_scope.cancel()
 
 
-async def test_sessions_run_side_by_side() -> None:
-    """A hanging session doesn't hold up another one."""
+async def test_sessions_run_concurrently() -> None:
+    """A session that hangs does not delay another session."""
     async with running(Say("never", pause=anyio.sleep_forever), other=[Say("free")]) as (engine, _):
         async with engine.session("s:m").stream("Hi"):
             assert (await engine.session("other:m").send("Hi")).text == "free"
 
 
-async def test_tools_run_and_the_model_answers() -> None:
-    """A call of a tool is executed, its result sent back, and the second reply is the turn's."""
+async def test_tools_run_and_the_model_gets_their_results() -> None:
+    """The second reply is the turn's reply."""
     async with running(Say(calls=[("add", {"a": 2, "b": 3})]), Say("5")) as (engine, events):
         session = engine.session("s:m", tools=[ADD])
         message = await session.send("2+3?", tool_choice=ToolChoice("required"))
@@ -368,15 +374,15 @@ async def test_tools_run_and_the_model_answers() -> None:
         assert (result.text, result.is_error) == ("5", False)
         requests = requests_of(engine)
         assert requests[0].tool_choice == ToolChoice("required")
-        assert requests[1].tool_choice is None, "forcing a tool again would never end"
+        assert requests[1].tool_choice is None, "if every call were forced, the turn would never end"
         taken = events.take()
         assert topics(taken, "tool.") == ["tool.started", "tool.finished"]
         second = [e for e in taken if isinstance(e.data, LlmCallStarted)][1]
         assert second.caused_by == next(e for e in taken if isinstance(e.data, LlmCallStarted)).request_id
 
 
-async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> None:
-    """Forcing a tool that isn't there raises, and neither call nor history knows of it."""
+async def test_a_forced_tool_that_does_not_exist_is_refused_before_a_request() -> None:
+    """No call is made, and the history does not change."""
     async with talking(Say("x"), tools=[ADD]) as (session, events):
         with pytest.raises(CapabilityError, match="nonsense"):
             await session.send("go", tool_choice=ToolChoice("named", "nonsense"))
@@ -385,8 +391,8 @@ async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> No
 
 
 @pytest.mark.parametrize("step", range(5))
-async def test_every_call_that_starts_ends_exactly_once_wherever_it_is_cancelled(step: int) -> None:
-    """Cancelled at any point, each attempt has one start and one end."""
+async def test_every_call_ends_exactly_once_for_any_time_of_a_cancellation(step: int) -> None:
+    """Each attempt has one start and one end."""
     say = Say("a", "b", "c", pause=lambda: anyio.sleep(1))
     async with talking(say, Say("next")) as (session, events):
         with anyio.move_on_after(step + 0.5):

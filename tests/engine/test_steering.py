@@ -1,4 +1,4 @@
-"""Messages that steer a running turn: when the model gets them, and what happens to the others."""
+"""Messages that steer a running turn: the time of their delivery, and messages that are not delivered."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 
 
 class Stage:
-    """The session of a test, which tools and replies may steer while its turn is under way."""
+    """The session of a test. Tools and replies can steer its turn."""
 
     session: Session
 
     def opened(self, engine: Engine, *, during_work: Sequence[str] = (), **options: Any) -> Session:
-        """A session whose tool `work` says these texts when it runs first, or does what `act` does."""
+        """Open a session with the tool `work`. The first run of the tool steers the turn with `during_work`."""
         acts = self.steers(*during_work)
         self.session = engine.session(options.pop("model", "s:m"), tools=[self.tool(acts)], **options)
         return self.session
@@ -82,7 +82,7 @@ class Stage:
         return Tool(ToolDefinition(name), work)
 
     def steers(self, *texts: str) -> Callable[[], Awaitable[None]]:
-        """A function that says these texts when it is first called."""
+        """A function that steers the turn with these texts at its first call."""
         left = list(texts)
 
         async def act() -> None:
@@ -98,7 +98,7 @@ def stage() -> Stage:
 
 
 def spoken(messages: Sequence[Message]) -> list[str]:
-    """Each message as its role and its text."""
+    """Each message as a pair of role and text."""
     return [f"{message.role} {message.text}".strip() for message in messages]
 
 
@@ -106,12 +106,12 @@ def texts(messages: Sequence[Message]) -> list[str]:
     return [message.text for message in messages]
 
 
-# -- when it is delivered
+# -- Delivery of a message.
 
 
 @both_ways
-async def test_a_message_comes_after_the_tools_and_before_the_next_call(stage: Stage, streamed: bool) -> None:
-    """The model gets it with the results; the history has it there, and so has the bus."""
+async def test_a_message_is_sent_after_the_tools_and_before_the_next_call(stage: Stage, streamed: bool) -> None:
+    """The model gets the message with the results. The history and the bus have it at that position."""
     async with running(WORK, Say("Rome it is.")) as (engine, events):
         session = stage.opened(engine, during_work=["Only Rome."])
         await said(session, "Look.", streamed=streamed)
@@ -125,10 +125,8 @@ async def test_a_message_comes_after_the_tools_and_before_the_next_call(stage: S
 
 
 @both_ways
-async def test_a_message_during_the_last_reply_is_answered_with_one_step_more(
-    stage: Stage, streamed: bool
-) -> None:
-    """The turn would have ended there; it goes on, and its reply is the last one."""
+async def test_a_message_during_the_last_reply_adds_a_step(stage: Stage, streamed: bool) -> None:
+    """The turn continues, and its reply is that of the last step."""
     async with running(Say("Hello.", pause=stage.steers("In French.")), Say("Bonjour.")) as (engine, events):
         session = stage.opened(engine)
         reply = await said(session, "Greet.", streamed=streamed)
@@ -138,8 +136,8 @@ async def test_a_message_during_the_last_reply_is_answered_with_one_step_more(
         assert [(each.status, each.calls) for each in ends] == [("completed", 2)]  # type: ignore[attr-defined]
 
 
-async def test_messages_that_wait_are_delivered_together_in_their_order(stage: Stage) -> None:
-    """One step takes all of them, and the next takes none again; what steer() gives back is in the history."""
+async def test_waiting_messages_are_delivered_together_in_order(stage: Stage) -> None:
+    """One step gets all messages. The history has the messages that `steer` returned."""
     async with running(WORK, WORK, Say("done")) as (engine, _):
         session = stage.opened(engine)
         kept: list[Message] = []
@@ -154,7 +152,7 @@ async def test_messages_that_wait_are_delivered_together_in_their_order(stage: S
         assert session.messages[3:6] == tuple(kept)
 
 
-def test_a_plain_tool_may_steer_from_its_thread(stage: Stage) -> None:
+def test_a_plain_tool_can_steer_from_its_thread(stage: Stage) -> None:
     async def act_it() -> None:
         async with running(WORK, Say("done")) as (engine, _):
             session = stage.opened(engine)
@@ -167,11 +165,11 @@ def test_a_plain_tool_may_steer_from_its_thread(stage: Stage) -> None:
             await session.send("go")
             assert texts(session.messages) == ["go", "", "", "from a thread", "done"]
 
-    anyio.run(act_it)  # threads need the real time
+    anyio.run(act_it)  # Threads need real time.
 
 
-async def test_a_turn_that_waits_gets_it_with_its_own_message(stage: Stage) -> None:
-    """A stream's steer() goes to its own turn; the session's goes to the turn that runs."""
+async def test_a_waiting_turn_gets_the_steering_message_with_its_own_message(stage: Stage) -> None:
+    """`steer` of a stream goes to the stream's turn, and `steer` of a session to the running turn."""
     async with running(WORK, Say("one"), Say("two")) as (engine, _):
         session = stage.opened(engine, during_work=["to the first"])
         async with session.stream("first") as first, session.stream("second") as second:
@@ -184,8 +182,8 @@ async def test_a_turn_that_waits_gets_it_with_its_own_message(stage: Stage) -> N
         ]
 
 
-async def test_a_session_whose_turn_is_about_to_end_steers_the_next(stage: Stage) -> None:
-    """A turn that was cancelled takes nothing more; the one that waits behind it does."""
+async def test_a_session_with_a_cancelled_turn_steers_the_next(stage: Stage) -> None:
+    """A cancelled turn accepts no message, but the waiting turn does."""
     async with running(WORK, Say("two")) as (engine, _):
         session = stage.opened(engine)
 
@@ -203,8 +201,8 @@ async def test_a_session_whose_turn_is_about_to_end_steers_the_next(stage: Stage
         assert texts(requests_of(engine)[1].messages)[-2:] == ["second", "more"]
 
 
-async def test_a_reply_that_paused_goes_on_before_it_is_steered(stage: Stage) -> None:
-    """A provider wants back what it paused with, and nothing behind it."""
+async def test_a_paused_reply_continues_before_it_is_steered(stage: Stage) -> None:
+    """The provider needs the paused reply as the last message."""
     pausing = Say("Searching.", pause=stage.steers("Be quick."))
     pausing.reply = msgspec.structs.replace(pausing.reply, stop=StopReason.PAUSE_TURN)
     async with running(pausing, Say("Found."), Say("There.")) as (engine, _):
@@ -212,8 +210,8 @@ async def test_a_reply_that_paused_goes_on_before_it_is_steered(stage: Stage) ->
         assert [texts(each.messages)[-1] for each in requests_of(engine)] == ["Search.", "Searching.", "Be quick."]
 
 
-def test_a_tool_of_the_providers_waits_until_it_has_its_result() -> None:
-    """Only what has begun and not ended: a search that is over holds nothing up."""
+def test_a_message_waits_for_the_result_of_a_provider_tool() -> None:
+    """A completed search does not delay a message."""
 
     def reply(*kinds: str) -> Message:
         return Message.assistant([OpaqueBlock(kind, ProviderRaw("p", {"type": kind})) for kind in kinds])
@@ -225,8 +223,8 @@ def test_a_tool_of_the_providers_waits_until_it_has_its_result() -> None:
     assert not provider_waits(Message.assistant("Hello"))
 
 
-async def test_a_message_is_held_while_a_tool_of_the_providers_waits(stage: Stage) -> None:
-    """It goes on with our results alone; the message comes with the next step."""
+async def test_a_message_is_not_sent_while_a_provider_tool_waits(stage: Stage) -> None:
+    """The next call has only the local results. The following step has the message."""
 
     class Searching(Middleware):
         async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
@@ -242,8 +240,8 @@ async def test_a_message_is_held_while_a_tool_of_the_providers_waits(stage: Stag
         assert [texts(each.messages).count("more") for each in requests_of(engine)] == [0, 0, 1]
 
 
-async def test_a_stream_shows_where_the_message_came(stage: Stage) -> None:
-    """Between the end of a step and the next reply, in a function's stream, too; the result has the message."""
+async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
+    """The message comes between the end of a step and the next reply. The result has the message too."""
     async with running(WORK, Say("done")) as (engine, _):
         tools = [stage.tool(lambda: more())]
         result = engine.stream("s:m", "go", tools=tools)
@@ -262,8 +260,8 @@ async def test_a_stream_shows_where_the_message_came(stage: Stage) -> None:
         assert whole.undelivered == ()
 
 
-async def test_a_turn_goes_on_with_answers_before_it_is_steered(stage: Stage) -> None:
-    """The open calls get their results first, and are not closed by what is said."""
+async def test_a_submitted_turn_gets_the_results_before_the_message(stage: Stage) -> None:
+    """The results of the open calls come before the message."""
     async with running(WORK, Say("done")) as (engine, _):
         session = stage.opened(engine, approve=lambda request: Pending())
         await session.send("go")
@@ -273,8 +271,8 @@ async def test_a_turn_goes_on_with_answers_before_it_is_steered(stage: Stage) ->
         assert spoken(session.messages) == ["user go", "assistant", "tool", "user more", "assistant done"]
 
 
-async def test_an_image_goes_to_a_model_that_takes_it(stage: Stage) -> None:
-    """What steers a turn must be told to the model: a fallback takes over, or the turn fails."""
+async def test_an_image_goes_to_a_model_that_accepts_it(stage: Stage) -> None:
+    """If the model does not accept the message, a fallback replaces it or the turn fails."""
     blind = msgspec.structs.replace(CAPABILITIES, supports_images=False)
     for others in ({"t": scripted_type(Say("A dot."))}, {}):
         models = serving(s=scripted_type(WORK, capabilities=blind), **others)
@@ -293,12 +291,12 @@ async def test_an_image_goes_to_a_model_that_takes_it(stage: Stage) -> None:
                 assert present(caught.value.turn).undelivered[0].content == (PIXEL,)
 
 
-# -- what is not delivered
+# -- Messages that are not delivered.
 
 
 @both_ways
-async def test_what_no_model_has_answered_stays_the_hosts(stage: Stage, streamed: bool) -> None:
-    """The history ends with the results, so that the turn can go on; the error has the message."""
+async def test_a_message_without_a_reply_is_returned_to_the_host(stage: Stage, streamed: bool) -> None:
+    """The history ends with the results, so the turn can continue. The error has the undelivered message."""
     script = WORK, Say(fails=ServerError("no")), Say("done"), Say("yes")
     async with running(*script) as (engine, _):
         session = stage.opened(engine, during_work=["more"])
@@ -311,8 +309,8 @@ async def test_what_no_model_has_answered_stays_the_hosts(stage: Stage, streamed
         assert (await session.send(undelivered.content)).text == "yes"
 
 
-async def test_a_fallback_is_told_once_and_a_reply_that_breaks_off_was_steered(stage: Stage) -> None:
-    """Each model that is asked gets the message, and the history has it once, also before a part of an answer."""
+async def test_a_fallback_gets_the_message_once_and_a_partial_reply_counts_as_delivery(stage: Stage) -> None:
+    """Every model gets the message. The history has it once, before the partial reply."""
     async with running(WORK, Say(fails=ServerError("no")), t=[Say("I would", fails=ServerError("broke"))]) as (
         engine,
         _,
@@ -329,8 +327,8 @@ async def test_a_fallback_is_told_once_and_a_reply_that_breaks_off_was_steered(s
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close"])
 @both_ways
-async def test_a_turn_that_is_ended_gives_its_messages_back(stage: Stage, how: str, streamed: bool) -> None:
-    """The error has them, and the turn takes no more."""
+async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: str, streamed: bool) -> None:
+    """The error has the undelivered messages, and the turn accepts no more."""
     async with running(WORK) as (engine, _):
         session = stage.opened(engine)
 
@@ -356,10 +354,12 @@ async def test_a_turn_that_is_ended_gives_its_messages_back(stage: Stage, how: s
 
 @pytest.mark.parametrize("status", ["max_tool_rounds", "stopped", "awaiting_tools"])
 @both_ways
-async def test_a_turn_that_stops_for_another_reason_gives_its_messages_back(
+async def test_a_turn_that_stops_for_another_reason_returns_its_messages(
     stage: Stage, status: str, streamed: bool
 ) -> None:
-    """Its limit, its condition and an open call stand; the reply has the message."""
+    """The reasons are the limit of rounds, a stop condition, and an open call. The reply has the undelivered
+    message.
+    """
     script = {
         "max_tool_rounds": [WORK, Say(calls=[("work", {})], pause=stage.steers("more"))],
         "stopped": [WORK],
@@ -375,8 +375,7 @@ async def test_a_turn_that_stops_for_another_reason_gives_its_messages_back(
         assert "more" not in texts(session.messages)
 
 
-async def test_a_result_has_what_was_not_delivered(stage: Stage) -> None:
-    """Whoever asks for the result of a stream need not look elsewhere."""
+async def test_a_result_has_the_undelivered_messages(stage: Stage) -> None:
     async with running(WORK) as (engine, _):
         tools = [stage.tool(lambda: more())]
         result = engine.stream("s:m", "go", tools=tools, stop_when=lambda steps: True)
@@ -387,8 +386,10 @@ async def test_a_result_has_what_was_not_delivered(stage: Stage) -> None:
         assert texts((await result.result()).undelivered) == texts(result.undelivered) == ["more"]
 
 
-async def test_where_nothing_is_under_way_there_is_nothing_to_steer(stage: Stage) -> None:
-    """An idle session, a turn that is over, a stream that was closed, and a request with one reply say so."""
+async def test_steering_without_a_running_turn_is_an_error(stage: Stage) -> None:
+    """The error is raised for an idle session, an ended turn, a closed stream, and a CanonicalRequest, which has
+    one reply.
+    """
     async with running(Say("a"), Say("b")) as (engine, _):
         session = stage.opened(engine)
         with pytest.raises(NoTurnRunning, match=r"no turn of session 'ses_.* Use send\(\)"):
@@ -411,7 +412,7 @@ async def test_where_nothing_is_under_way_there_is_nothing_to_steer(stage: Stage
 
 
 async def test_an_empty_message_is_refused(stage: Stage) -> None:
-    """The turn goes on as if nothing had been said."""
+    """The turn continues."""
     async with running(WORK, Say("done")) as (engine, _):
         session = stage.opened(engine)
 
@@ -423,11 +424,11 @@ async def test_an_empty_message_is_refused(stage: Stage) -> None:
         assert (await session.send("go")).text == "done"
 
 
-# -- what is kept
+# -- Stored messages.
 
 
-async def test_a_session_that_is_resumed_forked_or_exported_shows_it(stage: Stage, tmp_path: Path) -> None:
-    """The history says which messages steered a turn, in another engine, too."""
+async def test_a_resumed_forked_or_imported_session_has_the_mark(stage: Stage, tmp_path: Path) -> None:
+    """The history marks the messages that steered a turn."""
     path = tmp_path / "trace.db"
     async with keeping(path, WORK, Say("done")) as engine:
         session = stage.opened(engine, during_work=["more"])
@@ -440,8 +441,8 @@ async def test_a_session_that_is_resumed_forked_or_exported_shows_it(stage: Stag
         assert (await engine.import_session(document, session_id="ses_copy")).messages == before
 
 
-async def test_the_trace_says_so_without_the_content(stage: Stage, tmp_path: Path) -> None:
-    """The stored event of the message is marked; those of other messages are as they were."""
+async def test_the_trace_has_the_mark_without_content(stage: Stage, tmp_path: Path) -> None:
+    """Only the event of that message has the mark."""
     async with running(WORK, Say("done"), store=tmp_path / "trace.db") as (engine, _):
         session = stage.opened(engine, during_work=["secret"])
         await session.send("go")
@@ -453,12 +454,12 @@ async def test_the_trace_says_so_without_the_content(stage: Stage, tmp_path: Pat
         assert sum(message.steers for message in appended) == 1
 
 
-# -- what else looks at messages
+# -- Context policies, caches and objects.
 
 
 @pytest.mark.parametrize("policy", [LastTurns(1), Truncate(), Summarise(keep_turns=1)])
-async def test_a_turn_that_was_steered_is_one_turn_to_a_policy(stage: Stage, policy: ContextPolicy) -> None:
-    """The question stays before the message that steered its turn, now and in later turns."""
+async def test_a_steered_turn_is_one_turn_for_a_policy(stage: Stage, policy: ContextPolicy) -> None:
+    """The first message of the turn stays with the message that steered it, in later turns too."""
     async with running(Say("0"), WORK, Say("1"), Say("2"), Say("3")) as (engine, _):
         session = stage.opened(engine, during_work=["more"], context=policy)
         await session.send("before")
@@ -473,8 +474,8 @@ async def never_asked(text: str) -> str:
     raise AssertionError(text)
 
 
-async def test_a_cache_knows_a_steered_request_from_another(stage: Stage) -> None:
-    """The same turn again is answered from the cache; with a message more it is asked."""
+async def test_a_cache_distinguishes_a_steered_request(stage: Stage) -> None:
+    """The same turn is served from the cache. Another message makes a call."""
     cache = Cache()
     script = WORK, Say("plain"), Say("steered")
     async with running(*script, middleware=[cache]) as (engine, _):
@@ -484,8 +485,8 @@ async def test_a_cache_knows_a_steered_request_from_another(stage: Stage) -> Non
         assert (cache.misses, cache.hits) == (3, 3)
 
 
-async def test_an_object_is_steered_like_any_reply(stage: Stage) -> None:
-    """The object is read from the answer to the last message."""
+async def test_an_object_can_be_steered(stage: Stage) -> None:
+    """The object comes from the reply to the last message."""
     async with running(WORK, Say('{"n": 2}')) as (engine, _):
         stream = engine.stream_object("s:m", "go", schema=dict[str, int], tools=[stage.tool(lambda: more())])
 
@@ -498,11 +499,13 @@ async def test_an_object_is_steered_like_any_reply(stage: Stage) -> None:
             stream.steer("Three.")
 
 
-# -- any order
+# -- Any order.
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What happens in one turn: each reply calls the tool or not, fails or not, and what is said meanwhile."""
+    """One turn: for each reply, whether it calls the tool, whether it fails, and the number of messages during
+    it.
+    """
 
     replies: tuple[tuple[bool, bool, int, int], ...]
     cancelled_at: int | None
@@ -519,8 +522,8 @@ plans = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(plan=plans, streamed=st.booleans())
-def test_each_message_is_in_the_history_or_the_hosts(plan: Plan, streamed: bool) -> None:
-    """Whatever happens, what was taken is there once: in the history in its order, or among the undelivered."""
+def test_each_message_is_in_the_history_or_undelivered(plan: Plan, streamed: bool) -> None:
+    """Each accepted message occurs once, either in the history, in order, or among the undelivered messages."""
 
     async def act_it() -> None:
         stage, taken, step = Stage(), list[str](), iter(range(100))
@@ -561,8 +564,8 @@ def test_each_message_is_in_the_history_or_the_hosts(plan: Plan, streamed: bool)
 
 
 @both_ways
-async def test_a_budget_that_refuses_the_next_step_gives_the_message_back(stage: Stage, streamed: bool) -> None:
-    """The turn ends in the refusal, which has the message; with more room the turn goes on."""
+async def test_a_budget_that_refuses_the_next_step_returns_the_message(stage: Stage, streamed: bool) -> None:
+    """The error has the undelivered message. When the budget has room, the turn continues."""
     clock = FakeClock()
     budget = Budget(max_tokens=400, window=timedelta(hours=1))
     async with running(WORK, Say("Rome."), Say("Yes."), budgets=[budget], clock=clock) as (engine, _):
@@ -576,15 +579,15 @@ async def test_a_budget_that_refuses_the_next_step_gives_the_message_back(stage:
         assert (await session.send(undelivered.content, max_output_tokens=10)).text == "Yes."
 
 
-# The queue between a host that steers and its turn: nothing is lost, nothing comes twice.
+# The queue between a host that steers and its turn: no message is lost or repeated.
 
 Act: TypeAlias = Literal["add", "take", "close", "close_if_empty"]
 ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")
 
 
 @given(st.lists(st.sampled_from(ACTS)))
-def test_it_does_what_a_list_with_a_flag_does(acts: list[Act]) -> None:
-    """Whatever is done in whatever order, each message is refused, taken or left over, in the order of adding."""
+def test_the_queue_agrees_with_a_list_and_a_flag(acts: list[Act]) -> None:
+    """The queue refuses, delivers or keeps each message like the list does, in the order of adding."""
     queue, waiting, closed = SteeringQueue(), list[Message](), False
     for number, act in enumerate(acts):
         match act:
@@ -609,7 +612,9 @@ def test_it_does_what_a_list_with_a_flag_does(acts: list[Act]) -> None:
 
 
 def test_messages_of_many_threads_are_taken_once_or_refused() -> None:
-    """While threads add, one takes and closes: no message is in two places, and none in no place."""
+    """Threads add messages while one thread takes them and closes the queue. Each message is in exactly one
+    place.
+    """
     queue, refused, taken = SteeringQueue(), list[str](), list[str]()
 
     def add(thread: int) -> None:
@@ -633,7 +638,7 @@ def test_messages_of_many_threads_are_taken_once_or_refused() -> None:
 
 
 def test_the_first_reason_for_closing_stays() -> None:
-    """A turn that was cancelled says so, even when it is over."""
+    """A cancelled turn keeps its reason after its end."""
     queue = SteeringQueue()
     queue.close("cancelled")
     queue.close("over")
@@ -643,7 +648,7 @@ def test_the_first_reason_for_closing_stays() -> None:
 
 
 def test_a_queue_refuses_an_empty_message() -> None:
-    """No provider could be told it; but what is no text counts as content."""
+    """No provider accepts it. A block that is no text counts as content."""
     for content in ("", " \n", [], [TextBlock("")]):
         with pytest.raises(ValueError, match="empty"):
             steering_message(content, "msg_1")

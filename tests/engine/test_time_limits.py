@@ -1,4 +1,4 @@
-"""The ends of a call or a stream: time limits, slots, closing, and owners that end."""
+"""The ends of a call or a stream by time limits, slots, closing, and the loss of an owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..support.scripted import Say, ScriptedAdapter, scripted_type
 from ..support.virtual_time import run_virtual
 from .slow_engines import WAYS, Slow, an_engine
 
-# Time limits of turns, calls and tools, and calls that do not want to end.
+# Time limits of turns, calls and tools, and calls that ignore a cancellation.
 
 SLOW = anyio.sleep_forever
 
@@ -52,8 +52,8 @@ async def wait(seconds: float) -> None:
     await anyio.sleep(seconds)
 
 
-async def test_a_turn_out_of_time_keeps_what_came_and_fails() -> None:
-    """The call is cancelled in order, its part of the reply enters the history, the turn ends as failed."""
+async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
+    """The call is cancelled, its partial reply is in the history, and the turn ends as failed."""
     async with talking(Say("Well, ", "ever", pause=lambda: wait(2))) as (session, events):
         with pytest.raises(RequestTimeoutError, match="turn took longer than 3 s") as caught:
             async with session.stream("Hello", timeout=3) as turn:
@@ -67,11 +67,13 @@ async def test_a_turn_out_of_time_keeps_what_came_and_fails() -> None:
         assert log.since(0)[-1].status == "failed"
         (terminal,) = terminals(events)
         assert isinstance(terminal, LlmCallFailed)
-        assert terminal.error_class == "cancelled"  # the host's limit: nothing that a provider did wrong
+        assert (
+            terminal.error_class == "cancelled"
+        )  # The host set the limit, so the failure does not count against the provider.
 
 
-async def test_the_engine_gives_turns_their_time_unless_a_send_does() -> None:
-    """`Timeouts.turn` holds for all; one `send` may have more."""
+async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> None:
+    """`Timeouts.turn` applies to all turns. `timeout=` of a `send` replaces it."""
     models = registry(Say("late", pause=lambda: wait(3)), Say("late", pause=lambda: wait(3)))
     async with Engine(models=models, trace=False, timeouts=Timeouts(turn=4)) as engine:
         session = engine.session("s:m")
@@ -81,7 +83,7 @@ async def test_the_engine_gives_turns_their_time_unless_a_send_does() -> None:
 
 
 async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
-    """A tool under way is cancelled, and so is a turn that has not begun."""
+    """A running tool is cancelled, and a turn that has not started is cancelled too."""
     cut: list[str] = []
 
     async def forever(arguments: object) -> str:
@@ -110,8 +112,8 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
-async def test_a_turn_that_ends_before_it_begins_asks_nobody(how: str) -> None:
-    """It says only how it ended, and the turn behind it has its place."""
+async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None:
+    """Only its end is published, and the next turn can run."""
     async with talking(Say("later")) as (session, events):
         turn = session.stream("Hello", timeout=0 if how == "out of time" else None)
         if how == "out of time":
@@ -129,8 +131,8 @@ async def test_a_turn_that_ends_before_it_begins_asks_nobody(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
-async def test_a_call_that_ends_while_it_waits_for_a_slot_leaves_the_slots_alone(how: str) -> None:
-    """It has none to give back; whoever has the slot keeps it, and afterwards there is one, as before."""
+async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_slots(how: str) -> None:
+    """The call that has the slot keeps the slot. Afterwards the number of slots is the same."""
     models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
     async with Engine(models=models, trace=False, limits=Limits(calls_per_provider=1)) as engine:
 
@@ -156,8 +158,8 @@ async def test_a_call_that_ends_while_it_waits_for_a_slot_leaves_the_slots_alone
             await late.message()
 
 
-async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
-    """Out of time, the model reads so."""
+async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
+    """The model gets the time limit in the tool's result."""
 
     async def forever(arguments: object) -> str:
         await SLOW()
@@ -176,8 +178,7 @@ async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
         assert told == ["The tool took longer than 7 s.", "The tool took longer than 3 s."]
 
 
-async def test_a_cancel_at_the_last_moment_is_a_cancel() -> None:
-    """A turn that its host cancels before its time is up ends as cancelled."""
+async def test_a_cancellation_before_the_time_limit_is_a_cancellation() -> None:
     async with talking(Say("Well", pause=lambda: wait(2))) as (session, _):
         async with session.stream("Hello", timeout=10) as turn:
             await anyio.sleep(3)
@@ -187,7 +188,7 @@ async def test_a_cancel_at_the_last_moment_is_a_cancel() -> None:
 
 
 class Stubborn(ScriptedAdapter):
-    """Shields its calls from every cancelling, and talks on."""
+    """Shields its calls from cancellation and continues to send events."""
 
     async def cancel(self, request_id: str) -> bool:
         return True
@@ -219,8 +220,8 @@ class _Shielded:
         pass
 
 
-async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() -> None:
-    """One terminal event, a stream that ends properly, and nothing of what the adapter still sends."""
+async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_grace_time() -> None:
+    """The call has one end, and the stream ends properly. Later events of the adapter are ignored."""
     kind = scripted_type(Say("one", "two", "three", "four", pause=lambda: wait(4)), base=Stubborn)
     models = serving(s=entry("s", kind, max_concurrency=1))
     engine = Engine(models=models, trace=False, limits=Limits(calls_per_provider=1))
@@ -235,7 +236,7 @@ async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() ->
                 await turn.message()
             assert anyio.current_time() - began == pytest.approx(CANCEL_GRACE_SECONDS)
             reader = engine.attach(turn.stream_id)
-            await anyio.sleep(20)  # it talks on, to nobody
+            await anyio.sleep(20)  # The adapter sends more events, without a reader.
         seen = [event async for event in reader]
         complete = [event for event in seen if isinstance(event, MessageComplete)]
         assert [event.stop_reason for event in complete] == [StopReason.CANCELLED]
@@ -245,11 +246,13 @@ async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() ->
         assert present(partial.metadata.usage).source is UsageSource.PARTIAL
 
 
-# Slots: never more than there are, none lost, the earliest turn first.
+# Slots: calls never exceed them, no slot is lost, and the earliest turn goes first.
 
 
 async def test_the_earliest_turn_goes_first() -> None:
-    """A later request of an earlier turn passes the requests of later turns; within a turn the order stays."""
+    """A later request of an earlier turn comes before requests of later turns. Requests of one turn keep their
+    order.
+    """
     slots, order = CallSlots(1), []
     await slots.acquire()
 
@@ -266,8 +269,8 @@ async def test_the_earliest_turn_goes_first() -> None:
     assert order == ["1a", "1b", "2a", "3a", "3b"]
 
 
-async def test_a_slot_that_is_given_to_a_cancelled_call_goes_on_to_the_next() -> None:
-    """Cancelling at the very moment of the hand-over loses nothing."""
+async def test_a_slot_of_a_cancelled_call_goes_to_the_next_call() -> None:
+    """The cancellation comes at the moment at which the call gets the slot."""
     slots = CallSlots(1)
     await slots.acquire()
     got: list[str] = []
@@ -290,8 +293,10 @@ async def test_a_slot_that_is_given_to_a_cancelled_call_goes_on_to_the_next() ->
 
 
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
-def test_no_slot_is_lost_whatever_is_cancelled_when(seed: int, total: int, calls: int) -> None:
-    """Random waits, holds and cancels: never more at once than slots, and all are free in the end."""
+def test_no_slot_is_lost_for_any_cancellation(seed: int, total: int, calls: int) -> None:
+    """Waits, durations and cancellations are random. Calls never exceed the slots, and all slots are free at the
+    end.
+    """
     rng = random.Random(seed)
 
     async def scenario() -> None:
@@ -322,7 +327,7 @@ def test_no_slot_is_lost_whatever_is_cancelled_when(seed: int, total: int, calls
     run_virtual(scenario)
 
 
-# An engine that is closed under whatever runs in it: callers get one kind of error, and each call has one end.
+# An engine that is closed during calls: callers get one kind of error, and each call has one end.
 
 CLOSED = "the engine was closed"
 
@@ -334,7 +339,7 @@ async def wait_long() -> None:
 
 
 def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFailed]:
-    """The ends of all calls, of which each has one."""
+    """Check that each call has one end, and return the ends."""
     starts = [envelope.request_id for envelope in envelopes if isinstance(envelope.data, LlmCallStarted)]
     ends = [each for each in envelopes if isinstance(each.data, LlmCallCompleted | LlmCallFailed)]
     assert sorted(starts) == sorted(each.request_id for each in ends)  # type: ignore[type-var]
@@ -342,8 +347,8 @@ def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFail
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_whatever_waits_for_an_engine_that_is_closed_is_told_so(way: str) -> None:
-    """One kind of error, in words, whatever was called; each call has one end, and that is a cancelled one."""
+async def test_closing_the_engine_ends_every_kind_of_call(way: str) -> None:
+    """Every kind of call raises the same error, and each call ends once, as cancelled."""
     engine = an_engine()
     events = engine.bus.subscribe("llm.*", policy=Lossless())
     async with engine, anyio.create_task_group() as group:
@@ -365,8 +370,8 @@ async def test_whatever_waits_for_an_engine_that_is_closed_is_told_so(way: str) 
             assert end.error_class == "cancelled"
 
 
-async def test_what_had_arrived_is_kept_with_its_usage() -> None:
-    """A reply that an engine is closed under ends as a cancelled one does: with its text, and what it used."""
+async def test_the_partial_reply_is_kept_with_its_usage() -> None:
+    """Closing the engine ends a reply like a cancellation."""
     engine = an_engine()
     events = engine.bus.subscribe(">", policy=Lossless())
     await engine.start()
@@ -389,8 +394,8 @@ async def test_what_had_arrived_is_kept_with_its_usage() -> None:
     assert present(end.usage).source is UsageSource.PARTIAL
 
 
-async def test_turns_that_wait_for_their_session_end_as_well() -> None:
-    """Also those that had not begun, and a tool that takes its time."""
+async def test_closing_the_engine_ends_waiting_turns() -> None:
+    """Turns that have not started end, and a turn with a slow tool ends too."""
     engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
     await engine.start()
     session = engine.session("s:m", tools=[wait_long])
@@ -411,14 +416,14 @@ async def test_turns_that_wait_for_their_session_end_as_well() -> None:
 
 
 class Deaf(Slow):
-    """Is cancelled in vain."""
+    """Ignores cancellation."""
 
     async def cancel(self, request_id: str) -> bool:
         return False
 
 
-async def test_a_call_that_does_not_obey_holds_a_closing_engine_up_for_half_of_its_time_at_most() -> None:
-    """Then its adapter is stopped; the error is the same."""
+async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_time() -> None:
+    """The delay is at most half of the shutdown time. Then its adapter is stopped, with the same error."""
     engine = an_engine(base=Deaf, timeouts=Timeouts(shutdown=6.0))
     await engine.start()
     async with anyio.create_task_group() as group:
@@ -435,7 +440,7 @@ async def test_a_call_that_does_not_obey_holds_a_closing_engine_up_for_half_of_i
 
 
 async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
-    """Whoever was starting it learns that, and it doesn't come up again."""
+    """The call that started the engine gets an error, and the engine stays closed."""
     engine = an_engine()
     async with anyio.create_task_group() as group:
 
@@ -450,8 +455,7 @@ async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
     assert engine.closed
 
 
-async def test_an_engine_that_is_being_closed_takes_nothing_more() -> None:
-    """What is asked for meanwhile is refused like what comes afterwards."""
+async def test_an_engine_that_is_closing_refuses_calls() -> None:
     engine = an_engine(base=Deaf)
     await engine.start()
     async with anyio.create_task_group() as group:
@@ -468,7 +472,7 @@ async def test_an_engine_that_is_being_closed_takes_nothing_more() -> None:
             await engine.generate("s:m", "Hi")
 
 
-# A stream with an owner can be attached to by that owner only.
+# Only its owner can attach to a stream with an owner.
 
 OWNED = {"owner": "ada"}
 
@@ -507,8 +511,8 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 @pytest.mark.parametrize("make", [of_a_session, of_a_whole_reply, of_a_fork, of_a_call])
-async def test_a_stream_is_read_by_its_owner_only(engine: Engine, make: Makes) -> None:
-    """For another owner, and for none, it is an unknown stream, in the same words."""
+async def test_only_its_owner_can_read_a_stream(engine: Engine, make: Makes) -> None:
+    """Another owner, and a caller without an owner, get the error of an unknown stream."""
     owned, free = await make(engine, OWNED), await make(engine, {})  # type: ignore[misc]
     with anyio.fail_after(5):
         for stream_id, options in ((owned, {"owner": "ada"}), (owned, {"any_owner": True}), (free, {})):
@@ -526,8 +530,8 @@ async def test_a_stream_is_read_by_its_owner_only(engine: Engine, make: Makes) -
             assert str(refused.value) == str(missing.value).replace(unknown, stream_id)
 
 
-async def test_a_turn_is_cancelled_for_its_owner_only(engine: Engine) -> None:
-    """The operator names none, and cancels any; `engine.streams` is no way around the owner either."""
+async def test_only_its_owner_can_cancel_a_turn(engine: Engine) -> None:
+    """An operator passes no owner and can cancel any turn. `engine.streams` also needs the owner."""
     for owner, cancels in (("bob", False), ("ada", True), (None, True)):
         async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
             assert await engine.cancel(turn.stream_id, owner=owner) is cancels

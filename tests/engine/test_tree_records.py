@@ -26,7 +26,7 @@ EDGE = ("parent_call_id", "parent_tool_use_id", "parent_turn_id", "root_turn_id"
 
 
 async def made(trace: Path) -> list[Envelope]:
-    """A trace of a turn with an agent, whose tool calls a model. Returns the events as they were published."""
+    """Write a trace of a turn with an agent whose tool calls a model. Return the published events."""
 
     @tool
     async def dig() -> str:
@@ -52,7 +52,7 @@ async def rows_in(trace: Path) -> list[CallRow]:
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 async def test_an_export_has_the_tree(form: Any, tmp_path: Path) -> None:
-    """Each parent is a call of the export, one level above its child."""
+    """The export has the parent of each call, one level above the call."""
     await made(tmp_path / "t.db")
     file = io.BytesIO()
     async with TraceStore(tmp_path / "t.db") as store:
@@ -94,7 +94,7 @@ async def test_replayed_events_have_the_edges_of_the_published_ones(tmp_path: Pa
 
 @pytest.mark.parametrize("replayed", [False, True])
 async def test_spans_of_all_levels_nest_in_one_trace(replayed: bool, tmp_path: Path) -> None:
-    """Also the spans that are made of stored events. Turns and tools take turns on the way down."""
+    """Spans of stored events nest too. Turns and tools alternate."""
     events = await made(tmp_path / "t.db")
     if replayed:
         async with TraceStore(tmp_path / "t.db") as store:

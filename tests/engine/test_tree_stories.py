@@ -1,7 +1,7 @@
 """Random trees of turns against a plain model, on both stores.
 
-A plan says for each turn what its tools start and how it ends. The model is computed from the plan alone. The
-trace and the replies must agree with it, also after a repricing and in the files of a process that was killed.
+A plan sets for each turn the turns that its tools start, and its end. The model is computed from the plan alone.
+The trace and the replies must agree with the model, also after a repricing and in the files of a killed process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ DOUBLE = PriceTable([PriceRow(model="s:m", input=2_000_000, output=2_000_000)], 
 USAGE = TokenUsage(10, 5)
 MOST_TOKENS = 50
 MOST_OF_A_CALL = 1_000 * 1_000
-"""More than one call can reserve, in nano-USD."""
+"""An amount above the largest reservation of a call, in nano-USD."""
 
 Fate = Literal["ok", "fails", "retries", "hangs", "left"]
-"""``hangs``: its parent's tool gives it two seconds. ``left``: its parent's tool doesn't wait for it."""
+"""``hangs``: the tool of the parent ends the turn after two seconds. ``left``: the tool of the parent does not
+wait for the turn.
+"""
 
 
 class Plan(msgspec.Struct):
@@ -63,7 +65,7 @@ class Plan(msgspec.Struct):
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """A tree of at most 5 levels below the root, up to 6 children each, and 40 turns in all."""
+    """A tree with at most 5 levels below the root, at most 6 children of each turn, and at most 40 turns."""
     left = [40]
 
     def node(name: str, level: int) -> Plan:
@@ -80,7 +82,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Scripted(ScriptedAdapter):
-    """Answers by the plan: calls the tool for each child, and then ends as the plan says."""
+    """Calls the tool for each child of the plan, and then ends."""
 
     plan: dict[str, Plan]
     second: float
@@ -106,7 +108,7 @@ class Scripted(ScriptedAdapter):
 
 
 class Story:
-    """One run of a plan, and what was seen of it."""
+    """One run of a plan, and the results of the run."""
 
     def __init__(
         self,
@@ -118,15 +120,15 @@ class Story:
     ) -> None:
         self.plan = plan
         self.second = second
-        """The length of a second of the plan, which a loop in real time shortens."""
+        """The length of a second of the plan. A loop in real time shortens it."""
         self.limits = limits
         self.die_after = die_after
         self.cancel_after = cancel_after
-        """When the root is cancelled; None for never."""
+        """The time at which the root is cancelled, or None for never."""
         self.abort = AbortController()
         self.nodes = {node.name: node for node in plan.walk()}
         self.whole: dict[str, CostSum] = {}
-        """What each turn that ended well said of itself with all below."""
+        """The sum of the tree of each turn that completed."""
         self.events: list[Envelope] = []
         self.left: list[asyncio.Task[None]] = []
 
@@ -148,7 +150,7 @@ class Story:
         self.events = events.take()
 
     async def _copy(self, engine: Engine, folder: Path, killed: Path | None) -> None:
-        """Take the files as a kill would leave them at that moment."""
+        """Copy the files as a kill at that moment would leave them."""
         await anyio.sleep(self.die_after)
         if killed is not None:
             shutil.copytree(folder, killed)
@@ -200,7 +202,7 @@ def parent_of(name: str) -> str:
 
 
 def check_rows(rows: list[CallRow]) -> TurnTree:
-    """Every attempt has the parent, the root and the depth that its name says; and each call is there once."""
+    """Check that every attempt has the parent, root and depth of its name, and that no row occurs twice."""
     assert len({(row.request_id, row.attempt) for row in rows}) == len(rows)
     turns = {row.tags["node"]: row.turn_id for row in rows}
     requests = {row.request_id: row.tags["node"] for row in rows}
@@ -222,7 +224,7 @@ def check_rows(rows: list[CallRow]) -> TurnTree:
 async def check_store(store: Store, story: Story) -> None:
     rows = await store.calls(CallFilter(), None)
     if not rows:
-        assert story.cancel_after is not None  # before the first call
+        assert story.cancel_after is not None  # The cancellation came before the first call.
         return
     tree = check_rows(rows)
     names = {node.id: node.calls[0].tags["node"] for node in tree.walk()}
@@ -251,7 +253,7 @@ async def check_store(store: Store, story: Story) -> None:
 
 
 def reached(story: Story, name: str) -> bool:
-    """Whether a turn certainly starts: nothing above it ends before its tools do."""
+    """Whether the turn certainly starts: every turn above it runs its tools."""
     above = list(itertools.accumulate(name.split("."), lambda left, right: f"{left}.{right}"))[:-1]
     return all(story.nodes[each].fate in ("ok", "retries") for each in above) and "left" not in [
         sibling.fate for each in above for sibling in story.nodes[each].below
@@ -259,7 +261,7 @@ def reached(story: Story, name: str) -> bool:
 
 
 def check_ends(story: Story, rows: list[CallRow]) -> None:
-    """A turn ends after all turns below it, or at most by its grace before them."""
+    """Check that a turn ends within its grace time after the turn above it."""
     ended = {each.turn_id: each.mono_ns for each in story.events if isinstance(each.data, SessionTurnCompleted)}
     for row in rows:
         if row.parent_turn_id is not None:
@@ -280,7 +282,7 @@ LIMITS = st.one_of(
 
 
 CANCELS = st.none() | st.floats(0, 4)
-"""Seconds after which the root is cancelled."""
+"""The seconds after which the root is cancelled."""
 
 
 async def play(story: Story, store: Store, again: Store, folder: Path, killed: Path | None) -> None:
@@ -292,10 +294,10 @@ async def play(story: Story, store: Store, again: Store, folder: Path, killed: P
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=plans(), limits=LIMITS, die_after=st.floats(0, 4), cancel_after=CANCELS)
-def test_a_tree_in_a_trace_file_is_as_the_model_says(
+def test_a_tree_in_a_trace_file_agrees_with_the_model(
     plan: Plan, limits: TurnLimits | None, die_after: float, cancel_after: float | None
 ) -> None:
-    """Whatever fails, hangs, is retried, cancelled, left alone or limited; and after a kill."""
+    """The two agree for every fate, with limits and cancellations, and after a kill."""
     story = Story(plan, limits, die_after, cancel_after=cancel_after)
     with tempfile.TemporaryDirectory() as place:
         folder, killed = Path(place, "trace"), Path(place, "killed")
@@ -315,7 +317,7 @@ def test_a_tree_in_a_trace_file_is_as_the_model_says(
 
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=plans(), limits=LIMITS, cancel_after=CANCELS)
-def test_a_tree_in_postgresql_is_as_the_model_says(
+def test_a_tree_in_postgresql_agrees_with_the_model(
     postgres_server: PostgresServer,
     tmp_path: Path,
     plan: Plan,

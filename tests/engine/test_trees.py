@@ -52,7 +52,7 @@ PRICES = PriceTable([PriceRow(model=f"{name}:m", input=1_000_000, output=1_000_0
 DOUBLE = PriceTable([PriceRow(model=f"{name}:m", input=2_000_000, output=2_000_000) for name in "sabc"], "double")
 running = functools.partial(engines.running, prices=PRICES)
 A_CALL = 15_000
-"""The cost of a scripted call in nano-USD: 15 tokens."""
+"""The cost of a scripted call of 15 tokens, in nano-USD."""
 
 
 def asks(*names: str) -> Say:
@@ -61,7 +61,7 @@ def asks(*names: str) -> Say:
 
 
 def runs(name: str, work: Callable[[], Awaitable[object]], *, timeout: float | None = None) -> Tool:
-    """An async tool of that name, which does the work and returns its result."""
+    """An async tool with this name that returns the result of `work`."""
 
     async def run() -> object:
         return await work()
@@ -82,7 +82,9 @@ async def rows_of(engine: Engine) -> dict[str, CallRow]:
 
 
 async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> None:
-    """Its row names the request, the turn and the root above it. The root's own rows name none."""
+    """The child's row has the request, the turn and the root above the child. The rows of the root have no
+    parent.
+    """
     trace = tmp_path / "trace.db"
     async with running(asks("look"), Say("Done."), a=[Say("found")], store=trace) as (engine, _):
         look = runs("look", lambda: engine.generate("a:m", "Look."))
@@ -101,8 +103,8 @@ async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> 
     assert [(row.key, row.calls, row.cost_nano_usd) for row in sums] == [((first.turn_id,), 3, 3 * A_CALL)]
 
 
-async def test_edges_go_down_all_levels_and_each_turn_sums_what_is_below_it() -> None:
-    """A grandchild names the root as its root and its own parent as its parent."""
+async def test_edges_have_all_levels_and_each_turn_has_the_sum_of_its_tree() -> None:
+    """The root of a grandchild is the first turn, and its parent is the turn in between."""
     script = {"b": [asks("c"), Say(".")], "c": [Say(".")]}
     async with running(asks("b"), Say("."), **script) as (engine, events):
         totals: list[CostSum] = []
@@ -121,8 +123,8 @@ async def test_edges_go_down_all_levels_and_each_turn_sums_what_is_below_it() ->
     assert reply.tree_cost.calls == 5
 
 
-async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> None:
-    """Each child names the tool's call that made it, and the turn lists both with their streams."""
+async def test_children_of_parallel_tools_have_their_own_tool_call(tmp_path: Path) -> None:
+    """The turn lists both children with their streams."""
     script = {"a": [Say("one")], "b": [Say("two")]}
     async with running(asks("a", "b"), Say("."), store=tmp_path / "t.db", **script) as (engine, events):
         tools = [runs(name, lambda name=name: engine.generate(f"{name}:m", "Go.")) for name in "ab"]
@@ -138,8 +140,10 @@ async def test_parallel_tools_give_each_child_its_own_place(tmp_path: Path) -> N
     assert [each.stream_id for each in progress] == [child.stream_id for child in children]
 
 
-async def test_what_tools_spend_counts_in_the_budget_of_the_turns_tag(tmp_path: Path) -> None:
-    """A child has the tags of the turn whose tool makes it, and its own over them. A detached one has its own."""
+async def test_the_spend_of_tools_counts_in_the_budget_of_the_turns_tag(tmp_path: Path) -> None:
+    """A child has the tags of its parent turn, and its own tags replace them. A detached call has only its own
+    tags.
+    """
     budgets = [Budget(max_cost_usd="1", per="tag:tenant")]
     script = {"a": [Say("one"), Say("two")], "b": [Say("three")]}
 
@@ -160,7 +164,7 @@ async def test_what_tools_spend_counts_in_the_budget_of_the_turns_tag(tmp_path: 
 
 
 async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
-    """The context goes into the thread, and to the engine of the sync functions that runs there."""
+    """The thread has the trace context of the tool call."""
     async with running(asks("look"), Say("."), a=[Say("found")]) as (engine, _):
         seen: list[dict[str, str]] = []
 
@@ -174,8 +178,8 @@ async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
     assert "callboard-turn=trn_" in seen[0]["baggage"]
 
 
-async def test_work_that_is_detached_is_no_child(tmp_path: Path) -> None:
-    """It is in no total of the turn, and its row names no parent."""
+async def test_a_detached_call_is_no_child(tmp_path: Path) -> None:
+    """The turn's sums do not include it, and its row has no parent."""
     async with running(asks("look"), Say("."), a=[Say("found")], store=tmp_path / "t.db") as (engine, _):
 
         async def look() -> str:
@@ -189,7 +193,9 @@ async def test_work_that_is_detached_is_no_child(tmp_path: Path) -> None:
 
 
 async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
-    """What `trace_context` gives, as headers or environment variables, makes its calls children there."""
+    """The context from `trace_context` can be headers or environment variables. Calls with that context are
+    children.
+    """
     carried: dict[str, str] = {}
 
     async def look() -> str:
@@ -213,11 +219,11 @@ async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
     assert f"callboard-turn={row.parent_turn_id}" in carried["baggage"]
 
 
-# --- Limits ---
+# -- Limits.
 
 
-async def test_a_child_above_the_limit_fails_in_its_tool_and_the_parent_goes_on() -> None:
-    """The model is told which limit was reached."""
+async def test_a_child_above_the_limit_fails_in_its_tool_and_the_parent_continues() -> None:
+    """The tool's result names the limit."""
     script = {"a": [Say("one"), Say("never")]}
     async with running(asks("a", "a"), Say("Done."), **script) as (engine, _):
         session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
@@ -248,8 +254,8 @@ async def test_each_limit_refuses_a_child(limits: TurnLimits, told: str) -> None
     assert told in result.text
 
 
-async def test_a_grandchild_holds_to_the_limits_of_the_root() -> None:
-    """What a child may do is what all turns above have left."""
+async def test_a_grandchild_is_limited_by_the_root() -> None:
+    """The remaining limits of all turns above apply to a child."""
     script = {"b": [asks("c"), Say("b")], "c": [Say("never")]}
     async with running(asks("b"), Say("Done."), **script) as (engine, _):
         deep = runs("c", lambda: engine.generate("c:m", "Go."))
@@ -258,8 +264,8 @@ async def test_a_grandchild_holds_to_the_limits_of_the_root() -> None:
     assert reply.tree_cost.calls == 4
 
 
-async def test_a_budget_per_root_counts_the_tree_and_forgets_it_at_its_end() -> None:
-    """The next turn has the whole budget again. Neither budget keeps an account of a turn that is over."""
+async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
+    """The next turn has the whole budget. No budget keeps an account of an ended turn."""
     budgets = [Budget(max_tokens=300, per="root"), Budget(max_tokens=200, per="turn")]
     said = [asks("a"), Say("Done.")]
     script = {"a": [Say("x")] * 4}
@@ -273,8 +279,8 @@ async def test_a_budget_per_root_counts_the_tree_and_forgets_it_at_its_end() -> 
         assert engine._runtime.budgets.states() == []
 
 
-async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
-    """It ends when the time of the turn above is up, and the turn above as well."""
+async def test_a_child_has_the_remaining_time_of_its_parent() -> None:
+    """Child and parent end when the parent's time limit is over."""
     async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
         ended: list[float] = []
 
@@ -290,11 +296,11 @@ async def test_a_child_has_the_time_that_its_parent_has_left() -> None:
         assert ended[0] - began == pytest.approx(5, abs=0.1)
 
 
-# --- Ends ---
+# -- Ends.
 
 
 async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) -> None:
-    """Also one that its tool does not wait for. Their ends come before the parent's."""
+    """A child is cancelled even if its tool does not wait for it. The children end before the parent."""
     slow = Say("some", pause=lambda: anyio.sleep(60))
     async with running(asks("a"), Say("never"), a=[slow, slow], store=tmp_path / "t.db") as (engine, events):
         kept: list[asyncio.Task[object]] = []
@@ -319,8 +325,7 @@ async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) 
     assert ends[-1] == rows[0].root_turn_id
 
 
-async def test_a_childs_failure_is_its_tools_error() -> None:
-    """The parent goes on, and its cost has what the child had used."""
+async def test_the_failure_of_a_child_is_the_error_of_its_tool() -> None:
     async with running(asks("a"), Say("Done."), a=[Say(fails=ValueError("broken"))]) as (engine, _):
         session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
         reply = await session.send("Go.")
@@ -328,8 +333,8 @@ async def test_a_childs_failure_is_its_tools_error() -> None:
     assert (reply.text, result.is_error) == ("Done.", True)
 
 
-async def test_a_tool_that_takes_too_long_ends_its_children() -> None:
-    """The child is cancelled with the call of the tool, and the turn goes on."""
+async def test_the_time_limit_of_a_tool_ends_its_children() -> None:
+    """The child is cancelled, and the turn continues."""
     slow = Say("some", pause=lambda: anyio.sleep(600))
     async with running(asks("a"), Say("Done."), a=[slow]) as (engine, events):
         work = runs("a", lambda: engine.generate("a:m", "Go."), timeout=2)
@@ -339,8 +344,8 @@ async def test_a_tool_that_takes_too_long_ends_its_children() -> None:
     assert [getattr(end, "status", "") for end in ends] == ["cancelled", "completed"]
 
 
-async def test_what_a_tool_starts_after_its_turn_was_cut_off_is_refused() -> None:
-    """It could be cancelled by no one. After a turn that ended well, it is a root of its own."""
+async def test_a_call_of_a_tool_after_the_end_of_its_turn_is_a_root() -> None:
+    """The turn completed before the call, so the sum of the turn does not include the call."""
     async with running(asks("a"), Say("Done."), Say("x"), Say("x"), a=[Say("late")]) as (engine, _):
         late: list[asyncio.Task[str]] = []
 
@@ -357,11 +362,11 @@ async def test_what_a_tool_starts_after_its_turn_was_cut_off_is_refused() -> Non
     assert reply.tree_cost.calls == 2
 
 
-# --- Agents ---
+# -- Agents.
 
 
-async def test_an_agent_tool_runs_a_session_of_its_own(tmp_path: Path) -> None:
-    """It has the tags of its parent. Deleting the parent's session deletes the agent's."""
+async def test_an_agent_tool_runs_its_own_session(tmp_path: Path) -> None:
+    """The session has the tags of its parent."""
     trace = tmp_path / "t.db"
     researcher = agent_tool("researcher", model="a:m", system_prompt="You research.")
     async with running(
@@ -381,8 +386,8 @@ async def test_an_agent_tool_runs_a_session_of_its_own(tmp_path: Path) -> None:
     assert row.parent_turn_id is not None
 
 
-async def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Its session has the key of the tool's call. A tool of its own that ran then is not run again."""
+async def test_a_killed_agent_continues_its_session(tmp_path: Path) -> None:
+    """The agent's session has the key of the tool call. A tool that ran before the kill does not run again."""
     program = Path(__file__).with_name("dying_agent.py")
     died = ended(program.read_text(), tmp_path)
     assert died.returncode == 9, died.stderr
@@ -401,8 +406,8 @@ async def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (reply.text, answers, ran) == ("Done.", ["Nothing known."], [])
 
 
-async def test_a_handoff_goes_on_with_the_other_agent() -> None:
-    """The session's next turn is with that agent, too."""
+async def test_a_handoff_continues_with_the_other_agent() -> None:
+    """The next turn of the session is also with that agent."""
     helper = handoff("helper", model="a:m", system_prompt="You help.")
     async with running(asks("transfer_to_helper"), a=[Say("Here."), Say("Still here.")]) as (engine, _):
         session = engine.session("s:m", tools=[helper])
@@ -412,8 +417,8 @@ async def test_a_handoff_goes_on_with_the_other_agent() -> None:
     assert session.system_prompt == "You help."
 
 
-async def test_the_text_of_the_whole_tree_is_read_in_one_place() -> None:
-    """Each piece says whose it is. The turn's own text is read as before."""
+async def test_one_stream_has_the_text_of_the_whole_tree() -> None:
+    """Each piece has its depth. A reader can still read only the turn's own text."""
     agent = agent_tool("agent", model="a:m")
     calls = Say("Wait. ", calls=[("agent", {"task": "Do it."})])
     async with running(calls, Say("Done."), a=[Say("By ", "me.")]) as (engine, _):
@@ -426,7 +431,7 @@ async def test_the_text_of_the_whole_tree_is_read_in_one_place() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_the_text_of_a_tree_has_the_children_of_another_engine_and_event_loop() -> None:
-    """A tool in a thread uses the blocking functions. Its child has a child there, too."""
+    """A tool in a thread uses the sync functions. Its child has a child on that loop."""
     below = runs("b", lambda: other.session("b:m").send("Go."))
     script = {"a": [Say("By ", calls=[("b", {})]), Say("me.")], "b": [Say("And me.")]}
     other = Engine(models=registry(**script), trace=False, prices=PRICES)
@@ -446,7 +451,7 @@ async def test_the_text_of_a_tree_has_the_children_of_another_engine_and_event_l
     await anyio.to_thread.run_sync(lambda: run_sync(other.aclose()))
 
 
-def test_the_blocking_stream_reads_the_text_of_the_tree_too() -> None:
+def test_the_sync_stream_has_the_text_of_the_tree() -> None:
     agent = agent_tool("agent", model="a:m")
     calls = Say("Wait. ", calls=[("agent", {"task": "Do it."})])
     with Engine(models=registry(calls, Say("Done."), a=[Say("By ", "me.")]), trace=False) as engine:
@@ -457,8 +462,8 @@ def test_the_blocking_stream_reads_the_text_of_the_tree_too() -> None:
     assert "".join(piece.text for piece in pieces if piece.depth == 1) == "By me."
 
 
-async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(tmp_path: Path) -> None:
-    """By the library and by `callboard traces --tree`; a repricing moves own and whole sums alike."""
+async def test_the_trees_of_a_trace_have_the_cost_of_each_turn_with_its_children(tmp_path: Path) -> None:
+    """A repricing changes a turn's own cost and its sum."""
     path = tmp_path / "t.db"
     script = {"b": [asks("c"), Say("b")], "c": [Say("c")]}
     async with running(asks("b"), Say("Done."), store=path, **script) as (engine, _):
@@ -480,7 +485,7 @@ async def test_the_trees_of_a_trace_show_what_each_turn_cost_with_its_children(t
 
 
 async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
-    """It has no turn of its own. It counts in the tree and in the limits of the turn above."""
+    """The embedding has no turn of its own. The tree and the limits of the turn above include the embedding."""
     config = AdapterConfig(options={"replies": ["none"]})
     vectors = "callboard.adapters.providers.scripted:ScriptedAdapter"
     models = serving(s=scripted_type(asks("look", "look"), Say("Done.")), e=entry("e", vectors, config))
@@ -499,8 +504,8 @@ async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
     assert [result.is_error for result in results_of(session)] == [False, True]
 
 
-def test_the_sums_of_many_descendants_are_those_of_adding_one_by_one() -> None:
-    """They are summed up together, in each turn above."""
+def test_the_sums_of_many_descendants_equal_single_additions() -> None:
+    """Every turn above the descendants adds their costs in batches."""
     usages = [
         TokenUsage(1, 2, 3, 4, 5),
         TokenUsage(1, 2, reasoning_tokens=1, details={"web_search": 1}),
@@ -520,7 +525,7 @@ def test_the_sums_of_many_descendants_are_those_of_adding_one_by_one() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_its_parent() -> None:
-    """A tool in a thread uses another engine there. Cancelling the parent cancels it on its own loop."""
+    """A tool in a thread uses another engine there. Cancelling the parent cancels the child on its own loop."""
     begun = threading.Event()
 
     async def hang() -> None:

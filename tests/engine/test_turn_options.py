@@ -82,7 +82,7 @@ async def refund() -> str:
 
 
 async def waiting(engine: Engine) -> Session:
-    """A session whose turn waits for an approval."""
+    """A session with a turn that waits for an approval."""
     session = engine.session("s:m", tools=[refund], tags={"team": "a", "job": "none"})
     await session.send("Refund it.")
     return session
@@ -97,10 +97,10 @@ def replies_for(ask: Ask) -> list[Say]:
 
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_a_time_limit_is_called_timeout_everywhere_and_a_turn_may_have_tags(
-    ask: Ask, tmp_path: Path
-) -> None:
-    """Seconds for the turn and for each call, by one name; tags are added to the session's and stand over them."""
+async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Path) -> None:
+    """`timeout` has the seconds for the turn and for each call. The turn's tags are added to the session's tags,
+    or replace them.
+    """
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
         assert requests_of(engine)[-1].timeout_seconds == 7.0
@@ -112,15 +112,14 @@ async def test_a_time_limit_is_called_timeout_everywhere_and_a_turn_may_have_tag
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
 async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_path: Path) -> None:
-    """The warning names the new one."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.warns(DeprecationWarning, match="use call_timeout="):
             await ask(engine, call_timeout_seconds=7.0)
         assert requests_of(engine)[-1].timeout_seconds == 7.0
 
 
-async def test_a_turn_ends_when_its_timeout_is_over() -> None:
-    """The old name limits the turn just as the new one does; both together are refused."""
+async def test_a_turn_ends_at_its_timeout() -> None:
+    """The old name has the same effect. A call with both names is refused."""
     async with talking(Say("x")) as (session, _):
         with pytest.raises(TypeError, match="the same argument"):
             await session.send("Hi", timeout=1, timeout_seconds=2)  # type: ignore[call-arg]
@@ -143,14 +142,14 @@ LIMITS = ("max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries")
     ),
 )
 async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) -> None:
-    """Some servers read -1 as no limit, and then a budget would reserve nothing."""
+    """Some servers read -1 as no limit, and a budget would then reserve nothing."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.raises(ValueError, match=f"{name}=-1: must be at least"):
             await ask(engine, **{name: -1})
 
 
 def test_a_session_refuses_a_negative_limit() -> None:
-    """Its default would hold for each turn."""
+    """A session's default applies to each turn."""
     with pytest.raises(ValueError, match="max_output_tokens=0: must be at least 1"):
         Engine(trace=False).session("local-chat", max_output_tokens=0)
 
@@ -159,15 +158,15 @@ def test_a_session_refuses_a_negative_limit() -> None:
     ("name", "hint"), [("temprature", "did you mean temperature=?"), ("seed", "pass it with each turn")]
 )
 def test_a_session_refuses_an_option_that_it_does_not_have(name: str, hint: str) -> None:
-    """A misspelt one and one that is only a turn's, each with a hint."""
+    """The error of a misspelt option has a hint, and so has the error of an option that belongs to a turn."""
     options: dict[str, Any] = {name: 1}
     engine = Engine(trace=False)
     with pytest.raises(TypeError, match=re.escape(f"{name}= is not an argument of a session: {hint}")):
         engine.session("local-chat", **options)
 
 
-def test_a_tool_takes_its_time_limit_by_both_names() -> None:
-    """As a decorator's argument, as a field, and as an attribute."""
+def test_a_tool_accepts_both_names_of_its_time_limit() -> None:
+    """The decorator's argument, the field, and the attribute have both names."""
 
     def read(path: str) -> str:
         """Read."""
@@ -184,15 +183,15 @@ def test_a_tool_takes_its_time_limit_by_both_names() -> None:
 
 
 @pytest.mark.parametrize("kind", [EmbeddingOptions, ImageOptions, VideoOptions])
-def test_plain_calls_take_the_old_name_with_a_warning(kind: Any) -> None:
-    """Embeddings, images and videos."""
+def test_plain_calls_accept_the_old_name_with_a_warning(kind: Any) -> None:
+    """The calls make embeddings, images and videos."""
     assert require_known({"timeout": 3}, kind) == {"timeout": 3}
     with pytest.warns(DeprecationWarning, match="use timeout="):
         assert require_known({"timeout_seconds": 3}, kind) == {"timeout": 3}
 
 
-def test_models_yaml_takes_the_old_key_with_a_warning(tmp_path: Path) -> None:
-    """The time limit of an adapter."""
+def test_models_yaml_accepts_the_old_key_with_a_warning(tmp_path: Path) -> None:
+    """The key sets the time limit of an adapter."""
     path = tmp_path / "models.yaml"
     path.write_text("adapters: {x: {type: openai, api_key: k, timeout: 3}}\n")
     new = read_models_yaml(path, {})
@@ -203,8 +202,8 @@ def test_models_yaml_takes_the_old_key_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_session_has_defaults_that_a_turn_may_replace(restarted: bool, tmp_path: Path) -> None:
-    """Temperature, output and rounds hold for each turn, also after a restart."""
+async def test_a_session_has_defaults_that_a_turn_can_replace(restarted: bool, tmp_path: Path) -> None:
+    """Temperature, output and rounds apply to each turn, also after a restart."""
     defaults: Any = {"temperature": 0.25, "max_output_tokens": 90, "max_tool_rounds": 0}
     engine = keeping(tmp_path / "t.db", Say("One."), Say("Two."))
     async with engine:
@@ -225,7 +224,7 @@ async def test_a_session_has_defaults_that_a_turn_may_replace(restarted: bool, t
         assert requests_of(engine)[-1].temperature == 0.25
 
 
-# A reply that broke off and went on is one message, and two attempts in the trace, on the bill and in budgets.
+# A reply that broke and was continued is one message and several attempts, in the trace and in budgets.
 
 TEXT = "The tide comes in,\n\n  and the tide goes out;  twice a day.\n"
 MODEL = "anthropic:claude-sonnet-4-5"
@@ -247,8 +246,10 @@ def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequ
     )
 
 
-async def test_two_attempts_and_one_message(tmp_path: Path) -> None:
-    """Each attempt has a row with its own usage and cost; the session has one reply, and the turn costs both."""
+async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: Path) -> None:
+    """Each attempt has a row with its own usage and cost. The session has one reply, and the turn's cost includes
+    all.
+    """
     provider = TextProvider(TEXT, [20, 9])
     async with engine_with(provider, tmp_path / "t.db") as engine:
         session = await engine.open_session("s", model=MODEL)
@@ -275,10 +276,10 @@ async def test_two_attempts_and_one_message(tmp_path: Path) -> None:
         assert turn.cost.nano_usd == sum(costs)
 
 
-async def test_the_budget_must_have_room_for_the_rest_as_well() -> None:
-    """Without it the break is the error, the text that came stands, and nothing is counted twice."""
+async def test_a_continuation_needs_room_in_the_budget() -> None:
+    """Without room the call raises the error, the partial text stays, and nothing is counted twice."""
     provider = TextProvider(TEXT, [20])
-    one = (2000 * SAID_RATE // 1000 + 23_000) / 1e9  # room for one attempt that uses all it may, and for no more
+    one = (2000 * SAID_RATE // 1000 + 23_000) / 1e9  # The budget has room for the highest cost of one attempt.
     async with engine_with(provider, budgets=[Budget(max_cost_usd=one)]) as engine:
         stream = engine.stream(MODEL, "Hm?", continue_broken=True, max_output_tokens=2000)
         with pytest.raises(NetworkError):
@@ -291,7 +292,7 @@ async def test_the_budget_must_have_room_for_the_rest_as_well() -> None:
         assert 0 < account.spent.money < 200_000
 
 
-# A request that was sent twice is one attempt, and its event and its row say so.
+# A request that was sent twice is one attempt, and its event and its row are marked.
 
 REPLY = (
     b'{"model":"m","choices":[{"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'
@@ -300,8 +301,8 @@ REPLY = (
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_call_that_was_sent_twice_says_so(tmp_path: Path, comes_back: bool) -> None:
-    """Whether the second copy was answered or not; the call before it says no such thing."""
+async def test_a_call_that_was_sent_twice_is_marked(tmp_path: Path, comes_back: bool) -> None:
+    """The call is marked with and without a reply to the second copy. The previous call is not marked."""
     sent: list[int] = []
 
     async def script(connection: Connection) -> None:

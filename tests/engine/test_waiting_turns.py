@@ -84,7 +84,7 @@ async def refund(order: str) -> str:
 
 
 def models(*replies: Say, other: list[Say] | None = None) -> ModelRegistry:
-    """The models `s:m` and `t:m`, whose adapters have a key of their own and one of a tenant."""
+    """The models `s:m` and `t:m`. Each adapter has its own key, and keys of tenants."""
     config = AdapterConfig(api_key="house-secret", keys={"tenant": "tenant-secret", "second": "second-secret"})
     return serving(
         s=AdapterEntry(name="s", type=scripted_type(*replies), config=config),
@@ -113,12 +113,12 @@ IN_REQUESTS = ("max_output_tokens", "temperature", "top_p", "seed", "stop_sequen
 
 
 def everything_in(folder: Path) -> bytes:
-    """All bytes that the engine has written to the disk."""
+    """The bytes of all files in a folder."""
     return b"".join(each.read_bytes() for each in folder.iterdir())
 
 
-def assert_asked_as_before(engine: Engine, place: int = -1) -> None:
-    """The last request has the options of the turn that waited."""
+def assert_same_options(engine: Engine, place: int = -1) -> None:
+    """Check that the last request has the options of the turn that waited."""
     request = requests_of(engine)[place]
     for name in IN_REQUESTS:
         assert getattr(request, name) == OPTIONS[name], name
@@ -128,8 +128,8 @@ def assert_asked_as_before(engine: Engine, place: int = -1) -> None:
 
 @at_each_entry_point
 @pytest.mark.parametrize("over", [{}, {"temperature": 0.75, "key": "second"}], ids=["as asked", "other options"])
-async def test_a_turn_that_goes_on_keeps_its_options(answer: Answer, over: Any, tmp_path: Path) -> None:
-    """Those of the turn that asked; an option that the answer passes replaces the turn's, and the others stay."""
+async def test_a_turn_that_continues_keeps_its_options(answer: Answer, over: Any, tmp_path: Path) -> None:
+    """An option that is passed with the answer replaces the turn's option. The other options stay."""
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
         session = engine.session("s:m", tools=[refund])
         await session.send("Refund it.", key="tenant", **OPTIONS)
@@ -139,24 +139,24 @@ async def test_a_turn_that_goes_on_keeps_its_options(answer: Answer, over: Any, 
         assert {name: getattr(request, name) for name in wanted} == wanted
         assert request.max_output_tokens == 80
         if not over:
-            assert_asked_as_before(engine)
+            assert_same_options(engine)
 
 
 @at_each_entry_point
 async def test_a_turn_keeps_its_options_over_a_restart(answer: Answer, tmp_path: Path) -> None:
-    """Options that can be stored are there in another engine, at each of the six entry points."""
+    """The options that can be stored are kept at each of the six entry points."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
         await engine.session("s:m", tools=[refund], session_id="ses_1").send("Refund it.", **OPTIONS)
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
         session = await engine.resume("ses_1", tools=[refund])
         assert (await answer(session)).text == "Done."
-        assert_asked_as_before(engine)
+        assert_same_options(engine)
 
 
 @at_two_entry_points
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_turn_goes_on_with_its_own_model(answer: Answer, restarted: bool, tmp_path: Path) -> None:
-    """A turn with `model=` does not go on with the session's model."""
+async def test_a_turn_continues_with_its_own_model(answer: Answer, restarted: bool, tmp_path: Path) -> None:
+    """A turn with `model=` does not continue with the session's model."""
     of_t = [Say("Of t.")]
     async with keeping(tmp_path / "t.db", models=models(Say("Of s."), other=[REFUND, *of_t])) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1")
@@ -170,26 +170,26 @@ async def test_a_turn_goes_on_with_its_own_model(answer: Answer, restarted: bool
 
 @at_two_entry_points
 @pytest.mark.parametrize("of_session", [False, True])
-async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
+async def test_a_turn_with_a_lost_key_is_refused_until_the_key_is_passed(
     answer: Answer, of_session: bool, tmp_path: Path
 ) -> None:
-    """After a restart the house's key never stands in for a tenant's, whether the turn or its session had it."""
+    """The turn or its session had a tenant's key. After a restart, the adapter's own key never replaces it."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant" if of_session else None)
         await session.send("Refund it.", key=None if of_session else "tenant")
     assert b"tenant-secret" not in everything_in(tmp_path)
-    assert b'"key"' in everything_in(tmp_path), "only the name of the option is stored"
+    assert b'"key"' in everything_in(tmp_path), "the name of the option is stored"
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
         session = await engine.resume("ses_1", tools=[refund])
         with pytest.raises(ConfigurationError, match="Pass key= again"):
             await answer(session)
-        assert session.pending_calls, "the calls still wait"
+        assert session.pending_calls, "the calls are still pending"
         assert (await answer(session, key="tenant")).text == "Done."
         assert requests_of(engine)[-1].key == "tenant"
 
 
-async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(tmp_path: Path) -> None:
-    """A copy of a session that waits goes on as its original would, and one that is resumed with its key."""
+async def test_an_imported_and_a_forked_session_keep_the_options_of_a_turn(tmp_path: Path) -> None:
+    """A copy of a waiting session continues like the original. A session that is resumed with its key does too."""
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("One."), Say("Two."))) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant")
         await session.send("Refund it.", **OPTIONS)
@@ -197,7 +197,7 @@ async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(
         other = await engine.import_session(session.export(), session_id="ses_2", tools=[refund], key="tenant")
         for each in (fork, other):
             await each.approve(*each.pending_calls)
-            assert_asked_as_before(engine)
+            assert_same_options(engine)
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
         session = await engine.resume("ses_1", tools=[refund], key="tenant")
         await session.approve(*session.pending_calls)
@@ -205,7 +205,7 @@ async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(
 
 
 async def test_calls_wait_again_when_the_approve_hook_is_lost(tmp_path: Path) -> None:
-    """A hook is not stored, so further calls of the turn wait and do not run without a decision."""
+    """A hook is not stored. Further calls of the turn wait for a decision."""
     ran: list[str] = []
 
     @tool
@@ -227,7 +227,7 @@ async def test_calls_wait_again_when_the_approve_hook_is_lost(tmp_path: Path) ->
 
 
 async def test_an_approve_hook_stays_with_its_turn(tmp_path: Path) -> None:
-    """In the same engine the hook of the turn decides about the calls that follow."""
+    """In the same engine, the turn's hook decides about the following calls."""
     asked: list[str] = []
 
     def hook(request: ApprovalRequest) -> Pending | Denied | Approved:
@@ -241,8 +241,7 @@ async def test_an_approve_hook_stays_with_its_turn(tmp_path: Path) -> None:
         assert asked == ["refund", "refund"]
 
 
-async def test_a_later_turn_without_options_does_not_take_those_of_an_earlier_one(tmp_path: Path) -> None:
-    """The options are those of the turn that waits, and of no turn before it."""
+async def test_a_later_turn_does_not_get_the_options_of_an_earlier_one(tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."), REFUND)) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1")
         await session.send("Refund it.", **OPTIONS)
@@ -256,10 +255,10 @@ async def test_a_later_turn_without_options_does_not_take_those_of_an_earlier_on
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_a_turn_goes_on_as_it_was_asked_on_another_node(
+async def test_a_turn_continues_with_its_options_on_another_node(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The options reach the other node through the shared store, and the key does not."""
+    """The other node gets the options through the shared store, and does not get the key."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     async with node_engine("a", postgres_dsn, tmp_path, models=models(REFUND)) as a:
         session = a.session("s:m", tools=[refund])
@@ -270,14 +269,14 @@ async def test_a_turn_goes_on_as_it_was_asked_on_another_node(
             with pytest.raises(ConfigurationError, match="Pass key= again"):
                 await there.approve(*there.pending_calls)
             await there.approve(*there.pending_calls, key="tenant")
-            assert_asked_as_before(b)
+            assert_same_options(b)
 
 
-# How far the trace writer may be behind for a new turn to begin.
+# A new turn waits while the trace writer has a large backlog.
 
 
 class SlowStore(TraceStore):
-    """Its writes wait until they may; or fail."""
+    """A store with writes that wait for the test, or fail."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -297,7 +296,7 @@ class SlowStore(TraceStore):
 
 @asynccontextmanager
 async def slow(path: Path, *replies: Say, **limits: float) -> AsyncIterator[tuple[Engine, SlowStore]]:
-    """An engine whose store has just got stuck."""
+    """An engine with a store that has stopped writing."""
     store = SlowStore(path / "trace.db")
     bounds = Limits(admit_seconds=0.05, **limits)  # type: ignore[arg-type]
     async with Engine(models=registry(*replies), store=store, limits=bounds) as engine:
@@ -309,8 +308,8 @@ async def slow(path: Path, *replies: Say, **limits: float) -> AsyncIterator[tupl
             store.may.set()
 
 
-async def test_a_writer_too_many_events_behind_holds_new_turns_up(tmp_path: Path) -> None:
-    """The turn waits, then fails without a trace in history or availability; when the writer is back, it may."""
+async def test_a_writer_with_too_many_events_delays_new_turns(tmp_path: Path) -> None:
+    """The turn waits and then fails, without an effect on the history or availability. Later turns work."""
     async with slow(tmp_path, Say("one"), Say("two"), admit_events=4) as (engine, store):
         session = engine.session("s:m")
         await session.send("Hi")
@@ -325,8 +324,8 @@ async def test_a_writer_too_many_events_behind_holds_new_turns_up(tmp_path: Path
         assert (await session.send("again")).text == "two"
 
 
-async def test_few_events_that_refer_to_much_count_by_their_bytes(tmp_path: Path) -> None:
-    """A message is carried by reference, so its length counts though no event is encoded."""
+async def test_events_with_large_messages_count_by_their_bytes(tmp_path: Path) -> None:
+    """An event refers to its message, so the message's length counts although no event is encoded."""
     async with slow(tmp_path, Say("one"), Say("two"), Say("three"), admit_bytes=100_000) as (engine, store):
         session = engine.session("s:m")
         await session.send("small")
@@ -340,16 +339,16 @@ async def test_few_events_that_refer_to_much_count_by_their_bytes(tmp_path: Path
         assert (await session.send("again")).text == "three"
 
 
-async def test_a_turn_that_was_admitted_ends_whatever_the_writer_does(tmp_path: Path) -> None:
-    """Its calls and tools are not asked again."""
+async def test_an_admitted_turn_is_not_delayed_again(tmp_path: Path) -> None:
+    """The calls and tools of an admitted turn need no further admission."""
     tool = Tool(ToolDefinition("read"), lambda arguments: "x" * 1000)
     says = [Say(calls=[("read", {})]), Say("done")]
     async with slow(tmp_path, *says, admit_events=4, admit_bytes=5000) as (engine, _):
         assert (await engine.session("s:m", tools=[tool]).send("Hi")).text == "done"
 
 
-async def test_a_store_that_fails_holds_nobody_up(tmp_path: Path) -> None:
-    """Only a writer that works and is behind does; one that fails keeps what it can."""
+async def test_a_store_that_fails_delays_no_turn(tmp_path: Path) -> None:
+    """Only a working writer with a backlog delays turns. A failing writer keeps as many events as it can."""
     async with slow(tmp_path, *[Say("x")] * 10, admit_events=4) as (engine, store):
         store.may.set()
         store.fails = True
@@ -367,7 +366,7 @@ in_virtual_time = pytest.mark.parametrize("anyio_backend", ["virtual-asyncio"], 
 
 
 class FakeWriter:
-    """A writer that says what it is told to."""
+    """A writer with statistics that the test sets."""
 
     def __init__(self) -> None:
         self.state: StoreState = "ok"
@@ -379,8 +378,8 @@ class FakeWriter:
 
 
 @in_virtual_time
-async def test_a_writer_that_makes_progress_holds_turns_up_and_refuses_none() -> None:
-    """However long it takes to catch up: a crowd that came at once gets in, in its order."""
+async def test_a_writer_that_makes_progress_delays_turns_and_refuses_none() -> None:
+    """The turns wait as long as needed, and start in their order."""
     writer, door, came = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[int]()
 
     async def turn(number: int) -> None:
@@ -399,8 +398,8 @@ async def test_a_writer_that_makes_progress_holds_turns_up_and_refuses_none() ->
 
 
 @in_virtual_time
-async def test_a_writer_that_commits_nothing_has_all_turns_refused_together() -> None:
-    """Who waited behind another one is not made to wait the same time again."""
+async def test_a_writer_that_commits_nothing_refuses_all_turns_together() -> None:
+    """A turn that waited behind another turn does not wait for the same time again."""
     writer, door, refused = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[float]()
 
     async def turn() -> None:
@@ -416,6 +415,6 @@ async def test_a_writer_that_commits_nothing_has_all_turns_refused_together() ->
     assert max(refused) - began < 1.5
 
 
-def test_the_writer_makes_more_of_a_turn_where_the_others_take_long() -> None:
-    """A part is 32 events on a loop that is quick, and up to 256 on one with thousands of tasks."""
+def test_the_writer_handles_more_events_at_a_time_on_a_slow_loop() -> None:
+    """A part has 32 events on a quick loop, and at most 256 on a loop with thousands of tasks."""
     assert [made_at_once(seconds) for seconds in (0.0, 0.0005, 0.002, 0.1)] == [32, 32, 80, 256]

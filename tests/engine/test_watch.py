@@ -1,4 +1,4 @@
-"""`watch`: each call of the process at its end, for all engines and event loops, in a bounded queue."""
+"""`watch`: each call of the process when it ends, for all engines and event loops, in a bounded queue."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def in_the_sync_thread() -> Iterator[Engine]:
 
 
 async def next_of(calls: object, number: int) -> list[EndedCall]:
-    """So many calls, in time."""
+    """Read this number of calls within five seconds."""
     async with asyncio.timeout(5):
         return [await anext(calls) for _ in range(number)]  # type: ignore[call-overload]
 
 
-async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: Engine) -> None:
-    """Of engines that lived when it was made, of those that come up later, and of other loops."""
+async def test_watch_yields_the_calls_of_earlier_and_later_engines(in_the_sync_thread: Engine) -> None:
+    """An engine on another loop is included."""
     async with an_engine(Say("a")) as before, watch() as calls, an_engine(Say("b")) as after:
         await before.generate("s:m", "Hi", tags={"team": "a"})
         session = after.session("s:m")
@@ -51,8 +51,8 @@ async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: 
     assert found[after.bus.run_id].session_id == session.id
 
 
-async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
-    """A fallback is a call of its own; who was cancelled says so."""
+async def test_watch_yields_failed_and_cancelled_calls() -> None:
+    """Each call has its status and its error."""
     begun = asyncio.Event()
 
     async def pause() -> None:
@@ -72,8 +72,8 @@ async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
     assert (cancelled.status, cancelled.usage is not None) == ("cancelled", True)
 
 
-async def test_other_kinds_of_calls_say_what_they_are() -> None:
-    """And a line of text has it. A retried call is one call, with all its attempts."""
+async def test_a_call_has_its_operation() -> None:
+    """The text of the call has the operation too. A retried call is one call with all its attempts."""
     kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
     async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
         await engine.embed(["x"], model="a:small", max_retries=1)
@@ -99,8 +99,8 @@ async def test_the_calls_of_one_engine_keep_their_order() -> None:
         assert sorted(ended) == sorted(filter(None, published))
 
 
-async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
-    """The row is bounded; the oldest go, and the next one that is read says how many."""
+async def test_a_slow_reader_gets_the_number_of_skipped_calls() -> None:
+    """The queue is bounded. The oldest calls are dropped, and the next call has the number of dropped calls."""
     async with an_engine(*[Say("x") for _ in range(6)]) as engine, watch(capacity=2) as calls:
         for _ in range(5):
             await engine.generate("s:m", "Hi")
@@ -114,8 +114,10 @@ async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
         watch(capacity=0)
 
 
-async def test_nothing_is_left_when_nobody_watches() -> None:
-    """A loop that was left and forgotten ends with the next call; closing ends it at once, and the reader."""
+async def test_no_subscription_remains_without_a_watcher() -> None:
+    """A watcher that is garbage-collected ends at the next call. Closing a watcher ends it and its reader
+    immediately.
+    """
     async with an_engine(*[Say("x") for _ in range(3)]) as engine:
 
         def watchers() -> list[str]:
@@ -146,11 +148,11 @@ async def next_or_end(calls: object) -> EndedCall | None:
         return await anext(calls, None)  # type: ignore[call-overload, no-any-return]
 
 
-# -- For a thread
+# -- For a thread.
 
 
-def test_a_function_has_had_every_call_when_the_context_is_left(in_the_sync_thread: Engine) -> None:
-    """In a thread of its own, so that no call waits for it."""
+def test_each_passes_every_call_before_the_context_ends(in_the_sync_thread: Engine) -> None:
+    """The function runs in a separate thread, so no call waits for it."""
     lines: list[EndedCall] = []
     threads: set[str] = set()
 
@@ -166,8 +168,8 @@ def test_a_function_has_had_every_call_when_the_context_is_left(in_the_sync_thre
     assert threads == {"callboard-watch"}
 
 
-def test_a_thread_iterates_until_it_is_closed(in_the_sync_thread: Engine) -> None:
-    """What waits is read before the end."""
+def test_a_thread_iterates_until_the_watcher_is_closed(in_the_sync_thread: Engine) -> None:
+    """Waiting calls are read before the end."""
     calls = watch_sync()
     found: list[EndedCall] = []
     reader = threading.Thread(target=lambda: found.extend(calls))
@@ -192,8 +194,8 @@ def a_call(model: str) -> LlmCallCompleted:
     )
 
 
-def test_what_ended_just_before_the_end_is_read(in_the_sync_thread: Engine) -> None:
-    """It was published, and nothing has run on its loop since."""
+def test_a_call_that_ended_just_before_the_close_is_read(in_the_sync_thread: Engine) -> None:
+    """The call was published, and the loop has not run since then."""
     bus = in_the_sync_thread.bus
     calls = watch_sync()
 
@@ -205,8 +207,8 @@ def test_what_ended_just_before_the_end_is_read(in_the_sync_thread: Engine) -> N
     assert run_sync(publish_and_close()) == ["s:here"]
 
 
-def test_who_closes_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
-    """That loop is at work as the watch is closed."""
+def test_close_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
+    """That loop is busy when the watcher is closed."""
     bus = in_the_sync_thread.bus
     calls = watch_sync()
     published, released = threading.Event(), threading.Event()
@@ -235,8 +237,8 @@ def test_who_closes_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_function_that_fails_hurts_no_call(in_the_sync_thread: Engine) -> None:
-    """Its thread says so, and reads no more."""
+def test_a_function_that_fails_affects_no_call(in_the_sync_thread: Engine) -> None:
+    """The thread of the function ends with the exception."""
 
     def fail(call: EndedCall) -> None:
         raise ZeroDivisionError(call.model)
@@ -246,8 +248,8 @@ def test_a_function_that_fails_hurts_no_call(in_the_sync_thread: Engine) -> None
         assert generate_sync("s:m", "Hi", engine=in_the_sync_thread).text == "Hello"
 
 
-def test_an_engine_of_a_loop_that_has_ended_holds_nobody_up() -> None:
-    """Nobody closed it; its loop is gone."""
+def test_an_engine_of_a_closed_loop_delays_no_close() -> None:
+    """The engine was never closed."""
     engine = an_engine(Say("x"))
 
     async def ask() -> None:
@@ -260,7 +262,7 @@ def test_an_engine_of_a_loop_that_has_ended_holds_nobody_up() -> None:
         pass
 
 
-def test_a_line_fits_on_a_line() -> None:
+def test_a_call_as_text_is_one_line() -> None:
     call = EndedCall(
         run_id="r",
         request_id="q",

@@ -1,4 +1,4 @@
-"""Observing an engine: calls in progress, changes, cancelling, and previews of requests."""
+"""An engine observed: calls in progress, changes, cancelling, statistics and the repr of results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from ..support.scripted import ADD, CALLS_ADD, Say
 from .slow_engines import an_engine
 
 
-async def test_an_idle_engine_has_nothing_under_way() -> None:
-    """Before its start, and after a turn."""
+async def test_an_idle_engine_has_no_work_in_progress() -> None:
+    """Neither an engine before its start nor an engine after a turn has calls in progress."""
     fresh = Engine(models=registry(Say("Hello")), trace=False)
     assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
     async with fresh:
@@ -43,8 +43,10 @@ async def test_an_idle_engine_has_nothing_under_way() -> None:
         assert fresh.in_progress().total == 0
 
 
-async def test_a_reply_under_way_tells_what_it_has_said_and_cost() -> None:
-    """Its stage, its first token, its characters and an estimate of the cost; nothing is counted twice."""
+async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
+    """A turn has the stage `asking` before its first token and `replying` after it. No character is counted
+    twice.
+    """
     steps = [anyio.Event() for _ in range(3)]
     waits = iter(steps)
     script = Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())
@@ -71,8 +73,8 @@ async def test_a_reply_under_way_tells_what_it_has_said_and_cost() -> None:
         assert engine.in_progress().total == 0
 
 
-async def test_turns_behind_one_are_queued_and_a_limit_only_counts_the_rest() -> None:
-    """In the order in which they were asked for."""
+async def test_waiting_turns_are_queued_and_a_limit_keeps_the_total() -> None:
+    """The turns of one session have the stages asking, queued and queued. `limit=2` shows two of the three."""
     go = anyio.Event()
     async with running(Say("one", pause=go.wait), Say("two"), Say("three")) as (engine, _):
         session = engine.session("s:m")
@@ -88,7 +90,7 @@ async def test_turns_behind_one_are_queued_and_a_limit_only_counts_the_rest() ->
 
 
 async def test_a_turn_with_tools_sums_its_calls() -> None:
-    """What is over counts with its usage, and the call under way with an estimate."""
+    """A call that ended counts with its usage. The call in progress counts with an estimate."""
     go = anyio.Event()
     seen: list[tuple[str, int, int]] = []
 
@@ -111,8 +113,8 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
     assert (item.calls, item.steps, item.output_tokens, item.cost.calls) == (2, 1, 5, 2)
 
 
-async def test_a_call_without_a_turn_is_under_way() -> None:
-    """Embeddings, for example; it can't be cancelled from elsewhere."""
+async def test_a_call_without_a_turn_is_in_progress() -> None:
+    """A call for embeddings is listed with its operation and model. `Engine.cancel` doesn't end it."""
     async with an_engine() as engine:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: engine.embed(["a"], model="s:m"))
@@ -124,8 +126,10 @@ async def test_a_call_without_a_turn_is_under_way() -> None:
         assert engine.in_progress().total == 0
 
 
-async def test_anybody_cancels_a_turn_by_its_id() -> None:
-    """Its caller gets the error with the content so far; a second time, or another id, is nobody's."""
+async def test_a_turn_is_cancelled_by_its_id() -> None:
+    """The caller of the turn gets the error with the content so far. A second cancel and a cancel of another id
+    return False.
+    """
     async with an_engine() as engine:
         stream = engine.session("s:m").stream("Hi")
         caught: list[CancelledError] = []
@@ -145,8 +149,8 @@ async def test_anybody_cancels_a_turn_by_its_id() -> None:
         assert await engine.cancel("trn_other") is False
 
 
-async def test_changes_come_with_events_and_with_streams_and_end_with_the_engine() -> None:
-    """At once, then at most one in an interval; an idle engine gives none."""
+async def test_changes_come_with_events_and_streams_at_most_once_an_interval() -> None:
+    """The first change comes immediately. An idle engine gives no further change."""
     go = anyio.Event()
     times: list[float] = []
     async with running(Say("one", pause=go.wait)) as (engine, _):
@@ -159,11 +163,11 @@ async def test_changes_come_with_events_and_with_streams_and_end_with_the_engine
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             await anyio.sleep(10)
-            assert len(times) <= 2  # at once, and perhaps for what the start had published
+            assert len(times) <= 2  # the first change, and perhaps one for the events of the start
             idle = len(times)
             group.start_soon(engine.session("s:m").send, "Hi")
             await anyio.sleep(5)
-            assert idle + 4 <= len(times) <= idle + 6  # while the call is under way
+            assert idle + 4 <= len(times) <= idle + 6  # while the call is in progress
             go.set()
             await anyio.sleep(10)
             ended = len(times)
@@ -173,7 +177,7 @@ async def test_changes_come_with_events_and_with_streams_and_end_with_the_engine
     assert not [name for name in [sub.name for sub in engine.bus.statistics().subscriptions] if name == "changes"]
 
 
-async def test_a_watcher_that_leaves_costs_nothing() -> None:
+async def test_a_watcher_that_is_closed_leaves_no_subscription() -> None:
     async with running() as (engine, _):
         watching = engine.changes()
         await anext(watching)
@@ -183,14 +187,14 @@ async def test_a_watcher_that_leaves_costs_nothing() -> None:
 
 
 def test_the_time_of_an_identifier_is_read_from_it() -> None:
-    """Of a ULID; anything else has none."""
+    """The time comes from a ULID. An identifier of another form has no time."""
     assert made_us("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259_000
     assert made_us("ses_mine") is None
     assert made_us("ses_01ARZ3NDEKTSV4RRFFQ69G5FA!") is not None
     assert made_us("ses_ilou3NDEKTSV4RRFFQ69G5FAVx") is None
 
 
-# `engine.statistics()`: one snapshot of everything that counts, at any time of an engine's life.
+# `engine.statistics()`: one snapshot of all counters, before, during and after an engine's run.
 
 
 async def test_an_engine_that_never_started_has_statistics() -> None:
@@ -200,8 +204,8 @@ async def test_an_engine_that_never_started_has_statistics() -> None:
     assert (counted.supervisor, counted.writer, counted.prices_version) == (None, None, fresh.prices.version)
 
 
-async def test_a_running_turn_and_those_behind_it_are_counted() -> None:
-    """One runs and holds the one slot of its provider; one waits for its session, and one for the slot."""
+async def test_running_and_waiting_turns_are_counted() -> None:
+    """One turn runs in the only slot of its provider. One waits for its session, and one for the slot."""
     go = anyio.Event()
     script = [Say("one", pause=go.wait), Say("two"), Say("three")]
     async with Engine(models=registry(*script), trace=False, limits=Limits(calls_per_provider=1)) as engine:
@@ -222,8 +226,8 @@ async def test_a_running_turn_and_those_behind_it_are_counted() -> None:
         assert 0 < counted.uptime_seconds < after.uptime_seconds
 
 
-async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_it() -> None:
-    """A key that is refused shows as an unavailable provider, with the reason."""
+async def test_statistics_have_the_supervision_tree_and_the_availability_of_providers() -> None:
+    """A provider that refused the key is listed as unavailable, with the reason."""
     async with running(Say(fails=AuthError("no"))) as (engine, _):
         with pytest.raises(AuthError):
             await engine.session("s:m").send("hello")
@@ -239,7 +243,7 @@ async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_
 
 
 async def test_statistics_outlive_the_engine() -> None:
-    """After the end they still tell what was counted, the uptime stands still, and JSON has all of it."""
+    """A closed engine still has its counters. Its uptime no longer grows. JSON contains all counters."""
     async with running(Say("one")) as (engine, _):
         await engine.session("s:m").send("hello")
         await anyio.sleep(2)
@@ -253,7 +257,7 @@ async def test_statistics_outlive_the_engine() -> None:
     assert (decoded["bus"]["published"] > 0, decoded["providers"][0]["provider"]) == (True, "s")
 
 
-# Results that are looked at: in a console, in a notebook, as JSON.
+# How results are shown: in a console, in a notebook, as JSON.
 
 
 @dataclass
@@ -263,7 +267,9 @@ class Person:
 
 
 async def test_the_repr_of_a_result_fits_a_screen() -> None:
-    """Whatever its length: the text's beginning, how it ended, what it used and cost."""
+    """The repr of a long result is short. It has the start of the text, the status, the model and the numbers of
+    steps and messages.
+    """
     async with running(Say("Hello " * 5000)) as (engine, _):
         result = await engine.generate("s:m", "Hi " * 5000)
     shown = repr(result)
@@ -279,7 +285,7 @@ SHARED = ("text", "content", "thinking", "tool_uses", "stop_reason", "raw_stop_r
 
 
 async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
-    """Code that reads one reads the others, as attributes and as a dict. Totals are those of the whole turn."""
+    """A reply, a result and a step have the same attributes and keys. The totals are those of the whole turn."""
     replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})], thinking="Hm"), Say("Three.", thinking="So")]
     async with running(*replies, *replies) as (engine, _):
         result = await engine.generate("s:m", "1 + 2?", tools=[ADD])
@@ -296,8 +302,8 @@ async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
     assert {name: ours[name] for name in SHARED} == {name: theirs[name] for name in SHARED}
 
 
-async def test_the_earlier_names_of_a_result_work_and_warn() -> None:
-    """`reasoning` and `tool_calls` of a result and a step are aliases."""
+async def test_the_deprecated_names_of_a_result_work_and_warn() -> None:
+    """`reasoning` and `tool_calls` are deprecated names on a result and on a step."""
     async with running(Say("Hello", thinking="Hm")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
     for each in (result, result.steps[0]):
@@ -308,12 +314,12 @@ async def test_the_earlier_names_of_a_result_work_and_warn() -> None:
 
 
 def test_content_with_half_a_surrogate_pair_becomes_plain_values() -> None:
-    """A broken tokenizer may send one, and a log must still get its dict."""
+    """A broken tokenizer may send half a pair. A log must still get the dict."""
     assert plain(TextBlock("a\ud83d")) == {"type": "text", "text": "a\ud83d", "provider_raw": None}
 
 
-async def test_what_is_under_way_says_which_it_is() -> None:
-    """An engine, a session and a stream in a console, and no address of an object."""
+async def test_the_repr_of_an_engine_a_session_and_a_stream_identifies_each() -> None:
+    """The repr has the id, the model and the status, and no address of an object."""
     async with running(Say("Hello")) as (engine, _):
         session = engine.session("s:m", session_id="notes")
         assert repr(session) == "Session(id='notes', model='s:m', messages=<0>)"
@@ -326,8 +332,8 @@ async def test_what_is_under_way_says_which_it_is() -> None:
     assert repr(engine) == "Engine(providers=['s'], closed)"
 
 
-def test_values_that_may_be_large_are_shown_in_short() -> None:
-    """Text, bytes, lists and objects are cut, defaults left out, and what is small is shown whole."""
+def test_large_values_have_a_short_repr() -> None:
+    """The repr cuts long text, bytes and lists. It leaves out defaults, and shows small values whole."""
     assert repr(TextBlock("Hi")) == "TextBlock(text='Hi')"
     assert repr(TextBlock("a" * TEXT + "bc")) == f"TextBlock(text='{'a' * TEXT}'… 2 more)"
     picture = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(4992))
@@ -338,7 +344,7 @@ def test_values_that_may_be_large_are_shown_in_short() -> None:
 
 
 async def test_a_result_becomes_plain_values() -> None:
-    """Which any JSON library writes; money is exact text, and an object is there as such."""
+    """Any JSON library can write the values. Image data is base64 text, and the output object is a dict."""
     async with running(Say("Hello"), Say('{"name": "Ann", "age": 3}')) as (engine, _):
         result = await engine.generate("s:m", [TextBlock("Hi"), ImageBlock(data=b"GIF89a")])
         found = await engine.generate_object("s:m", "Who?", schema=Person)
@@ -356,8 +362,8 @@ async def test_a_result_becomes_plain_values() -> None:
     assert (reply["text"], "messages" in reply) == ("Hello", False)
 
 
-async def test_a_notebook_shows_the_text_and_what_it_cost() -> None:
-    """As Markdown, of a result and of a session's reply."""
+async def test_a_notebook_shows_the_text_and_the_cost() -> None:
+    """A notebook shows the text, the model, the tokens and the cost of a result and of a reply as Markdown."""
     async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
         reply = await engine.session("s:m").send("Hi")
@@ -366,7 +372,7 @@ async def test_a_notebook_shows_the_text_and_what_it_cost() -> None:
     assert reply._repr_markdown_() == wanted
 
 
-# Adapters that a host makes itself (M17; seed 2, row 8.1).
+# Adapters that a host registers itself (M17; seed 2, row 8.1).
 
 HELLO = scripted.ScriptedReply(text="Hello")
 
@@ -377,8 +383,8 @@ def own(*replies: scripted.ScriptedReply) -> scripted.ScriptedAdapter:
 
 
 @row("8.1.2")
-async def test_an_engine_is_made_of_adapters() -> None:
-    """8.1: explicit instances, routed by their names, in the trace and in routing like any other."""
+async def test_an_engine_uses_the_adapters_of_the_host() -> None:
+    """8.1: calls reach an adapter of the host by its name, in `model` or in `provider`."""
     async with Engine(models=ModelRegistry({}, {}), providers={"mine": own(HELLO, HELLO)}, trace=False) as engine:
         assert engine.providers == {"mine": "configured"}
         result = await engine.generate("mine:anything", "Hi")
@@ -386,10 +392,12 @@ async def test_an_engine_is_made_of_adapters() -> None:
         assert (await engine.generate("anything", "Hi", provider="mine")).text == "Hello"
 
 
-async def test_an_adapter_of_the_hosts_replaces_one_that_only_the_environment_offers(
+async def test_an_adapter_of_the_host_replaces_one_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With or without a key; of a name in models.yaml it is still refused."""
+    """The adapter of the host is used with and without a key in the environment. A name that models.yaml has is
+    refused.
+    """
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
@@ -403,7 +411,7 @@ async def test_an_adapter_of_the_hosts_replaces_one_that_only_the_environment_of
 
 
 async def test_an_adapter_joins_a_running_engine_and_stays_over_a_reload() -> None:
-    """The next turn knows it; what models.yaml says afterwards doesn't take it away."""
+    """The next call uses the new adapter. A reload of the models keeps it."""
     async with running(Say("configured")) as (engine, _):
         engine.register("mine", own(HELLO, HELLO))
         assert (await engine.generate("mine:m", "Hi")).text == "Hello"
@@ -412,8 +420,8 @@ async def test_an_adapter_joins_a_running_engine_and_stays_over_a_reload() -> No
         assert (await engine.generate("mine:m", "Hi")).text == "Hello"
 
 
-async def test_what_makes_adapters_may_be_given() -> None:
-    """A function is asked for each adapter that is needed: one to ask beforehand, one to call."""
+async def test_a_factory_of_adapters_can_be_registered() -> None:
+    """The engine calls the factory twice: for the check at registration, and for the first call."""
     made: list[scripted.ScriptedAdapter] = []
 
     def make() -> scripted.ScriptedAdapter:
@@ -426,8 +434,7 @@ async def test_what_makes_adapters_may_be_given() -> None:
     assert len(made) == 2
 
 
-async def test_looking_at_the_engine_s_health_leaves_the_host_s_adapter_alone() -> None:
-    """An adapter that the host has made is not closed by a check."""
+async def test_a_health_check_does_not_close_the_host_s_adapter() -> None:
     closed: list[str] = []
 
     class Watched(scripted.ScriptedAdapter):
@@ -452,21 +459,20 @@ async def test_looking_at_the_engine_s_health_leaves_the_host_s_adapter_alone() 
         ("mine", object(), "expected an object with all members of `ProviderAdapter`"),
     ],
 )
-async def test_what_can_t_be_registered_is_said(name: str, adapter: object, advice: str) -> None:
-    """A name that is taken, one that can't be, and no adapter."""
+async def test_a_wrong_registration_is_refused_with_advice(name: str, adapter: object, advice: str) -> None:
+    """A name that is taken, a name with a colon, and an object that is no adapter are refused."""
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match=advice):
             engine.register(name, adapter)  # type: ignore[arg-type]
 
 
-def test_a_provider_s_own_adapter_has_its_prices() -> None:
-    """Its class says whose it is; of any other, `prices_as` does."""
+def test_the_class_of_an_adapter_or_prices_as_decides_its_prices() -> None:
     assert entry_of("mine", OpenAIAdapter(AdapterConfig(api_key="x"))).type == "openai"
     assert entry_of("mine", own(), "openai").prices_as == "openai"
 
 
-async def test_old_names_of_current_work_warn_of_the_new_ones() -> None:
-    """`Engine.under_way`, and the classes of its result."""
+async def test_the_deprecated_names_of_active_work_warn() -> None:
+    """`Engine.under_way` and the class `UnderWay` still work."""
     with pytest.warns(DeprecationWarning, match=r"use Engine\.in_progress"):
         assert Engine(models=registry(Say("Hello")), trace=False).under_way().total == 0
     with pytest.warns(DeprecationWarning, match="use ActiveWork"):

@@ -1,4 +1,4 @@
-"""The engine on virtual time, without a store unless a test asks for one."""
+"""The fixtures of the tests of faults. Time is virtual. An engine has no store unless a test asks for one."""
 
 from __future__ import annotations
 

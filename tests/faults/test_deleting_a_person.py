@@ -45,7 +45,7 @@ anyio_backend = runs_on("asyncio")
 
 
 MARK = "Zanzibar"
-"""A word that is in everything that is to go, each time with the place where it stood."""
+"""Each text that must be deleted contains this word and the name of its place."""
 
 PLACES = (
     *("name", "title", "tag", "tagname", "system", "prompt", "reply", "argument", "toolname", "progress",
@@ -60,7 +60,7 @@ def mark(place: str) -> str:
 
 
 class HostNote(Event, frozen=True, kw_only=True, tag="host.note"):
-    """An event of the host's own."""
+    """An event of the host."""
 
     text: str
 
@@ -76,7 +76,7 @@ TOOL = Tool(ToolDefinition(mark("toolname"), "Looks something up."), look_up)  #
 
 
 def replies() -> list[Say]:
-    """A reply with tools, and one that fails; the reply to another person, and a plain call that fails."""
+    """A reply with tool calls, a text reply, a failed call, a reply to another person, and a failed plain call."""
     calls = [(mark("toolname"), {"who": mark("argument")}), (mark("toolname"), {"fails": "yes"})]
     refused = [InvalidRequestError(f"this prompt is refused: {mark(place)}") for place in ("error", "plainerror")]
     return [
@@ -89,7 +89,7 @@ def replies() -> list[Say]:
 
 
 async def a_person_s_session(engine: Engine) -> str:
-    """A session that has the mark in every place. Returns its id."""
+    """Create a session that has the mark in every place. Returns its id."""
     session = engine.session(
         "s:m",
         name=mark("name"),
@@ -106,7 +106,7 @@ async def a_person_s_session(engine: Engine) -> str:
 
 
 async def everything(store: Store) -> str:
-    """All rows of all tables of a trace in PostgreSQL, as text."""
+    """Return all rows of all tables of a trace in PostgreSQL, as text."""
     found = await store.sql(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
         " AND table_type = 'BASE TABLE'"
@@ -120,7 +120,7 @@ async def everything(store: Store) -> str:
 
 
 def in_files(folder: Path) -> set[str]:
-    """The places whose mark is in any file below a folder, in its name too."""
+    """Return the places whose mark is in the name or the data of any file below a folder."""
     found = set()
     for path in folder.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
@@ -133,7 +133,9 @@ def places_in(text: str) -> set[str]:
 
 
 async def test_a_trace_file_has_nothing_of_a_deleted_session(tmp_path: Path) -> None:
-    """While the engine runs, in its log and its journals; and in the closed file. The figures stay."""
+    """Neither the log and the journals of the running engine nor the closed file have a mark. The figures of the
+    calls stay.
+    """
     path = tmp_path / "trace.db"
     async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)
@@ -164,7 +166,9 @@ async def test_a_trace_file_has_nothing_of_a_deleted_session(tmp_path: Path) -> 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_a_trace_in_postgresql_has_nothing_of_a_deleted_session(postgres_dsn: str, tmp_path: Path) -> None:
-    """Neither has the folder beside it. Only rows that are there count: the server clears away the others."""
+    """The folder of the trace has no mark either. Only existing rows are read: the server removes deleted rows
+    later.
+    """
     place = PostgresStore(postgres_dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*replies()), store=place, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)
@@ -185,9 +189,9 @@ async def test_a_trace_in_postgresql_has_nothing_of_a_deleted_session(postgres_d
 async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
     is_shipped_before: bool, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the session was shipped before its deletion or not."""
+    """The session is deleted before or after it is shipped."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
-    # On a busy machine the engine would end before the rest is shipped.
+    # On a busy machine, the engine could end before all rows are shipped.
     monkeypatch.setattr("callboard.engine.runtime.lifecycle.LAST_SHIPPING_SECONDS", 40.0)
     options: dict[str, Any] = {"ship": "before_reply"} if is_shipped_before else {}
     models = registry(*replies())
@@ -206,10 +210,12 @@ async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
 
 
 @pytest.mark.parametrize("kind", ["file", "server"])
-async def test_forgetting_by_age_reaches_names_and_errors(
+async def test_forgetting_by_age_removes_names_and_errors(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Of plain calls, too. Tags and the host's own events stay: budgets and reports go by them."""
+    """The content of plain calls is removed, too. Tags and the host's own events stay, because budgets and reports
+    use them.
+    """
     store: Store | Path = tmp_path / "trace.db"
     if kind == "server":
         if (reason := why_not()) is not None:
@@ -229,8 +235,8 @@ async def test_forgetting_by_age_reaches_names_and_errors(
         assert in_files(tmp_path) == {"tag", "tagname", "host"}
 
 
-async def test_many_sessions_leave_nothing_between_the_rows_of_others(tmp_path: Path) -> None:
-    """A file moves its rows about while it grows; what they left at their old places goes, too."""
+async def test_deleting_many_sessions_clears_the_space_between_other_rows(tmp_path: Path) -> None:
+    """A growing file moves rows to other places. Deletion also clears the old places."""
     script = [Say(mark("reply")) if number % 2 else Say("Another.") for number in range(300)]
     async with Engine(models=registry(*script), store=tmp_path / "trace.db", capture_content=True) as engine:
         sessions = [engine.session("s:m", name="Another") for _ in range(4)]
@@ -244,8 +250,10 @@ async def test_many_sessions_leave_nothing_between_the_rows_of_others(tmp_path: 
         assert in_files(tmp_path) == set()
 
 
-async def test_what_a_dead_process_left_does_not_come_back(tmp_path: Path) -> None:
-    """Its journal is written before the deletion, so that no later start brings the session back."""
+async def test_the_journal_of_a_dead_process_does_not_restore_a_session(tmp_path: Path) -> None:
+    """Before the deletion, the journal of the dead process is written to the trace. A later start does not restore
+    the session.
+    """
     path = tmp_path / "trace.db"
     async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)
@@ -264,7 +272,7 @@ async def test_what_a_dead_process_left_does_not_come_back(tmp_path: Path) -> No
 async def test_the_command_deletes_the_lines_of_the_chat_s_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines of other sessions stay."""
+    """The history lines of other sessions stay."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     path = tmp_path / "trace.db"
     async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
@@ -276,7 +284,7 @@ async def test_the_command_deletes_the_lines_of_the_chat_s_history(
     assert "+Hello\n+there\n" in (tmp_path / "chat-history").read_text()
 
 
-# Five crashes in a row of an actor that the engine can't do without: the engine ends, in order, and says why.
+# An actor that the engine needs crashes five times in a row: the engine ends in order and reports the reason.
 
 
 CHECKOUT = Path(__file__).parents[2]
@@ -284,7 +292,7 @@ VITAL = ("trace writer", "availability", "session manager")
 
 
 async def crash_until_the_end(engine: Engine, actor: str) -> None:
-    """Crash an actor each time it is up, until its supervisor gives up and the engine has ended."""
+    """Crash an actor each time that it runs, until its supervisor gives up and the engine ends."""
     hosted = engine._host.life
     assert hosted is not None
     ref = present(hosted.supervisor).child(actor)
@@ -300,7 +308,7 @@ async def hold() -> None:
 
 
 class Talk:
-    """A streamed and a whole call that never end by themselves, and an observer of the first."""
+    """A streamed and a non-streamed call that never end on their own, and an observer of the streamed one."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -321,7 +329,7 @@ class Talk:
         return came
 
     async def run(self, events: Subscription, actor: str) -> list[Envelope]:
-        """All that was published."""
+        """Run both calls until the engine ends. Returns all published events."""
         tasks = [
             asyncio.create_task(self.streamed(self.sessions[0])),
             asyncio.create_task(self.sessions[1].send("Hi")),
@@ -331,12 +339,12 @@ class Talk:
         with anyio.fail_after(10):
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         self.ends = [end for end in ends if isinstance(end, BaseException)]
-        return came + [envelope async for envelope in events]  # which ends, as the bus does
+        return came + [envelope async for envelope in events]  # the subscription ends with the bus
 
 
 @pytest.mark.parametrize("actor", VITAL)
-async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor: str, tmp_path: Path) -> None:
-    """Every call has its end, on the bus, in its stream and in the store; whoever asks is told the reason."""
+async def test_an_engine_ends_in_order_if_a_vital_actor_keeps_crashing(actor: str, tmp_path: Path) -> None:
+    """Every call has its end on the bus, in its stream and in the store. Callers get the reason as an error."""
     path, before = tmp_path / "trace.db", asyncio.all_tasks()
     says = [Say("some text", "never", pause=OnlyFirst()) for _ in range(2)]
     engine = Engine(models=registry(*says), store=path, clock=FakeClock(randomness=0.0))
@@ -346,7 +354,7 @@ async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor:
     came = await talk.run(events, actor)
 
     assert check_ends(came) == 2
-    assert len(talk.ends) == 2, "neither turn hangs, and neither ends as if all were well"
+    assert len(talk.ends) == 2, "both turns end with an error"
     assert all(isinstance(end, CallboardError) for end in talk.ends)
     assert isinstance(talk.seen[-1], TurnComplete)
     assert [event.text for event in talk.seen if isinstance(event, TextDelta)] == ["some text"]
@@ -363,12 +371,12 @@ async def test_an_engine_whose_actor_cannot_be_kept_running_ends_in_order(actor:
     async with TraceStore.open_readonly(path) as store:
         ends = {row.status for row in await store.calls(limit=None)}
         stored = [envelope.seq for envelope in await store.events(limit=None)]
-    assert ends == {"cancelled" if actor == "session manager" else "failed"}  # its turns die with the manager
-    assert stored == [envelope.seq for envelope in came], "the store was written to the end, and closed"
+    assert ends == {"cancelled" if actor == "session manager" else "failed"}  # the session manager ends its turns
+    assert stored == [envelope.seq for envelope in came], "the store has every event"
 
 
 class OnlyFirst:
-    """A pause that lets the first step of a reply through, and no other."""
+    """A pause that lets only the first step of a reply pass."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -379,8 +387,10 @@ class OnlyFirst:
             await hold()
 
 
-async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> None:
-    """Its calls fail, its provider is unavailable as adapter_crashed, others go on, a probe starts it afresh."""
+async def test_an_adapter_that_keeps_crashing_affects_no_other_provider() -> None:
+    """The adapter's calls fail and its provider is unavailable as adapter_crashed. Other providers continue. A
+    probe restarts the adapter.
+    """
     asked = asyncio.Event()
 
     async def never() -> None:
@@ -402,7 +412,7 @@ async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> 
         assert (row.provider, row.model, row.reason) == ("s", None, "adapter_crashed")
         assert (await engine.session("other:m").send("Hi")).text == "fine"
         assert not ref.running
-        assert (await engine.session("s:m").send("Hi")).text == "back"  # alone, so the call is the probe
+        assert (await engine.session("s:m").send("Hi")).text == "back"  # the only model, so the call is the probe
         assert engine.availability.snapshot() == ()
         assert check_ends(events.take()) == 3
 
@@ -431,7 +441,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("actor", first_is_quick(VITAL, "a process for each actor"))
 def test_the_interpreter_ends_after_an_engine_that_gave_up(actor: str, tmp_path: Path) -> None:
-    """Though nobody closes it and it is still referenced; with nothing said on stderr, and all of it stored."""
+    """This holds if the engine is not closed and still referenced. stderr is empty, and every event is stored."""
     process = ended(PROGRAM, tmp_path / "trace.db", actor, timeout=30)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.endswith("over\n")

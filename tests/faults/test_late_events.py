@@ -59,21 +59,21 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A trace file whose writer died after its second answer, which was not committed."""
+    """A trace file whose writer died after its second reply, which was not committed."""
     path = tmp_path / "trace.db"
     left_behind(path, "exit")
     return path
 
 
 def left_behind(path: Path, ending: str, *dsn: str) -> None:
-    """Run the program until it dies, and check that it left a journal."""
+    """Run the program until it dies, and check that it left a journal behind."""
     done = ended(PROGRAM, path, ending, *dsn)
     assert done.stdout == "answered\n", done.stderr
     assert any(file.stat().st_size for file in waiting_files(path))
 
 
 def lines(path: Path, *command: str) -> list[str]:
-    """The lines of JSON that a command prints about a trace."""
+    """Return the lines of JSON that a command prints about a trace."""
     done = call(*command, "--db", str(path), home=path.parent / "home", exits=0)
     assert "late_events" not in done.stderr
     return done.stdout.splitlines()
@@ -167,23 +167,25 @@ SURFACES: tuple[Callable[[Path], Awaitable[int]], ...] = (
 async def test_each_reader_shows_the_last_answer_of_a_dead_process(
     trace: Path, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
-    """Both answered calls are shown, once and at the second look; the journal is gone."""
+    """The reader shows both answered calls, and a second read shows the same. The journal is gone."""
     assert await surface(trace) == 2
     assert waiting_files(trace) == []
     assert await of_calls(trace) == 2
 
 
 @pytest.mark.parametrize("ending", first_is_quick(["exit", "terminate"], "another end of the process"))
-async def test_two_dead_processes_leave_nothing_unseen(tmp_path: Path, ending: str) -> None:
-    """A reader takes in the journals of both."""
+async def test_the_journals_of_two_dead_processes_are_read(tmp_path: Path, ending: str) -> None:
+    """A reader stores the events of both journals."""
     path = tmp_path / "trace.db"
     left_behind(path, "again")
     left_behind(path, ending)
     assert await of_calls(path) == 4
 
 
-async def test_the_journal_of_a_living_writer_stays_its_own(tmp_path: Path) -> None:
-    """A reader leaves it alone. Once the writer is dead, an open reader shows its events."""
+async def test_the_journal_of_a_living_writer_is_not_changed(tmp_path: Path) -> None:
+    """A reader does not change the journal. After the writer's death, a reader that is already open shows its
+    events.
+    """
     path = tmp_path / "trace.db"
     with started(PROGRAM, path, "lives") as process:
         assert process.stdout is not None
@@ -197,8 +199,8 @@ async def test_the_journal_of_a_living_writer_stays_its_own(tmp_path: Path) -> N
             assert [row.status for row in await reader.calls()].count("completed") == 2
 
 
-async def test_a_journal_that_is_cut_in_its_last_line_is_read_up_to_there(trace: Path) -> None:
-    """The line in which the process died is skipped; the lines before it are shown."""
+async def test_a_journal_is_read_up_to_its_incomplete_last_line(trace: Path) -> None:
+    """The incomplete last line is skipped. The lines before it are read."""
     (journal,) = (file for file in waiting_files(trace) if file.stat().st_size)
     with journal.open("ab") as file:
         file.write(journal.read_bytes().splitlines()[-1][:40])
@@ -206,7 +208,7 @@ async def test_a_journal_that_is_cut_in_its_last_line_is_read_up_to_there(trace:
 
 
 async def test_a_spill_file_and_a_journal_of_one_run_are_both_read(tmp_path: Path) -> None:
-    """The call that was spilled and the call that was only copied are shown."""
+    """The reader shows the call of the spill file and the call of the journal."""
     path, make = tmp_path / "trace.db", Maker("run_b")
     async with TraceStore(path):
         pass
@@ -238,7 +240,7 @@ def media(tmp_path: Path) -> Iterator[Medium]:
 async def test_late_events_on_read_only_media_are_merged(
     trace: Path, media: Medium, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
-    """Both answered calls are shown, and nothing is changed on the media."""
+    """The reader shows both answered calls and changes nothing on the media."""
     for file in trace.parent.glob("trace.db*"):
         shutil.copy(file, media.folder)
     (media.folder / "home").mkdir()
@@ -251,7 +253,7 @@ async def test_late_events_on_read_only_media_are_merged(
 async def test_events_that_can_be_neither_stored_nor_merged_are_counted(
     trace: Path, media: Medium, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store names their number and their files; a command warns on stderr."""
+    """The store reports the number of these events and the names of their files."""
     for file in trace.parent.glob("trace.db*"):
         shutil.copy(file, media.folder)
     (media.folder / "home").mkdir()
@@ -269,7 +271,7 @@ async def test_events_that_can_be_neither_stored_nor_merged_are_counted(
 
 
 async def test_deleting_a_session_deletes_it_from_the_journals_of_the_dead(trace: Path) -> None:
-    """No file beside the trace holds what was said, and no later start brings it back."""
+    """After the deletion, no file next to the trace has the prompts, and the session is not restored."""
     async with await existing_store(trace) as store:
         assert await store.delete_session("ses_x")
     assert not any(b"Second" in file.read_bytes() for file in trace.parent.glob("trace.db*"))
@@ -278,7 +280,7 @@ async def test_deleting_a_session_deletes_it_from_the_journals_of_the_dead(trace
 
 
 async def test_forgetting_content_forgets_it_in_the_journals_of_the_dead(trace: Path) -> None:
-    """No file beside the trace holds what was said."""
+    """Afterwards, no file next to the trace has the prompts."""
     store = TraceStore(trace)
     await store.open()
     try:
@@ -299,10 +301,10 @@ def shared(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", ["readonly", "sql", "writing"])
-async def test_readers_of_a_shared_trace_take_in_what_died_on_this_machine(
+async def test_readers_of_a_shared_trace_store_the_journal_of_a_dead_process(
     tmp_path: Path, shared: str, how: str
 ) -> None:
-    """Both answered calls are shown, and the journal is gone."""
+    """The reader shows both answered calls, and the journal is gone."""
     path = tmp_path / "shared"
     left_behind(path, "exit", shared)
     store = PostgresStore(shared, path=path, readonly=how != "writing")
@@ -315,7 +317,7 @@ async def test_readers_of_a_shared_trace_take_in_what_died_on_this_machine(
     assert waiting_files(path) == []
 
 
-async def test_a_shipper_beside_a_file_ships_what_died_there(trace: Path, tmp_path: Path, shared: str) -> None:
+async def test_a_shipper_ships_the_events_of_a_dead_process(trace: Path, tmp_path: Path, shared: str) -> None:
     """The shared store has both answered calls."""
     async with PostgresStore(shared, path=tmp_path / "shared") as target:
         shipper = TraceShipper(trace, shared)

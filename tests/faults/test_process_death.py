@@ -1,4 +1,4 @@
-"""Processes that die before, while and after a call is stored."""
+"""Processes that die before, during and after a call is stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
 
 
-# Processes that end, or are killed, while calls run.
+# Processes that end, or are killed, during calls.
 
 
 PROGRAM = """
@@ -79,7 +79,7 @@ asyncio.run(main())
 
 
 async def seen(path: Path) -> tuple[Counter[str], Counter[tuple[str, int]]]:
-    """Statuses of the calls, and how often each call stands in the file."""
+    """Return the number of calls of each status, and how often the file has each call."""
     async with TraceStore(path) as store:  # as the next process opens it: for writing
         calls = await store.calls(limit=None)
     return Counter(row.status for row in calls), Counter((row.request_id, row.attempt) for row in calls)
@@ -87,7 +87,7 @@ async def seen(path: Path) -> tuple[Counter[str], Counter[tuple[str, int]]]:
 
 @pytest.mark.parametrize(("ending", "code"), [("open", 0), ("raise", 3), ("thread", 0)])
 async def test_the_interpreter_ends_while_calls_run(tmp_path: Path, ending: str, code: int) -> None:
-    """A program that returns, or exits, with its engine open and calls under way ends, and says nothing."""
+    """A program ends without output on stderr if its engine is open and calls are in progress."""
     process = started(PROGRAM, tmp_path / "trace.db", ending)
     said, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (code, "")
@@ -97,7 +97,7 @@ async def test_the_interpreter_ends_while_calls_run(tmp_path: Path, ending: str,
     assert set(calls.values()) == {1}
 
 
-# A process dies the moment its provider has a request: the request has a row when the trace is opened again.
+# A process dies when its provider receives a request. After the trace is opened again, the request has a row.
 
 
 VICTIM = """
@@ -190,7 +190,7 @@ BEFORE: dict[str, tuple[int, dict[str, Any]]] = {
     "chat-retry": (503, OVERLOADED),
     "chat-fallback": (402, {"error": {"message": "Insufficient balance", "code": "insufficient_quota"}}),
 }
-"""The reply to the first request of a kind whose second request is the last thing that its process does."""
+"""The reply to the first request, for each kind that sends two. The second request kills the process."""
 
 KINDS = (
     "chat-send", "messages-stream", "chat-tool", "responses-generate", "gemini-plain-stream",
@@ -200,7 +200,7 @@ KINDS = (
 
 
 class Book:
-    """The provider's own book of requests. It kills the client at the request that it doesn't answer."""
+    """The provider's list of the received requests. Instead of the last reply, the provider kills the client."""
 
     def __init__(self, before: tuple[int, dict[str, Any]] | None) -> None:
         self.before = before
@@ -241,8 +241,8 @@ def provider(book: Book) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", first_is_quick(KINDS, "more kinds of calls that a kill ends", quick=4))
-async def test_a_request_that_the_provider_got_has_a_row_after_a_kill(tmp_path: Path, kind: str) -> None:
-    """The provider's book of requests and the rows agree, on every path that sends one."""
+async def test_every_received_request_has_a_row_after_a_kill(tmp_path: Path, kind: str) -> None:
+    """Every kind of call that sends a request has as many rows as the provider received requests."""
     path, book = tmp_path / "trace.db", Book(BEFORE.get(kind))
     with provider(book) as url, started(VICTIM, url, path, kind) as process:
         book.client = process.pid
@@ -257,7 +257,7 @@ async def test_a_request_that_the_provider_got_has_a_row_after_a_kill(tmp_path: 
     assert len(lost) == 1
 
 
-# Processes that end at once after an answer: what was handed over is there when the next one starts.
+# Processes that end right after a reply: the next process finds every committed reply.
 
 
 CHECKOUT = Path(__file__).parents[2]
@@ -296,10 +296,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.parametrize("ending", first_is_quick(["kill", "exit", "terminate"], "another end of the process"))
 @pytest.mark.parametrize("how", ["send", "stream"])
-async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
-    tmp_path: Path, how: str, ending: str
-) -> None:
-    """All calls are completed in the file, and the session goes on with all messages."""
+async def test_a_process_that_ends_after_a_reply_loses_nothing(tmp_path: Path, how: str, ending: str) -> None:
+    """The file has all calls as completed, and the session continues with all messages."""
     path = tmp_path / "trace.db"
     ended(ANSWERED_PROGRAM, path, how, ending)
     async with Engine(models=registry(), store=path, capture_content=True) as engine:
@@ -310,8 +308,8 @@ async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
     await only_completed(path, 3)
 
 
-async def test_the_end_of_a_streamed_message_is_shown_when_its_call_is_safe(tmp_path: Path) -> None:
-    """Whoever sees a message's last event, and dies, leaves a completed call."""
+async def test_the_last_event_of_a_message_comes_after_its_call_is_stored(tmp_path: Path) -> None:
+    """If a process dies right after a message's last event, its call is completed in the file."""
     path = tmp_path / "trace.db"
     ended(ANSWERED_PROGRAM, path, "message", "kill")
     async with Engine(models=registry(), store=path) as engine:
@@ -320,7 +318,7 @@ async def test_the_end_of_a_streamed_message_is_shown_when_its_call_is_safe(tmp_
 
 
 async def only_completed(path: Path, count: int) -> None:
-    """Whether there are so many calls, all of them completed; and each run's events are unbroken."""
+    """Assert that the file has this number of calls, all completed. The events of each run must have no gap."""
     async with TraceStore.open_readonly(path) as store:
         assert [row.status for row in await store.calls()] == ["completed"] * count
         events = await store.events(limit=None)
@@ -329,13 +327,15 @@ async def only_completed(path: Path, count: int) -> None:
         assert seqs == list(range(1, len(seqs) + 1))
 
 
-# Crashes of a call and of the trace writer, and a store that fails: each call has one end, and a row.
+# Crashes of a call or of the trace writer, and a failing store: each call has one end and one row.
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("event", range(5))
 async def test_a_call_that_crashes_at_any_event_has_one_end(event: int, streamed: bool) -> None:
-    """A bug inside a call is an AdapterError with what had arrived, a valid stream, and one failed attempt."""
+    """A bug inside a call raises AdapterError. The received text is kept, the stream is valid, and one attempt
+    fails.
+    """
     before = [f"piece {number} " for number in range(event)]
     async with talking(Say(*before, fails=ZeroDivisionError("a bug")), Say("fine")) as (session, events):
         seen: list[StreamEvent] = []
@@ -371,14 +371,16 @@ async def talk(engine: Engine, turns: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_path: Path) -> None:
-    """Wherever the trace writer's actor crashes, each event is stored once, and each call has its row and end."""
+async def test_a_crashing_writer_stores_each_event_once(seed: int, tmp_path: Path) -> None:
+    """When the trace writer's actor crashes at random times, each event is stored once. Each call has its row and
+    end.
+    """
     chance = random.Random(seed)
     says = [Say("a", "b", "c", pause=lambda: asyncio.sleep(0.002)) for _ in range(30)]
     async with running(*says, store=tmp_path / "trace.db") as (engine, events):
 
         async def crash() -> None:
-            for _ in range(3):  # the fifth in a row would be the engine's end
+            for _ in range(3):  # the fifth crash in a row would end the engine
                 await asyncio.sleep(chance.uniform(0, 0.03))
                 hosted = await engine._host.running_life()
                 present(hosted.supervisor).child("trace writer").tell("no writer understands this")
@@ -399,7 +401,7 @@ async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_pa
 
 
 async def test_a_store_whose_writes_fail_stops_no_call(tmp_path: Path) -> None:
-    """While nothing can be written calls go on and the bus says so; afterwards every call has its row."""
+    """While writing fails, calls continue and the bus reports the failure. Afterwards, every call has its row."""
     store = TraceStore(tmp_path / "trace.db")
     engine = Engine(models=registry(*[Say("a", "b") for _ in range(20)]), store=store)
     events = engine.bus.subscribe(">", name="test")

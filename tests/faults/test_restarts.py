@@ -52,11 +52,11 @@ from .toy_engines import TOOLS, check_closed, check_ends, toy_engine
 pytestmark = pytest.mark.anyio
 
 
-# What a turn meets while something it needs is being restarted.
+# Turns during the restart of a part of the engine.
 
 
-async def test_the_next_turn_finds_a_fresh_adapter() -> None:
-    """A crash of the actor fails the calls under way; a turn that comes meanwhile waits for the restart."""
+async def test_the_next_turn_uses_the_restarted_adapter() -> None:
+    """A crash of the actor fails the calls in progress. A new turn waits for the restart."""
     async with running(Say("never", pause=anyio.sleep_forever), Say("fresh")) as (engine, events):
         first, second = engine.session("s:m"), engine.session("s:m")
         sending = asyncio.create_task(first.send("Hi"))
@@ -69,8 +69,8 @@ async def test_the_next_turn_finds_a_fresh_adapter() -> None:
         assert check_ends(events.take()) == 2
 
 
-async def test_the_next_turn_finds_a_fresh_session_manager() -> None:
-    """A crash of the manager ends its turns; histories survive, and a turn that comes meanwhile waits."""
+async def test_the_next_turn_uses_the_restarted_session_manager() -> None:
+    """A crash of the manager ends its turns. The histories stay, and a new turn waits for the restart."""
     async with running(Say("one"), Say("never", pause=anyio.sleep_forever), Say("two")) as (engine, events):
         session = engine.session("s:m")
         await session.send("Hi")
@@ -86,8 +86,8 @@ async def test_the_next_turn_finds_a_fresh_session_manager() -> None:
         assert check_ends(events.take()) == 3
 
 
-async def test_a_turn_that_nobody_can_run_gives_its_place_back() -> None:
-    """A turn that finds the manager stopped for good fails, and leaves no waiting turn and no open stream."""
+async def test_a_turn_without_a_session_manager_fails() -> None:
+    """If the manager has stopped for good, a turn fails and leaves no waiting turn and no open stream."""
     async with running(Say("one")) as (engine, _):
         session = engine.session("s:m")
         await session.send("Hi")
@@ -106,7 +106,7 @@ def _waiting(session: Session) -> int:
     return session._state.waiting
 
 
-# One turn, with a retry and a round of tools, ended from outside one turn of the event loop later each time.
+# One turn with a retry and a round of tools, which is ended after each possible number of steps of the event loop.
 
 
 Ending: TypeAlias = Callable[[Engine, Session, anyio.CancelScope], Awaitable[None]]
@@ -137,7 +137,7 @@ async def engine_closed(engine: Engine, session: Session, host: anyio.CancelScop
 
 
 def check_messages(events: list[TurnEvent]) -> None:
-    """Every message of a turn's stream keeps the invariants, and the turn's end comes last."""
+    """Check that every message of a turn's stream keeps the invariants, and that the turn's end comes last."""
     assert isinstance(events[-1], TurnComplete)
     assert not [event for event in events[:-1] if isinstance(event, TurnComplete)]
     messages: dict[str, list[StreamEvent]] = {}
@@ -150,7 +150,7 @@ def check_messages(events: list[TurnEvent]) -> None:
 
 
 async def once(steps: int, streamed: bool, end: Ending) -> bool:
-    """Run the turn and end it after so many steps of the loop; True if it was over before."""
+    """Run the turn and end it after this number of steps of the loop. True if the turn was over before."""
     engine, events, made = toy_engine()
     with anyio.fail_after(60):
         await engine.start()
@@ -186,7 +186,7 @@ async def once(steps: int, streamed: bool, end: Ending) -> bool:
             check_messages(everything)  # type: ignore[arg-type]
             assert seen == everything[: len(seen)]
         if end is not engine_closed:
-            for attempt in range(3):  # a restart takes a moment
+            for attempt in range(3):  # a restart takes some seconds
                 with contextlib.suppress(CallboardError):
                     await session.send("And now?")
                     break
@@ -202,18 +202,20 @@ async def once(steps: int, streamed: bool, end: Ending) -> bool:
     "end", [host_cancelled, session_cancelled, adapter_crashed, manager_crashed, engine_closed]
 )
 def test_a_turn_can_end_at_any_await(end: Ending, streamed: bool) -> None:
-    """No hang, one end per attempt, a valid stream, no task and no reply left, and the next turn works."""
+    """The turn does not hang, each attempt has one end, and the stream is valid. No task and no reply is left, and
+    the next turn works.
+    """
     for steps in range(MOST_STEPS):
         if run_virtual(lambda steps=steps: once(steps, streamed, end)) and steps > 20:  # type: ignore[misc]
             return
     raise AssertionError(f"{MOST_STEPS} steps are more than the turn has")
 
 
-# Adapters that don't do as they are told, and what still holds.
+# Adapters that ignore cancellation.
 
 
 class Deaf(ScriptedAdapter):
-    """Hears no cancel; and when its task is killed, says that it tries again."""
+    """An adapter that ignores `cancel()`."""
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> HttpStream:
         assert on_attempt is not None
@@ -231,7 +233,7 @@ deaf: list[Deaf] = []
 
 
 class DeafOnce(Deaf):
-    """Its first reply never comes."""
+    """An adapter whose first reply never comes. When its task is killed, the adapter reports another attempt."""
 
     def say(self, request: CanonicalRequest) -> Say:
         deaf.append(self)
@@ -247,7 +249,7 @@ class DeafOnce(Deaf):
 
 
 class DeafWithTool(Deaf):
-    """Its reply comes after a second and asks for a tool, whoever has cancelled it."""
+    """An adapter whose reply comes after a second and calls a tool, even if the call is cancelled."""
 
     def say(self, request: CanonicalRequest) -> Say:
         deaf.append(self)
@@ -259,8 +261,10 @@ def engine_of(kind: type[Deaf]) -> Engine:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_what_a_killed_call_says_after_its_end_is_not_published(streamed: bool) -> None:
-    """A call that does not obey is killed after its grace; its attempt has one end, and no other begins."""
+async def test_reports_of_a_killed_call_are_not_published(streamed: bool) -> None:
+    """A call that ignores cancellation is killed after a grace period. Its attempt has one end, and no other
+    attempt starts.
+    """
     engine = engine_of(DeafOnce)
     events = engine.bus.subscribe("llm.*", policy=Lossless())
     async with engine:
@@ -275,7 +279,7 @@ async def test_what_a_killed_call_says_after_its_end_is_not_published(streamed: 
 
 
 async def test_a_cancel_that_comes_too_late_for_the_call_still_stops_its_tools() -> None:
-    """When the reply comes although the turn is cancelled, it is kept, and its tool calls are not executed."""
+    """If the reply comes after the cancel, the reply is kept and its tool calls are not executed."""
     ran: list[Json] = []
 
     async def act(arguments: Json) -> Json:
@@ -299,8 +303,8 @@ async def test_a_cancel_that_comes_too_late_for_the_call_still_stops_its_tools()
         assert session.pending_calls == ()
 
 
-async def test_a_huge_stream_that_breaks_off_has_its_end() -> None:
-    """Also when the first part of its log is folded, a crashed stream ends in a message with all that came."""
+async def test_a_huge_stream_that_crashes_has_its_end() -> None:
+    """A crashed stream ends in a message with all received text, also if the first part of its log is folded."""
     piece = "x" * 20_000
     async with running(Say(*[piece] * 700, fails=ZeroDivisionError("bug"))) as (engine, _):
         session = engine.session("s:m")
@@ -318,14 +322,14 @@ async def test_a_huge_stream_that_breaks_off_has_its_end() -> None:
         assert isinstance(flat[-1], TurnComplete)
 
 
-# Whoever watches a call badly: none of it may slow or break another stream. Times are virtual, so exact.
+# Observers that read badly: none slows or breaks another stream. Times are virtual, so they are exact.
 
 
 CAPACITY = 100
 
 
 class Noise(Event, frozen=True, kw_only=True, tag="test.noise"):
-    """What a chatty subscriber publishes."""
+    """An event that an observer publishes in large numbers."""
 
 
 Watcher: TypeAlias = Callable[[Engine], Awaitable[object]]
@@ -390,8 +394,8 @@ async def watched(engine: Engine, watcher: Watcher) -> AsyncIterator[None]:
     publishes_ten_times_its_capacity, never_reads_the_bus, sleeps_on_each_event, crashes_on_each_event,
     never_reads_a_stream, sleeps_in_a_stream,
 ])  # fmt: skip
-async def test_a_bad_observer_costs_no_stream_anything(watcher: Watcher) -> None:
-    """Streams take exactly the time that their provider takes, and the stop is clean."""
+async def test_a_bad_observer_slows_no_stream(watcher: Watcher) -> None:
+    """Streams take exactly as long as their provider, and the stop is clean."""
 
     def says() -> Iterator[Say]:
         for _ in range(3):
@@ -418,4 +422,4 @@ async def test_a_bad_observer_costs_no_stream_anything(watcher: Watcher) -> None
         assert check_ends(events.take()) == 6
         report = await engine.aclose()
         assert present(report).clean
-        assert anyio.current_time() - started <= 13, "the stop waits for no observer"
+        assert anyio.current_time() - started <= 13, "the stop does not wait for an observer"

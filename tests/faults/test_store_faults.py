@@ -1,6 +1,4 @@
-"""A trace file that really can't be written: calls are answered, the reason is reported, and losses are
-counted.
-"""
+"""A trace file that can't be written: calls continue, the reason is reported, and lost events are counted."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ TINY_MEMORY = WriterOptions(
 
 
 class Rig:
-    """An engine on a file, that talks, and all that it publishes."""
+    """An engine on a trace file, a session on it, and all published events."""
 
     def __init__(self, engine: Engine, events: Subscription) -> None:
         self.engine = engine
@@ -53,7 +51,7 @@ class Rig:
         self._session = engine.session("s:m")
 
     async def talk(self, turns: int) -> None:
-        """Each turn must be answered."""
+        """Run turns, each of which must get its reply."""
         for _ in range(turns):
             assert (await self._session.send("Hi")).text == "ab"
 
@@ -65,14 +63,14 @@ class Rig:
                 await anyio.sleep(0.005)
 
     async def complaint(self) -> str:
-        """What the health report says of the writer, which must not be content."""
+        """The text of the failed check of the writer in the health report."""
         report = await self.engine.health(offline=True)
         (check,) = [check for check in report.checks if check.name == "store:writer"]
         assert not check.ok
         return check.detail
 
     def states(self) -> list[StoreStateChanged]:
-        """What the bus has said of the store since the start."""
+        """All changes of the store's state that were published since the start."""
         self.seen += self._events.take()
         return [envelope.data for envelope in self.seen if isinstance(envelope.data, StoreStateChanged)]
 
@@ -95,7 +93,7 @@ async def stored(path: Path) -> set[tuple[str, int]]:
 
 
 async def make_file(path: Path) -> None:
-    """A trace file of many pages, of an earlier process."""
+    """Write a trace file of many pages, as an earlier process would."""
     async with rig_on(path, content=True) as rig:
         await rig.talk(60)
 
@@ -116,7 +114,7 @@ def remove_locks(path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 16 MB; only root may make one."""
+    """A separate file system of 16 MB, which only root can mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if not attempt_mount("-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(folder)):
@@ -128,8 +126,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 # -- A full disk
 
 
-async def test_a_full_disk_loses_what_it_says_and_no_more(small_disk: Path) -> None:
-    """Without room for database and spill file a memoryful is kept, and the rest counted, until there is room."""
+async def test_a_full_disk_loses_as_many_events_as_it_reports(small_disk: Path) -> None:
+    """If database and spill file have no room, a limited number of events stays in memory. The others are counted
+    as lost.
+    """
     path, ballast = small_disk / "trace.db", small_disk / "ballast"
     async with rig_on(path, TINY_MEMORY) as rig:
         await rig.talk(3)
@@ -163,7 +163,7 @@ async def test_a_full_disk_loses_what_it_says_and_no_more(small_disk: Path) -> N
 
 
 async def test_a_database_that_is_full_spills_and_loses_nothing(tmp_path: Path) -> None:
-    """SQLite's limit of pages stands for a quota: events go to the spill file, and in the end into the store."""
+    """SQLite's limit of pages acts as a quota. Events go to the spill file, and later into the store."""
     path = tmp_path / "trace.db"
     async with rig_on(path, content=True) as rig:
         await rig.talk(3)
@@ -187,12 +187,14 @@ async def test_a_database_that_is_full_spills_and_loses_nothing(tmp_path: Path) 
 # -- A file without rights
 
 
-async def test_a_read_only_file_is_written_as_soon_as_it_may_be(
+async def test_a_read_only_file_is_written_as_soon_as_it_is_writable(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It neither stops the start nor a call; the connection, which would never notice, is opened anew."""
+    """Neither the start nor a call fails. Later the connection is opened again, because the old one stays
+    read-only.
+    """
     path = tmp_path / "trace.db"
-    if as_root := os.geteuid() == 0:  # whom no mode of a file keeps from anything
+    if as_root := os.geteuid() == 0:  # root can write files of any mode
         path = request.getfixturevalue("small_disk") / "trace.db"
     await make_file(path)
     if as_root:
@@ -214,7 +216,7 @@ async def test_a_read_only_file_is_written_as_soon_as_it_may_be(
 
 
 async def test_a_folder_that_cannot_be_used_stops_no_call(tmp_path: Path) -> None:
-    """Not even the lock of the run can be made there, until there can be a folder."""
+    """The lock of the run is created after the folder can be created."""
     (tmp_path / "here").write_text("no folder")
     path = tmp_path / "here" / "trace.db"
     async with rig_on(path) as rig:
@@ -225,11 +227,11 @@ async def test_a_folder_that_cannot_be_used_stops_no_call(tmp_path: Path) -> Non
         (tmp_path / "here").unlink()
         await rig.engine.flush()
         run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
-        assert list(path.parent.glob("*.run-*")), "held, now that it can be"
+        assert list(path.parent.glob("*.run-*")), "the lock of the run is held"
     assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
 
 
-# -- A file that somebody else has
+# -- A file that another process has locked
 
 _HOLDER = """
 import sqlite3, sys
@@ -240,8 +242,8 @@ sys.stdin.read()
 """
 
 
-async def test_a_file_that_another_program_locks_is_written_when_it_lets_go(tmp_path: Path) -> None:
-    """Another program with an open transaction, such as a shell somebody has forgotten."""
+async def test_a_locked_file_is_written_after_its_release(tmp_path: Path) -> None:
+    """The other program has an open transaction, such as a forgotten shell."""
     path = tmp_path / "trace.db"
     async with rig_on(path) as rig:
         await rig.talk(1)
@@ -259,10 +261,12 @@ async def test_a_file_that_another_program_locks_is_written_when_it_lets_go(tmp_
     assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
 
 
-async def test_a_writers_lock_that_is_not_given_back_stops_no_call(
+async def test_a_writers_lock_that_is_not_released_stops_no_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process between two commits: events wait, and are written when it goes on."""
+    """If another process stops between two commits, events wait. They are written when the process releases the
+    lock.
+    """
     path = tmp_path / "trace.db"
     monkeypatch.setattr("callboard.tracestore.sqlite.database.needs_file_lock", lambda: True)
     async with rig_on(path) as rig:
@@ -299,7 +303,7 @@ asyncio.run(main())
 
 
 async def test_two_processes_write_one_file(tmp_path: Path) -> None:
-    """Two engines side by side: each finds all of its own in the file, once, and the file is whole."""
+    """Two engines write concurrently. The file is undamaged, and has each event and each call of both engines."""
     path = tmp_path / "trace.db"
     with started(_ANOTHER, path) as other:
         assert other.stdout is not None
@@ -319,11 +323,11 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
     assert {row.status for row in rows} == {"completed"}
 
 
-# -- A file that is damaged, or gone
+# -- A file that is damaged or deleted
 
 
 def pages(path: Path) -> dict[str, tuple[int, int]]:
-    """Where pages of each kind begin, and how many bytes of them to spoil."""
+    """Return where pages of each kind begin, and how many of their bytes to overwrite."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         ((size,),) = file.execute("PRAGMA page_size")
         roots = dict(file.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
@@ -339,10 +343,10 @@ def pages(path: Path) -> dict[str, tuple[int, int]]:
         quick=3,
     ),
 )
-async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next_file(
-    tmp_path: Path, page: str
-) -> None:
-    """The damage is said, and what can't be written is kept until the file is moved away, without a restart."""
+async def test_a_damaged_page_stops_no_call_and_events_go_to_the_next_file(tmp_path: Path, page: str) -> None:
+    """The damage is reported. Events that can't be written are kept until the file is moved away, without a
+    restart.
+    """
     path = tmp_path / "trace.db"
     await make_file(path)
     place, size = pages(path)[page]
@@ -356,7 +360,7 @@ async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next
         assert "trace.db" in await rig.complaint()
         hosted = rig.engine._host.life
         assert hosted is not None
-        before = present(hosted.writer).statistics().committed  # what touches no damaged page
+        before = present(hosted.writer).statistics().committed  # events that touch no damaged page
         path.rename(tmp_path / "damaged.db")
         remove_database(path)
         await rig.engine.flush()
@@ -365,8 +369,8 @@ async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next
     assert {(run_id, seq) for seq in range(before + 1, last + 1)} <= await stored(path)
 
 
-async def test_a_file_that_is_deleted_under_the_engine_is_made_anew(tmp_path: Path) -> None:
-    """Nothing is written to a file that nobody can find; only what was in the deleted one is gone."""
+async def test_a_file_that_is_deleted_while_the_engine_runs_is_created_again(tmp_path: Path) -> None:
+    """The engine creates a new file. Only the events of the deleted file are lost."""
     path = tmp_path / "trace.db"
     async with rig_on(path) as rig:
         await rig.talk(3)
@@ -378,13 +382,15 @@ async def test_a_file_that_is_deleted_under_the_engine_is_made_anew(tmp_path: Pa
         await rig.engine.flush()
         run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
         async with TraceStore(path) as another:
-            assert await another.close_lost_runs() == [], "that it lives can be seen at the new file"
+            assert await another.close_lost_runs() == [], "the new file shows that the run is alive"
     found = await stored(path)
     assert {(run_id, seq) for seq in range(before + 1, last + 1)} <= found
 
 
-async def test_what_a_dead_process_left_is_taken_over_when_the_file_can_be_written(tmp_path: Path) -> None:
-    """An engine that started on a damaged file ends the lost runs of the good one that is put in its place."""
+async def test_lost_runs_are_ended_when_the_file_can_be_written(tmp_path: Path) -> None:
+    """An engine starts on a damaged file. When a good file replaces it, the engine ends the lost runs of the good
+    file.
+    """
     path = tmp_path / "trace.db"
     lost = "INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('run_dead', 1, 1, 0)"
     await make_file(path)
@@ -406,7 +412,7 @@ async def test_what_a_dead_process_left_is_taken_over_when_the_file_can_be_writt
     assert ending == "process_lost"
 
 
-# A trace that was closed can be read where nothing can be written, and says so when it can't be.
+# A closed trace can be read where nothing can be written. A trace that was not closed is refused with the reason.
 
 
 @pytest.fixture
@@ -416,7 +422,7 @@ def media(tmp_path: Path) -> Iterator[Medium]:
 
 
 async def closed_trace(folder: Path) -> Path:
-    """A trace file of an engine that was closed."""
+    """Create a trace file with an engine, and close the engine."""
     path = folder / "trace.db"
     async with keeping(path, Say("Hello")) as engine:
         await engine.session("s:m", session_id="ses_1").send("Hi")
@@ -424,7 +430,9 @@ async def closed_trace(folder: Path) -> Path:
 
 
 async def test_a_closed_trace_is_read_on_read_only_media(media: Medium, tmp_path: Path) -> None:
-    """Calls, events, a saved session, a repricing that is only tried, and a backup; nothing is made beside it."""
+    """Calls, events, a saved session, a dry run of a repricing and a backup work. No file is created next to the
+    trace.
+    """
     path = await closed_trace(media.folder)
     media.make_writable(False)
     before = sorted(path.parent.iterdir())
@@ -443,16 +451,16 @@ async def test_a_closed_trace_is_read_on_read_only_media(media: Medium, tmp_path
         assert len(await copy.calls()) == 1
 
 
-async def test_its_checks_find_nothing_but_that_it_cannot_be_written(media: Medium) -> None:
-    """The file is whole, and its write-ahead log is not missed."""
+async def test_the_checks_only_report_that_the_file_cannot_be_written(media: Medium) -> None:
+    """The file is undamaged, and a missing write-ahead log is no problem."""
     path = await closed_trace(media.folder)
     media.make_writable(False)
     found = await check_store(TraceStore(path))
     assert [check.name for check in found if not check.ok] == ["store:writable"]
 
 
-async def test_a_trace_that_was_not_closed_is_refused_and_says_why(media: Medium, tmp_path: Path) -> None:
-    """What its write-ahead log holds would be missing; a backup is refused in the same words."""
+async def test_a_trace_that_was_not_closed_is_refused_with_the_reason(media: Medium, tmp_path: Path) -> None:
+    """Without its write-ahead log, the trace would lack events. A backup is refused with the same reason."""
     source = tmp_path / "trace.db"
     async with TraceStore(source) as writer:
         await writer.write([Maker("run_1").started()])
@@ -467,8 +475,10 @@ async def test_a_trace_that_was_not_closed_is_refused_and_says_why(media: Medium
     assert not (tmp_path / "copy.db").exists()
 
 
-async def test_reading_ends_when_somebody_begins_to_write(media: Medium) -> None:
-    """Read as a file that never changes, it could only be read wrongly; opened anew, it is read rightly."""
+async def test_reading_ends_when_another_process_writes(media: Medium) -> None:
+    """The reader assumed that the file never changes, so its results would be wrong. A new reader shows the new
+    rows.
+    """
     path = await closed_trace(media.folder)
     media.make_writable(False)
     async with TraceStore.open_readonly(path) as reader:
@@ -481,8 +491,8 @@ async def test_reading_ends_when_somebody_begins_to_write(media: Medium) -> None
                 assert len(await anew.calls()) == 2
 
 
-async def test_where_a_file_can_be_made_beside_it_a_reader_sees_what_is_written(tmp_path: Path) -> None:
-    """A reader of a file at rest goes on reading when another process writes to it."""
+async def test_a_reader_in_a_writable_folder_shows_new_rows(tmp_path: Path) -> None:
+    """A reader of a closed file shows the rows that another process writes later."""
     path = await closed_trace(tmp_path)
     async with TraceStore.open_readonly(path) as reader, TraceStore(path) as writer:
         await writer.write([Maker("run_2").started()])

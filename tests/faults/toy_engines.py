@@ -37,7 +37,7 @@ OVERLOADED = b'{"error": {"type": "overloaded_error"}}'
 
 
 class Network(FakeTransport):
-    """An overload, then a call of a tool, then hello for ever."""
+    """A network that replies with an overload, then with a tool call, then always with a greeting."""
 
     async def send(self, request: HttpRequest) -> HttpReply:
         streamed = msgspec.json.decode(request.body)["stream"]
@@ -52,7 +52,7 @@ class Network(FakeTransport):
 
 
 class ToyOnNetwork(ToyAdapter):
-    """Each instance, so each restart, has a network of its own."""
+    """An adapter whose every instance has its own network. Each restart makes an instance."""
 
     made: list[ToyOnNetwork]
 
@@ -71,7 +71,9 @@ TOOLS = [Tool(ToolDefinition("read_file"), read_file)]
 
 
 def toy_engine() -> tuple[Engine, Subscription, list[ToyOnNetwork]]:
-    """An engine without a store, a subscription to all its events, and the adapters that it will make."""
+    """Return an engine without a store, a subscription to all events, and the list of adapters that the engine
+    makes.
+    """
     ToyOnNetwork.made = made = []
     config = AdapterConfig(retry=RetryPolicy(base_delay=0.0))
     engine = Engine(models=serving(toy=entry("toy", f"{__name__}:ToyOnNetwork", config)), trace=False)
@@ -79,7 +81,9 @@ def toy_engine() -> tuple[Engine, Subscription, list[ToyOnNetwork]]:
 
 
 def check_ends(envelopes: Sequence[Envelope]) -> int:
-    """Assert that each attempt has one start and then one end, and each turn one end; the number of attempts."""
+    """Assert that each attempt has one start and then one end, and each turn one end. Returns the number of
+    attempts.
+    """
     is_open: dict[tuple[str | None, int | None], bool] = {}
     for envelope in envelopes:
         key = (envelope.request_id, envelope.attempt)
@@ -97,7 +101,7 @@ def check_ends(envelopes: Sequence[Envelope]) -> int:
 
 
 async def check_closed(engine: Engine, made: Sequence[ToyOnNetwork]) -> None:
-    """Close the engine, and assert that nothing is left of it."""
+    """Close the engine, and assert that no task and no reply is left."""
     report = await engine.aclose()
     assert present(report).clean
     assert all(adapter.network.all_closed for adapter in made), "every reply is closed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -13,9 +13,7 @@ from callboard.engine.gateway.wire import (
     ClientRequest,
     ClientWire,
     Failure,
-    ListedModel,
     ReplyInfo,
-    ReplyWriter,
 )
 
 STATUS = {
@@ -61,50 +59,35 @@ class PlainWriter:
         return line(ping=True)
 
 
-class PlainWire:
-    """A request is ``{"model", "prompt", "stream", "limit"}``, and a stream has a line of JSON for each event."""
-
-    name = "chat"
-    protocol = "openai_compatible"
-
-    def read_request(
-        self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
-    ) -> ClientRequest:
-        match body:
-            case {"model": str(model), "prompt": str(prompt)}:
-                pass
-            case _:
-                raise BadRequest("model and prompt are missing", param="prompt")
-        limit = body.get("limit")
-        request = CanonicalRequest(
-            request_id="",
-            model=model,
-            messages=(Message.user(prompt),),
-            max_output_tokens=limit if isinstance(limit, int) else 4096,
-            default_output_limit=limit is None,
-        )
-        return ClientRequest(model=model, request=request, stream=body.get("stream") is True, body=body)
-
-    def stream_type(self, asked: ClientRequest) -> str:
-        return "text/event-stream"
-
-    def writer(self, asked: ClientRequest, info: ReplyInfo) -> ReplyWriter:
-        return PlainWriter(info)
-
-    def write_reply(self, asked: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-        return {"id": info.id, "model": info.model, "text": response.text}
-
-    def write_failure(self, failure: Failure) -> tuple[int, JsonObject]:
-        return STATUS[failure.kind], {"error": failure.kind, "message": failure.message}
-
-    def write_models(self, models: Sequence[ListedModel]) -> JsonObject:
-        return {"models": [model.id for model in models]}
-
-    def write_model(self, model: ListedModel) -> JsonObject:
-        return {"id": model.id}
-
-    def write_token_count(self, tokens: int) -> JsonObject:
-        return {"tokens": tokens}
+def read_request(
+    body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
+) -> ClientRequest:
+    match body:
+        case {"model": str(model), "prompt": str(prompt)}:
+            pass
+        case _:
+            raise BadRequest("model and prompt are missing", param="prompt")
+    limit = body.get("limit")
+    request = CanonicalRequest(
+        request_id="",
+        model=model,
+        messages=(Message.user(prompt),),
+        max_output_tokens=limit if isinstance(limit, int) else 4096,
+        default_output_limit=limit is None,
+    )
+    return ClientRequest(model=model, request=request, stream=body.get("stream") is True, body=body)
 
 
-WIRE: ClientWire = PlainWire()
+WIRE = ClientWire(
+    name="chat",
+    protocol="openai_compatible",
+    read_request=read_request,
+    stream_type=lambda request: "text/event-stream",
+    writer=lambda request, info: PlainWriter(info),
+    write_reply=lambda request, info, response: {"id": info.id, "model": info.model, "text": response.text},
+    write_failure=lambda failure: (STATUS[failure.kind], {"error": failure.kind, "message": failure.message}),
+    write_models=lambda models: {"models": [model.id for model in models]},
+    write_model=lambda model: {"id": model.id},
+    write_token_count=lambda tokens: {"tokens": tokens},
+)
+"""A request is ``{"model", "prompt", "stream", "limit"}``, and a stream has a line of JSON for each event."""

@@ -1,4 +1,4 @@
-"""One file of each source, with one call and its content. Each piece of content has the word Hidden."""
+"""One file of each source, with one call and its content. Each piece of content contains the word Hidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIME = "2026-03-01T09:00:00.000Z"
 END = "2026-03-01T09:00:02.000Z"
 BEGAN_MS = 1_772_355_600_000
 FULL = [("user", QUESTION), ("assistant", ""), ("tool", RESULT), ("assistant", ANSWER)]
-"""The messages with a call of a tool, each by its role and its text."""
+"""The messages of a conversation with a tool call, as pairs of role and text."""
 PLAIN = [FULL[0], FULL[-1]]
 CHAT: list[Record] = [
     {"role": "system", "content": "Hidden instructions"},
@@ -29,7 +29,7 @@ CHAT: list[Record] = [
     },
     {"role": "tool", "tool_call_id": "t1", "content": RESULT},
 ]
-"""A request of Chat Completions."""
+"""The messages of a Chat Completions request."""
 
 
 def claude_code(folder: Path) -> Path:
@@ -88,7 +88,7 @@ def qwen_code(folder: Path) -> Path:
 
 
 def database(path: Path, tables: dict[str, tuple[str, Sequence[Sequence[Any]]]]) -> Path:
-    """A SQLite file with some tables: of each the columns and the rows."""
+    """Write a SQLite file with tables. Each table has its columns and its rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with sqlite3.connect(path) as made:
         for name, (columns, rows) in tables.items():
@@ -199,11 +199,11 @@ SAMPLES: dict[str, Callable[[Path], Path]] = {
     "llm": llm,
 }
 LINES = [source for source in SAMPLES if source not in ("opencode", "llm")]
-"""The sources with JSON lines."""
+"""The sources whose files are JSON lines."""
 
 
 def more(source: str, path: Path, number: int) -> None:
-    """Add a further call to a sample, as its program does."""
+    """Add another call to a sample, as its program does."""
     if path.suffix == ".db":
         table = "message" if source == "opencode" else "responses"
         with sqlite3.connect(path) as made:

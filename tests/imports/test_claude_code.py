@@ -39,7 +39,7 @@ def test_of_the_lines_of_one_reply_the_one_with_the_most_tokens_counts(tmp_path:
 
 
 def test_a_fallback_in_a_reply_is_counted_by_its_last_model(tmp_path: Path, session: Claude) -> None:
-    """The line with the most output counts as a whole, also if another model had read more from the cache."""
+    """The line with the most output is counted as a whole, even if another model read more from the cache."""
     first = session.reply(1, usage(2, 1, 9000), model="claude-opus-4-1-20250805", stop=None)
     last = session.reply(1, usage(2, 260, 4000), model="claude-sonnet-4-5-20250929")
     (call,) = calls(first, last, tmp_path=tmp_path)

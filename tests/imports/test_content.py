@@ -23,12 +23,12 @@ PRICES = PriceTable.default()
 
 
 async def all_of(store: Store) -> str:
-    """Everything in the trace."""
+    """All text in the trace."""
     names = (await store.sql("SELECT name FROM sqlite_master WHERE type = 'table'")).rows
     return "".join([repr((await store.sql(f"SELECT * FROM {name!s}", limit=10_000)).rows) for (name,) in names])
 
 
-def told(messages: list[Message]) -> list[tuple[str, str]]:
+def roles_and_texts(messages: list[Message]) -> list[tuple[str, str]]:
     return [
         (message.role, message.text or "".join(str(getattr(each, "content", "")) for each in message.content))
         for message in messages
@@ -64,7 +64,7 @@ async def test_content_is_stored_once_and_in_order(source: str, tmp_path: Path) 
         (session,) = await store.sessions()
         saved = await store.saved_session(session.session_id)
         assert saved is not None
-        assert told(list(saved.messages)) == (PLAIN if source == "llm" else FULL)
+        assert roles_and_texts(list(saved.messages)) == (PLAIN if source == "llm" else FULL)
         assert not [why for why in saved.missing if "message" in why]
 
 
@@ -76,7 +76,7 @@ async def test_content_that_comes_later_is_stored_too(place: Place, tmp_path: Pa
         write(path, [{**SPEND, "request_id": "r2", "messages": json.dumps(again)}], append=True)
         await import_calls(store, "litellm", tmp_path / "there", prices=PRICES, content=True)
         found = await store.messages("s1")
-        assert told(list(found)) == [*FULL, ("user", "And now?"), ("assistant", ANSWER)]
+        assert roles_and_texts(list(found)) == [*FULL, ("user", "And now?"), ("assistant", ANSWER)]
 
 
 async def test_an_import_with_content_adds_it_to_known_calls(store: Store, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_an_import_with_content_adds_it_to_known_calls(store: Store, tmp_p
     report = await import_calls(store, "codex", tmp_path / "there", prices=PRICES, content=True)
     assert (report.new, report.corrected) == (0, 0)
     (session,) = await store.sessions()
-    assert told(list(await store.messages(session.session_id))) == FULL
+    assert roles_and_texts(list(await store.messages(session.session_id))) == FULL
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_an_import_with_content_adds_it_to_known_calls(store: Store, tmp_p
     ],
 )  # fmt: skip
 def test_messages_of_every_form_are_understood(value: Any, messages: list[tuple[str, str]]) -> None:
-    assert told(list(messages_of(value))) == messages
+    assert roles_and_texts(list(messages_of(value))) == messages
 
 
 def test_a_conversation_that_repeats_a_message_has_it_twice() -> None:

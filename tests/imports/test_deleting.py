@@ -1,4 +1,4 @@
-"""A deleted session and a pruned call do not come back, even if an import is just writing them."""
+"""A deleted session and a pruned call do not come back, even if an import writes them at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def session() -> Claude:
 
 
 class Meanwhile:
-    """A store with an act between what an importer reads and what it writes."""
+    """A store that runs an action between an importer's read and its write."""
 
     def __init__(self, store: Store, act: Callable[[], Awaitable[object]]) -> None:
         self._store = store
@@ -43,13 +43,13 @@ class Meanwhile:
 
 
 async def words_in(store: Store, *more: str) -> list[str]:
-    """The words of the session that any table has."""
+    """Return the words of the session that any table has."""
     told = "".join([repr((await store.sql(f"SELECT * FROM {table}")).rows) for table in TABLES])
     return [word for word in (*WORDS, *more) if word in told]
 
 
 async def test_a_deleted_session_does_not_come_back(place: Place, tmp_path: Path, session: Claude) -> None:
-    """Neither its name, its file, its tags nor its messages. The figures of further calls count."""
+    """The session's name, file, tags and messages stay deleted. The token counts of new calls are stored."""
     top = write(session.file(tmp_path), [session.prompt("Hidden"), session.reply(1, usage(3, 5), stop=None)])
     side = [session.reply(2, isSidechain=True, agentId="a1")]
     write(top.with_suffix("") / "subagents" / "agent-a1.jsonl", side)
@@ -84,7 +84,9 @@ async def test_the_place_of_a_deleted_sessions_file_is_forgotten(
 async def test_a_session_that_is_deleted_before_a_write_is_not_in_it(
     place: Place, tmp_path: Path, session: Claude
 ) -> None:
-    """One call is stored, and corrected in the write. Another call, a link and the messages are new in it."""
+    """The write corrects a stored call and adds another call, a link and messages. Only the token counts are
+    stored.
+    """
     path = write(session.file(tmp_path), [session.prompt("Hidden"), session.reply(1, usage(3, 5), stop=None)])
     side = write(session.file(tmp_path, "agent-a1"), [session.reply(2, isSidechain=True, agentId="a1")])
     async with place.store() as store, place.store() as other:

@@ -89,7 +89,7 @@ ODD: list[Any] = [
 
 
 def mutated(value: Any) -> Iterator[Any]:
-    """A record with each of its parts replaced by each odd value."""
+    """Yield copies of a record. Each copy has one part replaced by an odd value."""
     yield from ODD
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for place, inner in parts:
@@ -100,7 +100,7 @@ def mutated(value: Any) -> Iterator[Any]:
 
 
 def with_odd_values(source: str, good: Path) -> Path:
-    """A file with each record of a sample in every odd form."""
+    """Write a file with each record of a sample in every odd form."""
     path = good.with_name(f"odd{good.suffix}")
     if good.suffix != ".db":
         records = [json.loads(line) for line in good.read_text().splitlines()]
@@ -184,5 +184,5 @@ def test_a_line_of_200_mb_costs_one_line_and_little_memory(source: str, tmp_path
         [sys.executable, "-c", LIMITED, source, str(huge), str(good)], capture_output=True, text=True, check=True
     )
     new, unread, resident = map(int, done.stdout.split())
-    assert (new in (1, 2), unread) == (True, 1)  # Some take the name of the file for the session.
+    assert (new in (1, 2), unread) == (True, 1)  # Some sources use the name of the file for the session.
     assert resident < 150

@@ -1,4 +1,4 @@
-"""Files that are read while they are written, at any byte, give the same calls as complete files."""
+"""Files that are read while they are written, up to any byte, give the same calls as complete files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_reading_at_any_byte_gives_the_same_calls(source: str, seed: int, 
     async with TraceStore(tmp_path / "one.db") as one, TraceStore(tmp_path / "other.db") as other:
         grown.mkdir()
         importer = Importer(other, source, grown, prices=PRICES)
-        # The order in which the programs wrote them: forks come after the sessions that they copy.
+        # The order in which the programs wrote the files: forks come after the sessions that they copy.
         for path in sorted(
             whole.rglob("*.jsonl"), key=lambda path: (b"forked" in path.read_bytes(), "/f" in str(path))
         ):
@@ -45,7 +45,7 @@ async def test_reading_at_any_byte_gives_the_same_calls(source: str, seed: int, 
             for cut in sorted([*(chance.randint(0, len(data)) for _ in range(6)), len(data)]):
                 with target.open("ab") as file:
                     file.write(data[file.tell() : cut])
-                if chance.random() < 0.3:  # another process goes on
+                if chance.random() < 0.3:  # a new process continues
                     importer = Importer(other, source, grown, prices=PRICES)
                 await importer.run()
         await Importer(one, source, whole, prices=PRICES).run()

@@ -1,8 +1,8 @@
 """Random histories of files that are written, extended, rewritten, forked and moved, compared with a plain dict.
 
-The dict knows no positions, chunks or ledgers: an import takes the largest revision of each call that is in any
-file, each message, and each tool call that started a sub-agent. After each act the trace must have the same calls
-with the same costs, the same messages, and nothing of a deleted session.
+The dict has no positions, chunks or ledgers. An import takes the largest revision of each call that is in any
+file, each message, and each tool call that started a sub-agent. After each step, the trace must have the same
+calls with the same costs, the same messages, and nothing of a deleted session.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Dying:
 
 
 class Story:
-    """The files, the dict, and a trace that is to be equal to it."""
+    """The files, the dict, and the trace that must equal the dict."""
 
     def __init__(self, folder: Path, opener: Opener, clock: Ticking) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class Story:
         self.paths = [session.file(folder / "projects") for session in self.sessions]
         self.texts: list[list[str]] = [[], [], []]
         self.halves: dict[int, str] = {}
-        self.last: dict[int, tuple[int, int, int]] = {}  # of each file: number, output and model of its last call
+        self.last: dict[int, tuple[int, int, int]] = {}  # by file: number, output and model of its last call
         self.count = 0
         self.moves = 0
         self.forks: list[Path] = []
@@ -108,7 +108,7 @@ class Story:
         self.acts: list[Act] = []
         self.current: list[Act] = []
         self.waiting: dict[int, list[Record]] = defaultdict(list)  # results of tasks that are not written yet
-        self.parents: dict[tuple[str, str], str] = {}  # of each sub-agent, the call whose tool started it
+        self.parents: dict[tuple[str, str], str] = {}  # by sub-agent: the call whose tool started it
         self.known: dict[str, set[str]] = defaultdict(set)  # messages that were imported, by session
         self.gone: dict[str, set[str]] = defaultdict(set)  # messages that were pruned
         self.deleted: set[str] = set()
@@ -136,7 +136,7 @@ class Story:
         self._touch(path)
 
     def _touch(self, path: Path) -> None:
-        """Give each change another time, however coarse the clock of the file system is."""
+        """Give each change a different time, because the clock of the file system can be coarse."""
         self.moves += 1
         os.utime(path, ns=(self.moves * 10**9, self.moves * 10**9))
 
@@ -152,7 +152,9 @@ class Story:
             self.append(file, self.line(file, number, out + more, model))
 
     def task(self, file: int, out: int) -> None:
-        """A reply that starts a sub-agent, whose file is there before the session's file names it."""
+        """Append a reply that starts a sub-agent. The sub-agent's file exists before the session's file names
+        it.
+        """
         self.count += 2
         session, task, tool = self.sessions[file], self.count - 1, f"toolu_{self.count}"
         started = session.task(task, tool, usage(3, out), timestamp=stamp(task * 600))
@@ -164,12 +166,12 @@ class Story:
         self.last.pop(file, None)
 
     def result(self, file: int) -> None:
-        """The line that says which sub-agent a tool call started."""
+        """Append the line that names the sub-agent of a tool call."""
         if self.waiting[file]:
             self.append(file, json.dumps(self.waiting[file].pop(0)) + "\n")
 
     def half(self, file: int, out: int) -> None:
-        """A line of which only the first part is written yet."""
+        """Append the first part of a line."""
         self.count += 1
         text = self.line(file, self.count, out, 0)
         self.append(file, text[:40])
@@ -186,7 +188,7 @@ class Story:
             self._touch(path)
 
     def edit(self, file: int, more: int) -> None:
-        """Change one line in the middle. The length, the start and the end of the file stay."""
+        """Change one line in the middle. The length, the start and the end of the file do not change."""
         path = self.paths[file]
         if not path.exists() or file in self.halves:
             return
@@ -203,7 +205,7 @@ class Story:
                 self._touch(path)
 
     def fork(self, file: int, to: int) -> None:
-        """A new session with the past of another one."""
+        """Write a new session with the past of another one."""
         if self.paths[file].exists():
             self.moves += 1
             path = self.paths[file].with_name(f"fork-{self.moves}.jsonl")
@@ -264,7 +266,7 @@ class Story:
         self.took_all()
 
     async def killed(self, at: int, content: bool = False) -> None:
-        """An importer dies, and another one goes on."""
+        """Kill an importer during a write, and continue with another importer."""
         with suppress(KeyboardInterrupt):
             await self.importer(Dying(self.stores[0], at), content=content).run()
         self.open_importers()
@@ -377,12 +379,12 @@ class Story:
 
 
 def name_of(record: Record) -> str:
-    """The name of a reply in the trace."""
+    """The identity of a reply's call in the trace."""
     number = str(record["message"].get("id", "")).removeprefix("msg_")
     return request_id("claude-code", f"msg_{number}:req_{number}")
 
 
-async def told(opener: Opener, folder: Path, story: list[tuple[Any, ...]]) -> None:
+async def played(opener: Opener, folder: Path, story: list[tuple[Any, ...]]) -> None:
     clock = Ticking()
     played = Story(folder, opener, clock)
     async with played.stores[0], played.stores[1]:
@@ -433,7 +435,7 @@ def test_the_trace_has_what_is_in_the_files_after_every_act(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[Any, ...]]
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
-    anyio.run(told, lambda clock: TraceStore(folder / "trace.db", clock=clock), folder, story)
+    anyio.run(played, lambda clock: TraceStore(folder / "trace.db", clock=clock), folder, story)
 
 
 @pytest.fixture
@@ -461,7 +463,7 @@ def test_a_trace_on_a_server_has_it_too(
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
     with postgres_server.clean_database(template) as dsn:
-        anyio.run(told, lambda clock: PostgresStore(dsn, path=folder / "trace", clock=clock), folder, story)
+        anyio.run(played, lambda clock: PostgresStore(dsn, path=folder / "trace", clock=clock), folder, story)
 
 
 STORIES = [
@@ -500,9 +502,11 @@ STORIES = [
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_stories_that_show_one_thing(tmp_path: Path, story: list[tuple[Any, ...]]) -> None:
-    """A correction after a repricing, a pruned call in a fork, rewritten files, a kill, and a late import."""
-    anyio.run(told, lambda clock: TraceStore(tmp_path / "trace.db", clock=clock), tmp_path, story)
+def test_stories_with_one_feature(tmp_path: Path, story: list[tuple[Any, ...]]) -> None:
+    """The stories have a correction after a repricing, a pruned call in a fork, rewritten files, a kill and a late
+    import.
+    """
+    anyio.run(played, lambda clock: TraceStore(tmp_path / "trace.db", clock=clock), tmp_path, story)
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -510,4 +514,4 @@ def test_they_go_the_same_way_on_a_server(
     tmp_path: Path, postgres_server: PostgresServer, template: str, story: list[tuple[Any, ...]]
 ) -> None:
     with postgres_server.clean_database(template) as dsn:
-        anyio.run(told, lambda clock: PostgresStore(dsn, path=tmp_path / "trace", clock=clock), tmp_path, story)
+        anyio.run(played, lambda clock: PostgresStore(dsn, path=tmp_path / "trace", clock=clock), tmp_path, story)

@@ -1,4 +1,4 @@
-"""What an import does to a trace, the same on a file and on a server."""
+"""How an import changes a trace, on a file and on a server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def session() -> Claude:
 
 
 async def run(store: Store | None, folder: Path, **how: object) -> tuple[int, int, int, int]:
-    """Import a folder. Returns the calls that are new, known and corrected, and the unread parts."""
+    """Import a folder. Returns the numbers of new, known, corrected and unread parts."""
     report = await import_calls(store, "claude-code", folder, prices=PRICES, **how)  # type: ignore[arg-type]
     return report.new, report.known, report.corrected, report.unread
 
@@ -183,7 +183,7 @@ async def test_sub_agents_are_children_of_their_turn(store: Store, tmp_path: Pat
 
 
 async def agent_of(store: Store) -> tuple[str | None, str | None, int | None]:
-    """The place in the tree of the call of a sub-agent, which is the reply 2."""
+    """The place of a sub-agent's call in the tree. The call is reply 2."""
     (row,) = [row for row in await store.calls() if row.response_id == "msg_2"]
     return row.parent_call_id, row.parent_tool_use_id, row.depth
 
@@ -193,7 +193,7 @@ async def agent_of(store: Store) -> tuple[str | None, str | None, int | None]:
 async def test_a_sub_agent_has_its_place_once_it_is_known(
     first: str, restarted: bool, store: Store, tmp_path: Path, session: Claude
 ) -> None:
-    """The result of the tool names the sub-agent, which may have written its calls before or writes them later."""
+    """The tool's result names the sub-agent. The sub-agent's calls may be written before or after the result."""
     top = session.file(tmp_path)
     side = top.with_suffix("") / "subagents" / "agent-a1.jsonl"
     call = [session.reply(2, isSidechain=True, agentId="a1")]
@@ -226,7 +226,9 @@ async def test_a_session_of_codex_has_its_place_also_in_another_process(store: S
 async def test_replies_whose_lines_alternate_are_calls_that_began_with_their_first_lines(
     store: Store, tmp_path: Path, session: Claude
 ) -> None:
-    """As those of two sub-agents in one file. A later import of the last line corrects the figures only."""
+    """The lines of two sub-agents alternate in one file. A later import of the last line only corrects the
+    figures.
+    """
     lines = [session.reply(number, usage(3, out)) for out in (5, 9, 20) for number in (1, 2)]
     path = write(session.file(tmp_path), lines[:4])
     assert await run(store, tmp_path) == (2, 2, 0, 0)
@@ -313,7 +315,7 @@ async def test_an_impossible_time_or_number_costs_one_line(tmp_path: Path, sessi
 
 
 class Failing:
-    """A source of a plugin with an error in it."""
+    """A plugin's source that raises an error."""
 
     name = "failing"
 

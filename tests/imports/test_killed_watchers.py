@@ -24,7 +24,7 @@ CALLS = 40
 
 
 def watcher(place: Place, folder: Path, home: Path) -> subprocess.Popen[str]:
-    """A program that watches a folder. It prints a line for each change."""
+    """Start a program that watches a folder. The program prints a line for each change."""
     trace = ["--store", place.dsn] if place.dsn is not None else ["--db", str(place.folder / "trace.db")]
     return subprocess.Popen(
         [sys.executable, "-m", "callboard", "import", "claude-code", str(folder), "--watch", *trace],
@@ -35,8 +35,8 @@ def watcher(place: Place, folder: Path, home: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.deep("starts six programs")
-async def test_killed_watchers_leave_each_call_once(place: Place, tmp_path: Path) -> None:
-    """One is killed when it has printed a line, the other right after the next piece of the file."""
+async def test_killed_watchers_store_each_call_once(place: Place, tmp_path: Path) -> None:
+    """Each program is killed after its next line of output, or right after the file grows."""
     chance, session = random.Random(7), Claude()
     path = write(session.file(tmp_path / "projects"), [session.prompt()])
     number = 0

@@ -1,4 +1,4 @@
-"""LiteLLM's table on a PostgreSQL server, imported from there."""
+"""The import of LiteLLM's table from a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from callboard.tracestore import PriceTable, Store, TraceStore
 from tests.support.postgres_server import PostgresServer
 
 from .samples import CHAT, FULL
-from .test_content import all_of, told
+from .test_content import all_of, roles_and_texts
 
 pytestmark = pytest.mark.anyio
 PRICES = PriceTable.default()
@@ -37,7 +37,7 @@ CREATE TABLE "LiteLLM_SpendLogs" (
     created_at timestamp(3) NOT NULL DEFAULT now(), updated_at timestamp(3) NOT NULL DEFAULT now()
 )
 """
-"""The table as the migrations of LiteLLM 1.108.7 leave it."""
+"""The table that the migrations of LiteLLM 1.108.7 create."""
 ERRORS = ["invalid_request", "invalid_request", "rate_limit"]
 USAGE = {"usage_object": {"prompt_tokens_details": {"cached_tokens": 700}}, "user_api_key_alias": "shop"}
 
@@ -83,13 +83,15 @@ async def test_the_rows_are_calls_and_new_ones_come_with_the_next_import(server:
         assert (row.usage, row.started_us) == (TokenUsage(300, 60, 700), 1_772_355_600_000_000)
         assert (row.latency_ms, row.tags, row.stated_nano_usd) == (2000, {"key": "shop"}, 10_000_000)
         add(server, "r2", 50)
-        add(server, "late", 5)  # It ended before, but was written later.
+        add(server, "late", 5)  # It ended earlier, but was written later.
         report = await imported(store, server)
         assert (report.new, report.known, report.unread) == (2, 1, 0)
 
 
 async def test_the_rows_that_litellm_wrote_cost_what_it_states(server: str, tmp_path: Path) -> None:
-    """Plain and streamed calls of four providers, three tiers, a search, a cache hit, failures and cut streams."""
+    """The rows are plain and streamed calls of four providers, three tiers, a search, a cache hit, failures and
+    cut streams.
+    """
     rows = [json.loads(line) for line in REAL.read_text().splitlines()]
     for row in rows:
         times = {name: value[:23] for name, value in row.items() if name.endswith("Time")}  # UTC, as Prisma writes
@@ -107,7 +109,10 @@ async def test_the_rows_that_litellm_wrote_cost_what_it_states(server: str, tmp_
                 assert call.usage.total_input_tokens == row["prompt_tokens"]
                 assert call.usage.output_tokens == row["completion_tokens"]
         assert [call.error_class for call in calls.values() if call.error_class] == ERRORS
-        assert told(list(await store.messages("s-1"))) == [("user", "plain session"), ("assistant", "Hello")]
+        assert roles_and_texts(list(await store.messages("s-1"))) == [
+            ("user", "plain session"),
+            ("assistant", "Hello"),
+        ]
 
 
 async def test_rows_from_long_ago_are_not_read_again(server: str, tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ async def test_content_comes_only_if_asked(server: str, tmp_path: Path) -> None:
         await imported(store, server)
         assert "Hidden" not in await all_of(store)
         await imported(store, server, content=True)
-        assert told(list(await store.messages("s1"))) == FULL
+        assert roles_and_texts(list(await store.messages("s1"))) == FULL
 
 
 async def test_the_trace_has_no_password(server: str, tmp_path: Path) -> None:

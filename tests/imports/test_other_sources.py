@@ -1,4 +1,4 @@
-"""The other sources: the form of the files, and the parts of the counts."""
+"""The form of the files of the other sources, and the token counts of their calls."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_failed_request_has_no_usage(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_failed_has_the_usage_that_litellm_billed(tmp_path: Path) -> None:
-    """Without a spend, the tokens of a failed request are LiteLLM's estimate of its prompt."""
+    """If a failed request has no spend, its tokens are only LiteLLM's estimate of the prompt."""
     failed = {**SPEND, "status": "failure"}
     billed, estimated = calls("litellm", write(tmp_path / "a.jsonl", [failed, {**failed, "spend": 0.0}]))
     assert (billed.error_class, billed.usage) == ("other", TokenUsage(100, 60, 700, 200, reasoning_tokens=15))

@@ -1,6 +1,6 @@
-"""Files that the programs themselves wrote, driven by `labs/clients` with a scripted model.
+"""Files that the programs themselves wrote. `labs/clients` runs the programs with a scripted model.
 
-Each has three calls of 1,000 input tokens, 400 of them from a cache, and 50 output tokens. Long texts are
+Each file has three calls of 1,000 input tokens, 400 of them from a cache, and 50 output tokens. Long texts are
 shortened, and the folder of the work is ``/src/shop``.
 """
 
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def place_of(source: str, folder: Path) -> Path:
-    """The files of a program in a folder, where the program keeps them."""
+    """Copy the files of a program into a folder, to the place where the program keeps them."""
     if source == "opencode":
         rows = [json.loads(line) for line in (REAL / "opencode.jsonl").read_text().splitlines()]
         with sqlite3.connect(folder / "opencode.db") as made:

@@ -1,4 +1,4 @@
-"""The same folders read by ccusage, a program that many use.
+"""A comparison with ccusage, a popular program that reads the same folders.
 
 `CALLBOARD_NPM` names a folder with `ccusage` in its `node_modules`. `NODE` names Node if it is not on the path.
 """
@@ -31,11 +31,11 @@ pytestmark = [
 ]
 
 Tokens = dict[tuple[str, str], tuple[int, int, int, int]]
-"""Fresh input, output, cache writes and cache reads, by two names."""
+"""Fresh input, output, cache writes and cache reads, by a pair of names."""
 
 
-def told(arguments: str, **environment: str) -> dict[str, Any]:
-    """What ccusage says, as JSON."""
+def ccusage(arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON output of a ccusage command."""
     node = os.environ.get("NODE", "node")
     command = [node, str(CCUSAGE), *arguments.split(), "--json", "--offline", "--timezone", "UTC"]
     run = subprocess.run(
@@ -76,7 +76,7 @@ async def test_tokens_of_claude_code_by_day_model_and_session_are_those_of_ccusa
 ) -> None:
     claude_folder(tmp_path / "claude" / "projects", seed)
     rows = await imported("claude-code", tmp_path / "claude", tmp_path)
-    theirs = told("claude daily", CLAUDE_CONFIG_DIR=str(tmp_path / "claude"))
+    theirs = ccusage("claude daily", CLAUDE_CONFIG_DIR=str(tmp_path / "claude"))
     by_day = {
         (of["date"], model["modelName"]): (
             model["inputTokens"],
@@ -88,7 +88,7 @@ async def test_tokens_of_claude_code_by_day_model_and_session_are_those_of_ccusa
         for model in of["modelBreakdowns"]
     }
     assert summed(rows, lambda row: (day(row), row.model.partition(":")[2])) == by_day
-    sessions = told("claude session", CLAUDE_CONFIG_DIR=str(tmp_path / "claude"))
+    sessions = ccusage("claude session", CLAUDE_CONFIG_DIR=str(tmp_path / "claude"))
     by_session = {
         (of["sessionId"], ""): (
             of["inputTokens"],
@@ -105,7 +105,7 @@ async def test_tokens_of_claude_code_by_day_model_and_session_are_those_of_ccusa
     for row in rows:
         assert row.cost is not None
         assert row.usage is not None
-        searches = (row.usage.details or {}).get("web_search", 0)  # for which ccusage has no price
+        searches = (row.usage.details or {}).get("web_search", 0)  # ccusage has no price for searches
         costs[row.model.partition(":")[2]] += (row.cost.nano_usd or 0) - searches * 10_000_000
     for model, nano_usd in costs.items():
         cost = sum(
@@ -118,14 +118,14 @@ async def test_tokens_of_claude_code_by_day_model_and_session_are_those_of_ccusa
 async def test_tokens_of_codex_by_day_and_model_are_those_of_ccusage(seed: int, tmp_path: Path) -> None:
     codex_folder(tmp_path / "codex" / "sessions", seed)
     rows = await imported("codex", tmp_path / "codex", tmp_path)
-    theirs = told("codex daily", CODEX_HOME=str(tmp_path / "codex"))
+    theirs = ccusage("codex daily", CODEX_HOME=str(tmp_path / "codex"))
     by_day = {
         (of["date"], model): (counts["inputTokens"], counts["outputTokens"], 0, counts["cacheReadTokens"])
         for of in theirs["daily"]
         for model, counts in of["models"].items()
     }
     assert summed(rows, lambda row: (day(row), row.model.partition(":")[2])) == by_day
-    sessions = told("codex session", CODEX_HOME=str(tmp_path / "codex"))
+    sessions = ccusage("codex session", CODEX_HOME=str(tmp_path / "codex"))
     by_session = {
         (of["sessionId"][-36:], ""): (of["inputTokens"], of["outputTokens"], 0, of["cacheReadTokens"])
         for of in sessions["sessions"]
@@ -139,7 +139,7 @@ HOMES = {
     "gemini-cli": ("gemini", "GEMINI_DATA_DIR", "tmp"),
     "opencode": ("opencode", "OPENCODE_DATA_DIR", ""),
 }
-"""What ccusage calls a source, the variable with its folder, and the files' folder in it."""
+"""ccusage's name of a source, the variable with its folder, and the place of the files in the folder."""
 
 
 @pytest.mark.parametrize("source", HOMES)
@@ -147,7 +147,7 @@ async def test_tokens_of_real_files_are_those_of_ccusage(source: str, tmp_path: 
     command, variable, inner = HOMES[source]
     (home := tmp_path / "home" / inner).mkdir(parents=True)
     rows = await imported(source, place_of(source, home), tmp_path)
-    theirs = told(f"{command} daily", **{variable: str(tmp_path / "home")})
+    theirs = ccusage(f"{command} daily", **{variable: str(tmp_path / "home")})
     totals = theirs["totals"]
     found = summed(rows, lambda row: ("", ""))[("", "")]
     assert found == tuple(

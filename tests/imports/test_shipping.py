@@ -22,7 +22,7 @@ async def rows_of(store: Store) -> list[CallRow]:
     return [msgspec.structs.replace(row, call_id=0) for row in await store.calls(limit=None)]
 
 
-async def test_corrections_arrive_in_any_division_and_twice(shared: str, tmp_path: Path) -> None:
+async def test_corrections_arrive_in_any_batches_and_twice(shared: str, tmp_path: Path) -> None:
     """The shared trace prices a corrected call again, as the file does."""
     session, folder, trace = Claude(), tmp_path / "sessions", tmp_path / "trace.db"
     path = write(session.file(folder), [session.reply(1, usage(3, 5), stop=None), session.reply(2)])

@@ -18,13 +18,13 @@ PRICES = PriceTable.default()
 
 
 def touched(path: Path, count: int) -> None:
-    """Give a change a time of its own, however coarse the clock of the file system is."""
+    """Give a change a different time, because the clock of the file system can be coarse."""
     os.utime(path, ns=(count * 10**9, count * 10**9))
 
 
 @pytest.mark.parametrize("source", SAMPLES)
 async def test_every_change_of_a_file_brings_its_calls_once(source: str, tmp_path: Path) -> None:
-    """A folder that is made later, a file that grows, that is replaced, and that is made again."""
+    """The folder is created after the start. A file grows, is replaced, and is created again."""
     there = tmp_path / "there"
     async with TraceStore(tmp_path / "trace.db") as store:
         importer = Importer(store, source, there, prices=PRICES)
@@ -40,7 +40,7 @@ async def test_every_change_of_a_file_brings_its_calls_once(source: str, tmp_pat
         copy.write_bytes(path.read_bytes())
         more(source, copy, 3)
         touched(copy, 3)
-        copy.replace(path)  # the same name with another number in the file system
+        copy.replace(path)  # the same name with another inode
         seen.append((await importer.run()).new)
         path.unlink()
         seen.append((await importer.run()).new)

@@ -1,1 +1,1 @@
-"""The labs run correctly: a few rounds of each."""
+"""Tests of the labs: a few rounds of each lab."""

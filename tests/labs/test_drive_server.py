@@ -1,4 +1,4 @@
-"""All checks of `labs.drive_server` with a running server, and the comparison of the answers."""
+"""The checks of `labs.drive_server` on a running server, and the comparison of plain and streamed replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_running_server_is_driven_whole_and_streamed() -> None:
-    """A line for each protocol, with what it reported; the twins agree."""
+    """The output has a line with the usage for each protocol, and the plain and streamed replies agree."""
     with reply_server(3, None) as url:
         command = [sys.executable, "-m", "labs.drive_server", url, "--model", "bench", "--only", "plain"]
         command += ["--protocol", "chat", "messages", "responses"]
@@ -25,8 +25,8 @@ def test_a_running_server_is_driven_whole_and_streamed() -> None:
     assert done.returncode == 0
 
 
-def test_twins_that_differ_are_a_fault_unless_nobody_counted() -> None:
-    """An estimate of the input is compared with nothing."""
+def test_a_plain_and_a_streamed_reply_that_differ_are_a_fault() -> None:
+    """Replies are compared by stop reason and input tokens. Missing input tokens are not compared."""
     whole = Outcome("", "Hi", ("end_turn", 7))
     assert faults_of(whole, Outcome("", "Hi", ("end_turn", 7))) == []
     assert faults_of(whole, Outcome("", "Hi", ("end_turn", None))) == []
@@ -36,8 +36,8 @@ def test_twins_that_differ_are_a_fault_unless_nobody_counted() -> None:
     assert faults_of(Outcome("", "", (), "it hung"), whole) == ["whole: it hung"]
 
 
-def test_nothing_that_listens_is_an_error_and_no_fault() -> None:
-    """Both twins fail alike, as an AdapterError."""
+def test_a_closed_port_is_an_error_but_no_fault() -> None:
+    """Both calls fail with the same AdapterError, so they agree."""
     command = [
         sys.executable,
         "-m",

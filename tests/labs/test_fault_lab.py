@@ -1,4 +1,4 @@
-"""A few rounds of the fault lab; `labs/faults` runs any number."""
+"""A few rounds of the fault lab. `labs/faults` plays any number of rounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Thousands of lines about what goes wrong on purpose say nothing."""
+    """Hide the thousands of log lines about injected faults."""
     ours = logging.getLogger("callboard")
     before = ours.level
     ours.setLevel(logging.CRITICAL)
@@ -41,8 +41,8 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", first_is_quick([1, 8, 21, 27], "more seeds of a lab"))
-def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> None:
-    """Whatever server and chaos do: no hang, one end per attempt, equal readers, valid histories, nothing left."""
+def test_the_engine_keeps_its_guarantees_under_faults(seed: int, tmp_path: Path) -> None:
+    """No call hangs, each attempt has one end, readers agree, histories are valid, and no task is left."""
     report = run_round(seed, tmp_path, sessions=5, turns=6)
     assert not report.failures, f"python -m labs.faults --seed {seed}\n" + "\n".join(report.failures)
     assert report.counts["attempts"] >= 10
@@ -50,8 +50,8 @@ def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> 
 
 @pytest.mark.deep("the lab of the quick seed, elsewhere")
 @pytest.mark.parametrize("how", ["uvloop", "tls"])
-def test_it_keeps_them_on_another_loop_and_over_tls(how: str, tmp_path: Path) -> None:
-    """The same faults, seen through uvloop's transports and through an encrypted connection."""
+def test_the_guarantees_hold_on_uvloop_and_over_tls(how: str, tmp_path: Path) -> None:
+    """The same faults are played on uvloop and over an encrypted connection."""
     with local_tls(tmp_path) as context:
         tls = context if how == "tls" else None
         report = run_round(3, tmp_path, sessions=3, turns=4, uvloop=how == "uvloop", tls=tls)
@@ -71,8 +71,8 @@ print(encode(make_plan(7, sessions=6, turns=8)).decode())
 """
 
 
-def test_the_same_seed_is_the_same_plan_in_every_process() -> None:
-    """Of turns, chaos and faults, to the last detail; and another seed is another plan."""
+def test_a_seed_gives_the_same_plan_in_every_process() -> None:
+    """Turns, chaos and faults are identical for one seed and differ for another."""
     command = [sys.executable, "-c", PROGRAM]
     said = {
         subprocess.run(
@@ -90,8 +90,8 @@ def test_the_same_seed_is_the_same_plan_in_every_process() -> None:
     assert make_plan(7, sessions=6, turns=8) != make_plan(8, sessions=6, turns=8)
 
 
-def test_a_round_plays_its_plan_whenever_its_seed_is_given(tmp_path: Path) -> None:
-    """Two runs may differ in how far they come, not in what is done to the n-th request of a turn."""
+def test_a_seed_gives_the_same_faults_in_every_run(tmp_path: Path) -> None:
+    """Two runs can end at different points. The fault for the n-th request of a turn is the same."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first, second = (run_round(5, tmp_path / name, sessions=3, turns=5) for name in ("a", "b"))
@@ -105,14 +105,14 @@ def test_a_round_plays_its_plan_whenever_its_seed_is_given(tmp_path: Path) -> No
 
 
 def test_a_smaller_round_of_a_seed_is_part_of_the_larger_one() -> None:
-    """So that a failure can be looked at with fewer sessions in the way."""
+    """A failure can then be examined with fewer sessions."""
     large, small = make_plan(9, sessions=6, turns=8), make_plan(9, sessions=2, turns=3)
     assert [session[:3] for session in large.sessions[:2]] == list(small.sessions)
     assert large.chaos == small.chaos
 
 
 def test_the_last_mark_of_a_request_names_its_turn() -> None:
-    """A request holds the marks of all turns before."""
+    """A request has the marks of all earlier turns."""
     assert turn_of(f"{mark(1, 2)} and {mark(1, 3)}".encode()) == "1.3"
     assert turn_of(b"nothing") == "none"
 
@@ -128,7 +128,7 @@ def new_assembler() -> Assembler:
 
 
 def said(assembler: Assembler) -> list[object]:
-    """What a reply says, without the ids that each reading makes for itself."""
+    """The content of a reply, without the ids that each reading creates."""
     assert assembler.complete
     return [
         (block.name, block.input) if isinstance(block, ToolUseBlock) else (type(block), block.text)
@@ -138,8 +138,8 @@ def said(assembler: Assembler) -> list[object]:
 
 
 @pytest.mark.parametrize("provider", PROTOCOLS)
-def test_the_server_says_the_same_whole_and_streamed_in_every_protocol(provider: str) -> None:
-    """And its error within a stream is one that may be tried again. Some of the replies call tools."""
+def test_the_server_sends_the_same_reply_plain_and_streamed(provider: str) -> None:
+    """An error within a stream can be retried. Some of the replies call tools."""
     adapter = create_adapter(
         PROTOCOLS[provider], AdapterConfig(api_key="key", base_url="https://provider.test"), name=provider
     )
@@ -169,15 +169,15 @@ def test_the_server_says_the_same_whole_and_streamed_in_every_protocol(provider:
 
 
 def test_requests_to_a_provider_are_counted_together_whether_streamed_or_not() -> None:
-    """Or a turn's second request would get the first one's fault again."""
+    """Otherwise a turn's second request would get the fault of the first one again."""
     server, body = FaultyServer(1), mark(0, 1).encode()
     for method in ("generateContent", "streamGenerateContent?alt=sse"):
         server.next_fault(f"/v1beta/models/m:{method}", body)
     assert list(server.played) == [("0.1", "generateContent", 1), ("0.1", "generateContent", 2)]
 
 
-def test_a_failure_that_the_steady_provider_would_have_healed_is_found() -> None:
-    """And only such a one: not what came after output, not a turn without that fallback."""
+def test_a_failure_that_the_fallback_could_have_avoided_is_found() -> None:
+    """A failure after output, or in a turn without that fallback, is no fault."""
     turns = [turn for session in make_plan(1, sessions=6, turns=20).sessions for turn in session]
     reads = [turn for turn in turns if turn.kind == "read" and turn.timeout_seconds is None]
     safe = next(turn for turn in reads if turn.fallback == (f"{STEADY}:m",))

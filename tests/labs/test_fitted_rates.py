@@ -1,4 +1,6 @@
-"""The fitted rates of the token estimator keep their gates: generated text by kind, and recorded requests."""
+"""The fitted rates of the token estimator keep their limits, on generated texts by kind and on recorded
+requests.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ NINE_IN_TEN_TOKENS = 50
 
 
 def is_near(counted: CountedText, vocabulary: str, off: float) -> bool:
-    """Within 20 % or 50 tokens, whichever is more."""
+    """Whether an estimate is within 20 % or 50 tokens, whichever is more."""
     return abs(off) <= max(NINE_IN_TEN, NINE_IN_TEN_TOKENS / counted.tokens[vocabulary])
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_half_of_the_estimates_are_within_a_tenth_and_nine_in_ten_within_a_fifth(vocabulary: str) -> None:
-    """Of texts that the rates were not fitted to, counted by the real tokenizer."""
+    """The rates were not fitted to these texts. The real tokenizer counts their tokens."""
     found = fit_vocabularies.errors(vocabulary, fit_vocabularies.judged_texts())
     assert statistics.median(abs(off) for _, off in found) <= MEDIAN
     assert sum(is_near(counted, vocabulary, off) for counted, off in found) >= 0.9 * len(found)
@@ -38,9 +40,9 @@ def test_half_of_the_estimates_are_within_a_tenth_and_nine_in_ten_within_a_fifth
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_text_is_far_off(kind: str) -> None:
-    """By the vocabulary of most models, three in four estimates of each kind are within a fifth or 50 tokens.
+    """Three in four estimates of each kind are within 20 % or 50 tokens, by the vocabulary of most models.
 
-    Names of code, one after the other with nothing between, are estimated too high by a quarter.
+    For identifiers without spaces, the share is two in five.
     """
     found = fit_vocabularies.errors("o200k", [counted for counted in counted_texts() if counted.kind == kind])
     assert sum(is_near(counted, "o200k", off) for counted, off in found) >= (
@@ -48,8 +50,8 @@ def test_no_kind_of_text_is_far_off(kind: str) -> None:
     ) * len(found)
 
 
-def test_the_upper_end_is_hardly_ever_exceeded() -> None:
-    """Over all kinds and vocabularies, 999 counts in 1,000 are below it."""
+def test_the_upper_limit_is_rarely_exceeded() -> None:
+    """Over all kinds and vocabularies, 999 of 1,000 counts are below the upper limit."""
     pairs = [(counted, name, tokens) for counted in counted_texts() for name, tokens in counted.tokens.items()]
     above = [
         (counted.kind, counted.seed, name)
@@ -60,8 +62,8 @@ def test_the_upper_end_is_hardly_ever_exceeded() -> None:
 
 
 @given(st.sampled_from([counted.text for counted in counted_texts()[::7]]), st.integers(3, 40))
-def test_a_long_text_is_known_by_samples(text: str, times: int) -> None:
-    """What is said often comes to about as much as that many times what it comes to once."""
+def test_a_long_text_is_estimated_from_samples(text: str, times: int) -> None:
+    """The estimate of a repeated text is close to that of the text times the number of repetitions."""
     part = (text * 100)[:2000]
     whole = text_tokens(part * times, "o200k")
     assert whole == pytest.approx(times * text_tokens(part, "o200k"), rel=0.3)
@@ -70,8 +72,8 @@ def test_a_long_text_is_known_by_samples(text: str, times: int) -> None:
 @pytest.mark.deep("a fit over all recorded counts")
 @needs_recordings
 @pytest.mark.timeout(120)
-def test_estimates_agree_with_what_providers_counted() -> None:
-    """The shipped rates keep the gate; so do the medians of halves judged by rates fitted to the other half."""
+def test_estimates_agree_with_the_counts_of_providers() -> None:
+    """The shipped rates keep the limits. Rates that are fitted to one half keep the median on the other half."""
     samples = read_samples(FOLDER)
     shipped = judge(fit_estimates.errors(samples, fit_estimates.shipped()))
     assert all(row.good for row in shipped), table(shipped)
@@ -81,8 +83,8 @@ def test_estimates_agree_with_what_providers_counted() -> None:
 
 
 @needs_recordings
-def test_the_upper_end_is_above_what_providers_counted() -> None:
-    """But for calls whose server added text that no request shows, as agents with models of their own do."""
+def test_the_upper_limit_is_above_the_counts_of_providers() -> None:
+    """At most one call in 100 exceeds the limit, because some servers add text that the request does not show."""
     found = fit_estimates.errors(read_samples(FOLDER), fit_estimates.shipped())
     over = [error for error in found if error.sample.tokens > upper_end(math.ceil(error.estimate))]
     assert len(over) <= len(found) / 100, over

@@ -1,4 +1,4 @@
-"""A few rounds of the HTTP/1.1 client's fuzzer; `labs/http1` runs any number."""
+"""A few rounds of the HTTP/1.1 client's fuzzer. `labs/http1` plays any number of rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.depth import first_is_quick
 
 @pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds of a lab"))
 def test_nothing_is_found(seed: int) -> None:
-    """Every kind of round is played, and both readers take some of what is spoilt."""
+    """Every kind of round is played. Both readers accept some of the damaged replies."""
     counts, failures = asyncio.run(run(seed))
     assert failures == []
     assert {name.partition(":")[0] for name in counts} == {"read", "spoil", "talk"}
@@ -23,16 +23,16 @@ def test_nothing_is_found(seed: int) -> None:
     assert counts["spoil: taken by both"] > 0
 
 
-def test_a_request_that_is_sent_again_though_it_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told or not: a server may have done what it asks."""
+def test_a_request_that_is_sent_again_after_it_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may have processed the request, so a repetition is a fault."""
     monkeypatch.setattr(Connection, "_failure", lambda self, error: AgedConnectionError("gone"))
     with pytest.raises(AssertionError, match="was sent again though"):
         for seed in range(20):
             asyncio.run(talk_round(seed))
 
 
-def test_a_reply_that_is_taken_for_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that a server broke off."""
+def test_an_incomplete_reply_that_is_accepted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply was broken off by the server."""
 
     def end(self: ReplyParser) -> bool:
         self.complete = not self.waits

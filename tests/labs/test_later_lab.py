@@ -1,4 +1,4 @@
-"""A short round of `labs/later`, which plays hundreds; and its checks, which find injected errors."""
+"""A short round of `labs/later`, which plays hundreds of rounds. Its checks find injected errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ QUESTION = Question("q", "say so", "whole")
 
 
 @pytest.mark.deep("a round of a lab")
-@pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
-def test_what_comes_later_is_paid_once_and_whole(tmp_path: Path) -> None:
-    """Programs are killed over batches and replies in the background, and the last one has all of it."""
+@pytest.mark.timeout(240)  # the test starts whole engines, and the machine may be busy
+def test_batches_and_background_replies_are_complete_and_paid_once(tmp_path: Path) -> None:
+    """Programs are killed during batches and background replies. The last program gets every result."""
     counts, wrong = run_round(SEED, tmp_path)
     assert wrong == [], f"python -m labs.later --seed {SEED} --seconds 0"
     assert counts["programs: hosts"] > len(plan_of(SEED).lives)
@@ -27,8 +27,8 @@ def test_what_comes_later_is_paid_once_and_whole(tmp_path: Path) -> None:
     assert counts["questions"]
 
 
-def test_what_a_seed_decides_stays_and_covers_each_kind() -> None:
-    """Of few seeds, every fault, every way to ask, and batches in several jobs, cancelled, and handed out."""
+def test_a_seed_always_gives_the_same_plan() -> None:
+    """A few seeds have every fault, every way to call, and batches that are split, cancelled or handed out."""
     plans = [plan_of(seed) for seed in range(60)]
     assert plans == [plan_of(seed) for seed in range(60)]
     lives = [life for plan in plans for life in plan.lives]
@@ -54,8 +54,8 @@ def test_a_request_that_is_in_two_jobs_or_in_none_is_found() -> None:
     assert "b-1: made 0 times" in list(wrong_in_batch(BATCH, lost, [], []))
 
 
-def test_results_that_are_none_or_in_another_order_are_found() -> None:
-    """Also a price that is wrong by a nano-dollar, and a result that the trace hasn't."""
+def test_missing_and_reordered_results_are_found() -> None:
+    """A price that is wrong by a nano-dollar and a result that the trace lacks are found, too."""
     books = {"jobs": [job("b-0", "b-1")]}
     due, _ = due_of(BATCH, books)
     assert due is not None
@@ -75,13 +75,13 @@ def test_results_that_are_none_or_in_another_order_are_found() -> None:
         assert len(list(wrong_in_batch(BATCH, books, [], [bad]))) > len(not_in_the_trace)
 
 
-def test_a_reply_that_is_made_twice_or_answered_otherwise_is_found() -> None:
-    """And one whose row says another price than its bill."""
+def test_a_reply_that_is_generated_twice_is_found() -> None:
+    """A wrong reply, a missing row, and a price that differs from the bill are found, too."""
     one = {"status": "completed", "words": "say so"}
     books = {"made": {"resp_1": one}, "bill": {"resp_1": (1013, 7)}}
     assert list(wrong_in_replies(QUESTION, books, [], {}, [["so", None]])) == []
     assert list(wrong_in_replies(QUESTION, books, [], {}, [["or so", None]]))
     assert list(wrong_in_replies(QUESTION, books, [], {}, [["so", 1]]))
-    assert list(wrong_in_replies(QUESTION, books, [], {("req_1", 1): "resp_1"}, []))  # it has no row
+    assert list(wrong_in_replies(QUESTION, books, [], {("req_1", 1): "resp_1"}, []))  # the call has no row
     twice = {"made": {"resp_1": one, "resp_2": one}, "bill": {"resp_1": (1013, 7), "resp_2": (1013, 7)}}
     assert list(wrong_in_replies(QUESTION, twice, [], {}, []))

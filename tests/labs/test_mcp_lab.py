@@ -1,7 +1,7 @@
-"""A small part of the MCP lab, and the protocol's own conformance suite where Node and its packages are installed.
+"""A small part of the MCP lab. With Node and its packages, also the protocol's own conformance suite.
 
 `CALLBOARD_NPM` names a folder with `@modelcontextprotocol/conformance` and the reference servers in its
-`node_modules`; see `labs/mcp`.
+`node_modules` (see `labs/mcp`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def test_killed_reference_servers_come_back(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["client", "http"])
 def test_the_client_and_the_server_pass_the_conformance_suite(kind: str) -> None:
-    """Each scenario that applies. One of version 0.1.16 contradicts RFC 8414, and is corrected in later ones."""
+    """Each scenario that applies passes. One scenario of version 0.1.16 contradicts RFC 8414, and later versions
+    fix it.
+    """
     command = suite(Path(str(NPM)))
     contradicts = {"auth/2025-03-26-oauth-metadata-backcompat"}
     with target(kind) as tested:

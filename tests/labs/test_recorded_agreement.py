@@ -1,4 +1,4 @@
-"""The adapters agree with recorded traffic of real providers, in any pieces."""
+"""The adapters read recorded traffic of real providers correctly, in any pieces."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from tests.support.recordings import FOLDER, needs_recordings
 @pytest.mark.deep("all recorded traffic")
 @needs_recordings
 @pytest.mark.timeout(300)
-def test_recorded_traffic_is_understood() -> None:
-    """At least 98 % of the exchanges in every field, no exception but AdapterError, no broken invariant."""
+def test_recorded_traffic_is_read_correctly() -> None:
+    """At least 98 % of the exchanges agree in every field. There is no exception but AdapterError, and no broken
+    invariant.
+    """
     text, good = agreement.run(FOLDER)
     assert good, text
 
 
 @needs_recordings
 def test_recorded_costs_agree_or_differ_for_a_reason() -> None:
-    """Every stated cost is kept, and where our price is another one, the bill's own parts say why."""
+    """Every stated cost is kept. If Callboard's price differs, the parts of the bill give the reason."""
     bills = list(costs.read(FOLDER, PriceTable.default()))
     text, good = costs.report(bills)
     assert good, text
     assert sum(bill.agrees for bill in bills) >= len(bills) // 2
 
 
-def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
-    """Of two exchanges one agrees; the bill of the other has no part that differs from the table."""
+def test_an_unexplained_stated_cost_is_found(tmp_path: Path) -> None:
+    """One of two exchanges agrees. The other's cost is wrong, but its parts equal the table."""
     table = PriceTable([PriceRow(model="openrouter:m", input=3_000_000, output=15_000_000)])
     parts = {"upstream_inference_prompt_cost": 0.00003, "upstream_inference_completions_cost": 0.000015}
     lines = []
@@ -58,7 +60,7 @@ def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
     assert costs.UNEXPLAINED in text
 
 
-def test_recorded_embeddings_are_understood() -> None:
-    """All of them: count, dimensions, values, served model, tokens and errors."""
+def test_recorded_embeddings_are_read_correctly() -> None:
+    """Count, dimensions, values, served model, tokens and errors of all embeddings agree."""
     text, good = embeddings.run(FOLDER)
     assert good, text

@@ -1,4 +1,6 @@
-"""Sixty conversations of `labs/servers`, which plays thousands; its rules, and injected errors, which it finds."""
+"""Sixty conversations of `labs/servers`, which plays thousands. Its rules are tested, and it finds injected
+errors.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "true_media_types": {"messages": [{"role": "user", "content": [PNG_AS_JPEG]}]},
     "typed_properties": {"tools": [{"input_schema": {"type": "object", "anyOf": []}}]},
 }
-"""For each rule of `rules.py`, a request that it refuses. Rules that notes bring along are tested beside them."""
+"""For each rule of `rules.py`, a request that it refuses. The notes test their own rules."""
 TAKEN: dict[str, Any] = {
     "system": "You are brief.",
     "temperature": 1,
@@ -64,30 +66,30 @@ async def _sixty() -> list[str]:
 
 
 @pytest.mark.deep("a round of a lab")
-@pytest.mark.timeout(240)  # it plays a thousand requests, on a machine that may be busy
+@pytest.mark.timeout(240)  # the test plays a thousand requests, and the machine may be busy
 def test_no_server_refuses_a_conversation_and_none_is_poisoned() -> None:
     """`python -m labs.servers --conversations 1 --seed N` plays the seed of a failure again."""
     assert asyncio.run(_sixty()) == []
 
 
 @pytest.mark.parametrize("note", [*notes("A"), *notes("B")], ids=lambda note: note.id)
-def test_the_rule_of_a_note_is_played(note: Note) -> None:
-    """A note whose rule is not in `rules.py` fails here, and one about a server that the lab has not."""
+def test_the_rule_of_every_note_exists(note: Note) -> None:
+    """This test fails for a note whose rule is not in `rules.py`, and for a note whose server the lab lacks."""
     rule = note.input.get("rule")
     assert rule is None or rule in RULES, f"{note.id}: labs/servers/rules.py has no rule {rule!r}"
     assert any(temper.server == note.server for temper in TEMPERS), f"{note.id}: the lab has no such server"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_rule_refuses_what_it_is_for_and_nothing_else(name: str) -> None:
-    """One request that breaks it, and one that breaks none."""
+def test_a_rule_refuses_only_requests_that_break_it(name: str) -> None:
+    """A rule refuses the request that breaks it, and accepts a request that breaks no rule."""
     assert RULES[name](Asked("chat", "/v1/chat/completions", REFUSED[name]))
     assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None
 
 
 @pytest.mark.deep("all pairs of servers")
 def test_a_seed_decides_everything_and_covers_each_pair() -> None:
-    """Each ordered pair is met, and each way that a turn can end."""
+    """The plans have each ordered pair of servers, and each way in which a turn can end."""
     assert plan_of(7) == plan_of(7)
     plans = [plan_of(seed) for seed in range(200)]
     assert {step.ends for plan in plans for step in plan} == {
@@ -102,7 +104,7 @@ def _others(plan: list[Any]) -> list[Temper]:
     return [step.temper for step in plan if step.temper != home][:1]
 
 
-def test_every_note_of_an_error_is_said_by_a_server() -> None:
+def test_a_server_of_the_lab_plays_every_note_of_an_error() -> None:
     """The lab has each server and wire of the notes about errors."""
     said = {note.id for temper in TEMPERS for note in notes_of(temper, "C")}
     missing = [note.id for note in notes("C") if note.id not in said]
@@ -111,7 +113,9 @@ def test_every_note_of_an_error_is_said_by_a_server() -> None:
 
 
 def test_a_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that every request breaks fails the conversation, with the server, the rule and the reason."""
+    """If every request breaks a rule, the conversation fails. The failure has the server, the rule and the
+    reason.
+    """
     monkeypatch.setitem(RULES, "planted", lambda asked: "planted")
     note = Note("B-x-planted", "x", "B", "any", "f.", "r.", "a/b#1", {"rule": "planted"}, {})
     monkeypatch.setattr(lab, "notes_of", lambda temper, *kinds: [note] if "B" in kinds else [])
@@ -124,7 +128,7 @@ def test_a_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_poisoned_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that gets another beginning than before says so."""
+    """A server reports a history whose beginning has changed."""
     kept = lab._history
     count = iter(range(10**6))
     monkeypatch.setattr(lab, "_history", lambda *given: [next(count), *kept(*given)])

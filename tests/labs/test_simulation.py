@@ -1,4 +1,4 @@
-"""A few small runs of the simulation; `labs/simulation` does many more steps with many more nodes."""
+"""A few small runs of the simulation. `labs/simulation` runs many more steps with many more nodes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SMALL = Size(nodes=12, sessions=100, steps=8_000)
 
 
 @pytest.mark.parametrize("seed", first_is_quick(range(1, 7), "more seeds of a lab"))
-def test_no_promise_is_broken(seed: int) -> None:
-    """Whatever the network, the hosts, the servers and the clocks do."""
+def test_no_guarantee_is_broken(seed: int) -> None:
+    """Faults of the network, the hosts, the servers and the clocks break no guarantee."""
     figures = play(seed, SMALL)
     assert figures["messages stored"] > 100
     assert figures["readers that ended with completed"] > 10
 
 
 def test_a_seed_decides_everything() -> None:
-    """So that what a run has found can be looked at."""
+    """A failure can then be repeated."""
     assert play(3, SMALL) == play(3, SMALL)
 
 
-def test_much_befalls() -> None:
-    """Otherwise the promises would be easily kept."""
+def test_many_faults_happen() -> None:
+    """Without many faults, the other test would prove little."""
     seen: dict[str, float] = {}
     for seed in range(1, 7):
         for what, number in play(seed, SMALL).items():

@@ -1,6 +1,6 @@
 """A vendor's server on 127.0.0.1 for the programs of the book's first pages and for all commands.
 
-It has Chat Completions, embeddings, images and videos, and says which models there are.
+It has Chat Completions, embeddings, images, videos and a list of models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USAGE = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
 
 @contextmanager
 def chat_server() -> Iterator[str]:
-    """The address of a server, which ends with the block."""
+    """Yield the address of a server that runs until the end of the block."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
@@ -43,7 +43,7 @@ def chat_server() -> Iterator[str]:
 
 
 def message(asked: dict[str, Any]) -> dict[str, Any]:
-    """The assistant's message: each tool is called once, a schema is followed, and else a story begins."""
+    """The assistant's message: a call of the first tool, an object that fits the schema, or a story."""
     tools, wanted = asked.get("tools"), asked.get("response_format", {}).get("json_schema")
     if tools and asked["messages"][-1]["role"] != "tool":
         function = tools[0]["function"]
@@ -104,4 +104,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Be quiet."""
+        """Print no log lines."""

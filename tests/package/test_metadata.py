@@ -26,20 +26,20 @@ ADDRESS = "https://git.example.org/us/callboard"
     ],
 )
 def test_a_remote_has_an_address_on_the_web(remote: str) -> None:
-    """Without a password that may stand in it."""
+    """A password in the remote is removed."""
     assert on_the_web(remote) == ADDRESS
 
 
 @pytest.mark.parametrize("remote", ["", "../callboard", "/home/somebody/callboard", "file:///home/callboard.git"])
-def test_a_folder_has_none(remote: str) -> None:
-    """So that no path of a machine gets into a package."""
+def test_a_folder_has_no_address(remote: str) -> None:
+    """A package must not contain a path of a machine."""
     assert on_the_web(remote) is None
 
 
-def test_the_repository_is_that_of_the_variable_of_git_or_of_the_sdist(
+def test_the_repository_comes_from_a_variable_the_sdist_or_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this order; and there may be none."""
+    """The sources are tried in this order. The repository can be unknown."""
     monkeypatch.delenv("CALLBOARD_REPOSITORY", raising=False)
     assert repository(tmp_path) is None
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
@@ -52,8 +52,8 @@ def test_the_repository_is_that_of_the_variable_of_git_or_of_the_sdist(
     assert repository(tmp_path) == "https://git.example.org/them/fork"
 
 
-def test_readme_leads_somewhere_wherever_it_is_shown() -> None:
-    """Pages and pictures of that version; each of them is a file of the checkout."""
+def test_the_links_of_readme_work_on_pypi() -> None:
+    """Links lead to pages and pictures of the same version. Each of them is a file of the checkout."""
     readme = (ROOT / "README.md").read_text()
     shown = with_absolute_links(readme, ADDRESS, "1.2.3")
     links = re.findall(r"\]\(([^)]+)\)", shown)

@@ -1,6 +1,7 @@
-"""The wheel with only its requirements in an environment, next to a host with folders like Callboard's.
+"""The wheel and its requirements in an environment, next to a host with folders like Callboard's.
 
-Programs of README and the book's first two chapters, and the commands, all against one server on 127.0.0.1.
+The tests run the programs of README and of the book's first two chapters, and the commands. All use one server on
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -112,18 +113,18 @@ COMMANDS = [
     ("upgrade", "--db", "copy.db"),
     ("demo", "--cassettes", "--plain"),
 ]
-"""In the order in which one would type them: the first make what the others show."""
+"""The commands in the order in which a user would type them. Later commands show the data of earlier ones."""
 
 SAID = {
     ("chat",): "hi\n/model gpt-5.2\nand you?\n/cost\n",
     ("keys", "set", "openai"): "sk-1\n",
 }
-"""What is typed into a command."""
+"""The input of a command."""
 
 ADDRESS = re.compile(r"http://[^/\s]+/")
 
 TYPED_ALONE = {"web", "ship", "serve", "serve-mcp"}
-"""The commands with a test of their own."""
+"""Commands that have their own tests."""
 
 
 class Host:
@@ -140,19 +141,19 @@ class Host:
         return Path(self.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
 
     def environment(self, home: str = "home") -> dict[str, str]:
-        """What the environment's programs are told; home is the folder of the project that has models.yaml."""
+        """The environment of a program. `home` is the folder of the project with models.yaml."""
         kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
         own = {"CALLBOARD_HOME": str(self.folder / home), "TOY_KEY": "key", "PYTHONUTF8": "1", "VISUAL": "true"}
         return {name: value for name, value in {**kept, **own}.items() if name != "PYTHONPATH"}
 
     def run(self, program: str, *words: str, said: str = "", home: str = "home") -> str:
-        """What a program of the environment prints in the project. It must succeed.
+        """Run a program of the environment in the project. Returns its output. The program must succeed.
 
         Args:
             program: The program's name.
             words: Its arguments.
-            said: What it reads.
-            home: The folder of the project that has models.yaml.
+            said: Its input.
+            home: The folder of the project with models.yaml.
         """
         done = subprocess.run(
             [self.programs / program, *words],
@@ -171,7 +172,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """One for all tests. Its requirements come from wherever pip of this machine finds packages."""
+    """One environment for all tests. pip gets the requirements from its configured source."""
     place = tmp_path_factory.mktemp("plain")
     build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, ROOT)
     subprocess.run([*PIP, *build], check=True)
@@ -198,14 +199,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_of_the_first_pages_runs(program: str, host: Host) -> None:
-    """As it is printed, in a file of its own."""
+    """Each program runs unchanged from its own file."""
     (host.folder / "program.py").write_text(PROGRAMS[program])
     assert host.run("python", "program.py").strip()
 
 
 def test_the_commands_work(host: Host) -> None:
-    """One after the other, with what the extras `cli`, `postgres` and `web` bring and no more."""
-    assert {words[0] for words in COMMANDS} | TYPED_ALONE == set(ALL_COMMANDS), "each command is typed once"
+    """The commands run in order, with only the extras `cli`, `postgres` and `web`."""
+    assert {words[0] for words in COMMANDS} | TYPED_ALONE == set(ALL_COMMANDS), "each command is run"
     for words in COMMANDS:
         host.run("callboard", *words, said=SAID.get(words, ""))
     assert "chat" in host.run("python", "-m", "callboard", "--help")
@@ -219,7 +220,7 @@ def test_a_trace_is_shipped_to_a_server(host: Host, postgres_dsn: str) -> None:
 
 
 def test_the_live_view_is_served(host: Host) -> None:
-    """At the address that is printed, until Ctrl-C."""
+    """The view is served at the printed address until Ctrl-C."""
     with subprocess.Popen(
         [host.programs / "callboard", "web", "--port", "0"],
         cwd=host.folder,
@@ -237,9 +238,9 @@ def test_the_live_view_is_served(host: Host) -> None:
 
 
 def test_the_local_model_answers(host: Host) -> None:
-    """Without a key and without a models.yaml: the first program of README, and a command.
+    """The first program of README and a command work without a key and without a models.yaml.
 
-    Its runtime and its weights are those of the environment that runs the tests, if it has them.
+    The runtime and the weights come from the environment that runs the tests. Without them, the test is skipped.
     """
     if importlib.util.find_spec("xllamacpp") is None or find_model() is None:
         pytest.skip("the local model is not installed")

@@ -1,4 +1,4 @@
-"""`scripts/release.py`, over a small project with a repository of its own."""
+"""`scripts/release.py`, run on a small project with its own repository."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_would_be_done(project: Path, capsys: pytest.Capture
 
 
 def test_a_release_is_tested_built_committed_and_tagged(project: Path) -> None:
-    """Its changelog has a heading for it, and an empty one for what comes next."""
+    """The changelog gets a heading for the release, and a new empty heading for later changes."""
     assert main(["0.2.0", "--do"], root=project) == 0
     assert sorted(each.name for each in (project / "dist").iterdir()) == [
         "callboard-0.2.0-py3-none-any.whl",
@@ -88,7 +88,7 @@ def test_a_release_is_tested_built_committed_and_tagged(project: Path) -> None:
     head = (project / "CHANGELOG.md").read_text().partition("### Added")[0].split("\n")
     assert head[2] == "## [Unreleased]"
     assert head[4].startswith("## [0.2.0] - 20")
-    assert main(["0.3.0"], root=project) == 1, "nothing is unreleased"
+    assert main(["0.3.0"], root=project) == 1, "the changelog has no unreleased change"
 
 
 def leave_a_change(project: Path) -> None:
@@ -130,14 +130,14 @@ def add_a_folder(project: Path) -> None:
         ("0.2.0", add_a_folder, "the wheel has callboard, callboard-0.2.0.dist-info, tests"),
     ],
 )
-def test_what_stands_in_the_way_is_told(
+def test_an_obstacle_is_reported(
     project: Path,
     version: str,
     befalls: Callable[[Path], None] | None,
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing is committed or tagged then."""
+    """The release stops with the reason. Nothing is committed or tagged."""
     if befalls is not None:
         befalls(project)
     before = git(project, "log", "--format=%h") + git(project, "tag")

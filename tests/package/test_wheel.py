@@ -1,4 +1,4 @@
-"""The wheel in an environment of a host whose folders and packages have the names of Callboard's rooms."""
+"""The wheel in a host's environment whose folders and packages have the names of Callboard's rooms."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SHIPPED = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
-    """An environment with the wheel, and with somebody's package `adapters`, which PyPI has as well."""
+    """An environment with the wheel and with another package named `adapters`, which PyPI also has."""
     environment = make_environment(tmp_path_factory.mktemp("installed"))
     theirs = environment.libraries / "adapters"
     theirs.mkdir()
@@ -77,7 +77,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """A host's own project, whose folders are called like our rooms and can't be imported by mistake."""
+    """A host's project, whose folders are named like Callboard's rooms. Their import ends the program."""
     for room in ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text(f"raise SystemExit('this {room} is the host own')\n")
@@ -85,7 +85,7 @@ def host(tmp_path: Path) -> Path:
 
 
 def run(installed: WheelEnvironment, folder: Path, *words: str | Path) -> str:
-    """What the environment's interpreter prints in a folder, which must be all that it says."""
+    """Run the environment's interpreter in a folder. Returns its output. stderr must be empty."""
     environment = {**os.environ, "CALLBOARD_HOME": str(folder / "home"), "PYTHONUTF8": "1"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
@@ -102,7 +102,7 @@ def run(installed: WheelEnvironment, folder: Path, *words: str | Path) -> str:
 
 
 def programs(folder: Path) -> list[Path]:
-    """README's programs, as files."""
+    """Write README's programs to files."""
     files = []
     for number, code in enumerate(codes(ROOT / "README.md", "python")):
         files.append(folder / f"program_{number}.py")
@@ -112,20 +112,24 @@ def programs(folder: Path) -> list[Path]:
 
 
 @pytest.mark.deep("an installed package")
-def test_a_program_runs_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
-    """A session on a scripted model: every room takes part, and none of the host's is touched."""
+def test_a_program_runs_next_to_folders_with_the_names_of_rooms(installed: WheelEnvironment, host: Path) -> None:
+    """A session on a scripted model imports every room of Callboard, and none of the host's folders."""
     assert run(installed, host, "-c", PROGRAM) == "Hello\n"
 
 
 @pytest.mark.deep("a small program in the installed wheel is the quick case")
-def test_a_program_runs_beside_a_package_called_like_ours(installed: WheelEnvironment, tmp_path: Path) -> None:
-    """Whose folder stands beside `callboard`, and would be the first to be found."""
+def test_a_program_runs_next_to_a_package_with_the_name_of_a_room(
+    installed: WheelEnvironment, tmp_path: Path
+) -> None:
+    """The package `adapters` is next to `callboard` in the same folder."""
     assert run(installed, tmp_path, "-c", PROGRAM) == "Hello\n"
 
 
 @pytest.mark.deep("a small program in the installed wheel is the quick case")
-def test_readmes_programs_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
-    """On the local model, as they are printed."""
+def test_readmes_programs_run_next_to_folders_with_the_names_of_rooms(
+    installed: WheelEnvironment, host: Path
+) -> None:
+    """The programs run unchanged on the local model."""
     if find_model() is None or importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("the local model is not installed")
     for file in programs(host):
@@ -133,12 +137,12 @@ def test_readmes_programs_run_beside_folders_called_like_ours(installed: WheelEn
 
 
 def strict_mypy(installed: WheelEnvironment) -> tuple[str | Path, ...]:
-    """What it finds out of the wheel it keeps for the next test."""
+    """The command of `mypy --strict`. Its cache is kept for the next test."""
     return "-m", "mypy", "--strict", "--cache-dir", installed.wheel.with_name("mypy_cache")
 
 
 @pytest.mark.deep("a small program in the installed wheel is the quick case")
-def test_readmes_programs_are_typed_beside_folders_called_like_ours(
+def test_readmes_programs_are_typed_next_to_folders_with_the_names_of_rooms(
     installed: WheelEnvironment, host: Path
 ) -> None:
     """A host's `mypy --strict` finds the types of the wheel."""
@@ -148,15 +152,15 @@ def test_readmes_programs_are_typed_beside_folders_called_like_ours(
 
 @pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnvironment, tmp_path: Path) -> None:
-    """The adapter and its kit, which a provider's author begins with."""
+    """The example has an adapter and its kit. An author of a provider starts with both."""
     pytest.importorskip("mypy")
     shutil.copytree(ROOT / "examples" / "adding_a_provider", tmp_path / "adding_a_provider")
     run(installed, tmp_path, *strict_mypy(installed), "adding_a_provider")
 
 
 @pytest.mark.deep("a package install")
-def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
-    """`callboard`, `python -m callboard`, and the conformance kit by its own name."""
+def test_the_commands_run_next_to_folders_with_the_names_of_rooms(installed: WheelEnvironment, host: Path) -> None:
+    """`callboard`, `python -m callboard` and the module of the conformance kit run."""
     script = installed.python.with_name("callboard")
     assert run(installed, host, script, "--version").startswith("callboard ")
     assert "reprice" in run(installed, host, "-m", "callboard", "--help")
@@ -166,7 +170,7 @@ def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnviro
 
 
 def test_the_wheel_holds_one_package_and_no_more(wheel: Path) -> None:
-    """Modules, types, prices, tables of models and the demo's recordings; no test, and nothing of a checkout."""
+    """The wheel has modules, types, prices, tables of models and the demo's recordings. It has no tests."""
     names = [PurePosixPath(name) for name in zipfile.ZipFile(wheel).namelist()]
     ours = [name for name in names if not name.parts[0].endswith(".dist-info")]
     assert {name.parts[0] for name in ours} == {"callboard"}
@@ -181,7 +185,7 @@ def test_the_wheel_holds_one_package_and_no_more(wheel: Path) -> None:
 
 @pytest.mark.deep("a small program in the installed wheel is the quick case")
 def test_a_wheel_from_the_sdist_is_the_same(installed: WheelEnvironment, tmp_path: Path) -> None:
-    """An sdist has all that a wheel is built from, and no tests."""
+    """The sdist has every file that a wheel needs, and no tests."""
     build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "made", "-t"]
     subprocess.run([*build, "sdist"], cwd=ROOT, check=True, capture_output=True)
     (sdist,) = (tmp_path / "made").glob("*.tar.gz")
@@ -200,8 +204,8 @@ def sums(wheel: Path) -> dict[str, int]:
     return {entry.filename: entry.CRC for entry in zipfile.ZipFile(wheel).infolist()}
 
 
-def test_what_comes_with_the_package_is_read_from_a_zip_file_too(wheel: Path, tmp_path: Path) -> None:
-    """A wheel is one; prices, tables of models and rates of tokens are found in it."""
+def test_the_data_of_the_package_is_read_from_a_zip_file(wheel: Path, tmp_path: Path) -> None:
+    """Prices, tables of models and rates of tokens are read from a zip file, such as the wheel."""
     copy = tmp_path / "callboard.zip"
     copy.write_bytes(wheel.read_bytes())
     program = f"import sys; sys.path.insert(0, {str(copy)!r})\n{DATA}"

@@ -1,4 +1,4 @@
-"""Every field note on refusals, of replies and of requests, played through the adapter: whole and streamed."""
+"""Every field note on refused replies and requests, played through the adapter, plain and streamed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Repeating:
 
 
 def wire_of(note: Note) -> Wire:
-    """The wire, with the server's quirks if the table has them."""
+    """The wire of a note. It has the server's quirks if the table has them."""
     name = "gemini" if note.server == "gemini-compatible" else note.server
     match note.wire:
         case "chat":
@@ -80,7 +80,7 @@ def wire_of(note: Note) -> Wire:
 
 
 def play(note: Note, *, streamed: bool) -> AdapterError:
-    """The error that the call ends in."""
+    """Return the error of the call."""
 
     async def call() -> AdapterError:
         wire = wire_of(note)
@@ -100,7 +100,7 @@ def play(note: Note, *, streamed: bool) -> AdapterError:
 
 
 def faults(note: Note, error: AdapterError) -> list[str]:
-    """What differs from what the note expects."""
+    """The differences from the note's expectation."""
     expect: dict[str, Any] = note.expect
     found = []
     if type(error) is not getattr(bus_errors, expect["error"]):
@@ -117,15 +117,15 @@ def faults(note: Note, error: AdapterError) -> list[str]:
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.id)
-def test_an_error_means_what_the_note_says(note: Note) -> None:
-    """The class, whether it is retried, whether the fallback is asked, and for how long to wait."""
+def test_an_error_is_read_as_its_note_expects(note: Note) -> None:
+    """Compare the class, whether a retry and a fallback are allowed, and the delay."""
     ways = [True] if "events" in note.input else [False, True]
     for streamed in ways:
         assert faults(note, play(note, streamed=streamed)) == [], f"streamed: {streamed}"
 
 
 def test_a_payment_error_is_never_the_callers_fault() -> None:
-    """Each note about money ends in an error of the key, which the fallback can heal."""
+    """Each note about money ends in QuotaExceededError, which allows a fallback."""
     for note in NOTES:
         if note.expect["error"] == QuotaExceededError.__name__:
             error = play(note, streamed=True)
@@ -134,7 +134,7 @@ def test_a_payment_error_is_never_the_callers_fault() -> None:
 
 
 def test_every_server_has_notes() -> None:
-    """At least five each, and two hundred in all."""
+    """Each server has at least five notes, and all servers have at least 200."""
     counts = Counter(note.server for note in NOTES)
     assert counts.keys() == SERVERS
     assert min(counts.values()) >= 5
@@ -142,7 +142,7 @@ def test_every_server_has_notes() -> None:
 
 
 def test_every_note_has_a_source_and_an_id_of_its_own() -> None:
-    """A report's repository and number, or the address of a page."""
+    """A source is a repository with a number, or the address of a page."""
     assert len({note.id for note in NOTES}) == len(NOTES)
     for note in NOTES:
         repository, _, number = note.source.partition("#")
@@ -161,10 +161,10 @@ def test_the_book_shows_every_note() -> None:
         assert note.source in page
 
 
-# -- Every field note on what servers refuse, played through the adapter: whole and streamed.
+# -- Every field note on refused requests, played through the adapter, plain and streamed.
 #
-# A transport stands for the server. It refuses what the note's rule refuses, with the note's refusal. So a
-# note holds if Callboard writes a request that the server takes, immediately or after one repair.
+# A transport acts as the server. It refuses the requests that break the note's rule, with the note's refusal. So a
+# note passes if Callboard writes a request that the server accepts, immediately or after one repair.
 
 
 REQUEST_NOTES = list(notes("B"))
@@ -172,7 +172,7 @@ PAIRS = [(note, streamed) for note in REQUEST_NOTES for streamed in (False, True
 
 
 class Refusing:
-    """A transport that refuses what a note refuses, and else answers."""
+    """A transport that refuses requests as a note describes, and replies to all others."""
 
     def __init__(self, note: Note, wire: Wire) -> None:
         self.note = note
@@ -198,7 +198,7 @@ class Refusing:
 
 
 def wire_to(note: Note) -> Wire:
-    """The wire to the note's server, with the quirks of an unknown server if the table has none."""
+    """The wire to the note's server. It has the quirks of an unknown server if the table has none."""
     if note.wire == "chat" and note.server not in QUIRKS and note.server != "gemini-compatible":
         return ChatWire("default")
     return wire_of(note)
@@ -231,7 +231,7 @@ def _content(given: Json) -> Any:
 
 
 def play_requests_of(note: Note, *, streamed: bool) -> tuple[Refusing, CanonicalResponse]:
-    """What the server got, and the reply."""
+    """Return the transport with the received requests, and the reply."""
 
     async def call() -> tuple[Refusing, CanonicalResponse]:
         wire = wire_to(note)
@@ -250,7 +250,9 @@ def play_requests_of(note: Note, *, streamed: bool) -> tuple[Refusing, Canonical
 
 
 def differences(expected: Json, found: Json, path: str = "body") -> list[str]:
-    """Where a fragment differs from a body. An object may have more keys, a list may not be longer."""
+    """Return the places where a fragment differs from a body. An object may have more keys than the fragment. A
+    list must not be longer.
+    """
     if isinstance(expected, dict) and isinstance(found, dict):
         inner = []
         for name, value in expected.items():
@@ -262,8 +264,8 @@ def differences(expected: Json, found: Json, path: str = "body") -> list[str]:
 
 
 @pytest.mark.parametrize(("note", "streamed"), PAIRS, ids=lambda value: getattr(value, "id", value))
-def test_a_request_is_one_that_the_server_takes(note: Note, streamed: bool) -> None:
-    """No request is refused but for those that the note says are repaired, and the last one is what it expects."""
+def test_the_server_accepts_the_request(note: Note, streamed: bool) -> None:
+    """Only the requests that the note describes as repaired are refused. The last request is the expected one."""
     server, reply = play_requests_of(note, streamed=streamed)
     assert reply.text == "Well."
     assert server.whys[-1] is None
@@ -276,7 +278,7 @@ def test_a_request_is_one_that_the_server_takes(note: Note, streamed: bool) -> N
 
 
 def test_there_are_enough_notes() -> None:
-    """Fifty at least, about every server that has rules in the lab."""
+    """There are at least fifty notes. Each server with rules in the lab has a note."""
     counts = Counter(note.server for note in REQUEST_NOTES)
     assert counts.keys() <= SERVERS
     assert len(REQUEST_NOTES) >= 50
@@ -291,7 +293,7 @@ def test_every_rule_of_a_note_exists_and_refuses_something() -> None:
 
 
 def test_every_note_of_a_request_has_a_source_and_an_id_of_its_own() -> None:
-    """A report's repository and number, or the address of a page."""
+    """A source is a repository with a number, or the address of a page."""
     assert len({note.id for note in REQUEST_NOTES}) == len(REQUEST_NOTES)
     for note in REQUEST_NOTES:
         repository, _, number = note.source.partition("#")

@@ -1,4 +1,4 @@
-"""Notes of kind E: a call in OpenTelemetry's spans and in a Parquet export."""
+"""Field notes of kind E: a call in OpenTelemetry's spans and in a Parquet export."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ TABLES = [note for note in NOTES if note.input.get("play") == "parquet"]
 
 
 def test_there_are_notes_with_a_source_each() -> None:
-    """At least fifteen, each with an id of its own."""
+    """There are at least fifteen notes. Each has its own id."""
     assert len(NOTES) >= 15
     assert len({note.id for note in NOTES}) == len(NOTES)
     assert all("#" in note.source or note.source.startswith("https://") for note in NOTES)
 
 
 @pytest.mark.parametrize("note", SPANS, ids=lambda note: note.id)
-async def test_a_span_shows_what_observers_look_for(note: Note) -> None:
-    """The conversation of the note is held, and the span is compared with what the note expects."""
+async def test_a_span_has_the_attributes_that_observers_read(note: Note) -> None:
+    """The conversation of the note is played, and its span is compared with the note's expectation."""
     spans = [span for span in await spans_of(note.input) if span.name == note.expect["span"]]
     attributes = dict(spans[note.expect.get("index", 0)].attributes or {})
     for name, value in note.expect.get("json", {}).items():
@@ -55,7 +55,7 @@ async def test_a_span_shows_what_observers_look_for(note: Note) -> None:
 
 @pytest.mark.parametrize("note", TABLES, ids=lambda note: note.id)
 async def test_a_parquet_column_has_the_type_that_readers_want(note: Note, tmp_path: Path) -> None:
-    """The call of an engine is exported, and the schema of the file is compared."""
+    """An engine's call is exported, and the schema of the file is compared."""
     parquet = pytest.importorskip("pyarrow.parquet")
     async with running(Say("Three."), store=tmp_path / "t.db") as (engine, _):
         await engine.generate("s:m", "1 + 2?")
@@ -67,7 +67,9 @@ async def test_a_parquet_column_has_the_type_that_readers_want(note: Note, tmp_p
 
 
 def at(attributes: dict[str, Any], path: str) -> object:
-    """A place within an attribute that is JSON: the attribute's name, then keys and numbers."""
+    """Return a value inside an attribute that is JSON. The path has the attribute's name, then keys and
+    numbers.
+    """
     name = next(name for name in attributes if path.startswith(f"{name}."))
     value: Any = msgspec.json.decode(str(attributes[name]))
     for key in path.removeprefix(f"{name}.").split("."):
@@ -76,7 +78,7 @@ def at(attributes: dict[str, Any], path: str) -> object:
 
 
 async def spans_of(played: dict[str, Any]) -> list[ReadableSpan]:
-    """The spans of a note's conversation, in the order of their ends."""
+    """Return the spans of a note's conversation, in the order of their ends."""
     memory, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(memory))
     exporter = OtelExporter(tracer_provider=tracers, metrics=False, content=played.get("content", False))

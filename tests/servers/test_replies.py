@@ -1,6 +1,4 @@
-"""Replies of servers: each note of kind D is played as a plain reply and as a stream, and read as the note
-says.
-"""
+"""Field notes of kind D on the replies of servers: each is played as a plain reply and as a stream."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def wire_of(note: Note) -> Wire:
 
 
 def bodies(note: Note, wire: Wire) -> Iterator[tuple[str, bytes]]:
-    """The bodies of a note, with their content types. The same JSON also comes under the label of a stream."""
+    """The bodies of a note with their content types. Each body also comes with the other content type."""
     body, events, text = (note.input.get(name) for name in ("body", "events", "text"))
     stream = _LABEL.get(note.wire, "text/event-stream")
     if body is not None:
@@ -65,7 +63,9 @@ def bodies(note: Note, wire: Wire) -> Iterator[tuple[str, bytes]]:
 
 
 def readings(note: Note) -> Iterator[Reading]:
-    """Every way to read a note: whole and streamed, in one piece and in many, in a deep run byte by byte."""
+    """Read a note in every way: plain and streamed, in one piece and in many. A deep run also reads byte by
+    byte.
+    """
     wire = wire_of(note)
     for label, body in bodies(note, wire):
         for streamed in (False, True):
@@ -77,7 +77,7 @@ def readings(note: Note) -> Iterator[Reading]:
 
 
 def counts(usage: TokenUsage) -> dict[str, Any]:
-    """A usage by the names of the notes."""
+    """A usage under the names that the notes use."""
     return {
         "input": usage.input_tokens,
         "cached": usage.cached_input_tokens,
@@ -91,7 +91,7 @@ def counts(usage: TokenUsage) -> dict[str, Any]:
 
 
 def found_in(reading: Reading) -> dict[str, Any]:
-    """What a reading says, by the names of the notes."""
+    """The content of a reading under the names that the notes use."""
     if reading.error is not None:
         return {"error": type(reading.error).__name__}
     reply = reading.reply
@@ -109,7 +109,7 @@ def found_in(reading: Reading) -> dict[str, Any]:
 
 
 def compare(found: dict[str, Any], expect: dict[str, Any]) -> None:
-    """Compare all that a note names."""
+    """Compare every value that a note names."""
     for name, value in expect.items():
         if name == "usage":
             assert {key: found["usage"][key] for key in value} == value
@@ -121,8 +121,8 @@ def compare(found: dict[str, Any], expect: dict[str, Any]) -> None:
 
 @pytest.mark.more("byte by byte")
 @pytest.mark.parametrize("note", [note for note in NOTES if note.wire != "embeddings"], ids=lambda note: note.id)
-def test_a_reply_is_read_as_its_note_says(note: Note) -> None:
-    """Whole, streamed, in pieces, and under the other content type."""
+def test_a_reply_is_read_as_its_note_expects(note: Note) -> None:
+    """The reply is read plain, streamed, in pieces, and with the other content type."""
     for reading in readings(note):
         compare(found_in(reading), note.expect)
         if reading.events and reading.error is None:
@@ -130,8 +130,8 @@ def test_a_reply_is_read_as_its_note_says(note: Note) -> None:
 
 
 @pytest.mark.parametrize("note", [note for note in NOTES if note.wire == "embeddings"], ids=lambda note: note.id)
-def test_vectors_are_read_as_their_note_says(note: Note) -> None:
-    """Numbers and base64 of float32 are vectors, and anything else is refused."""
+def test_vectors_are_read_as_their_note_expects(note: Note) -> None:
+    """Numbers and base64 of float32 are vectors. All other values are refused."""
     body = msgspec.json.encode(note.input["body"])
     if "error" in note.expect:
         with pytest.raises(CallboardError) as caught:
@@ -141,8 +141,8 @@ def test_vectors_are_read_as_their_note_says(note: Note) -> None:
         assert [list(vector) for vector in read_vectors(body).vectors] == note.expect["vectors"]
 
 
-def test_notes_of_replies_are_whole() -> None:
-    """At least sixty, each with an id of its own, a source, something to play and something to expect."""
+def test_notes_of_replies_are_complete() -> None:
+    """There are at least sixty notes. Each has its own id, a source, an input and an expectation."""
     assert len(NOTES) >= 60
     assert len({note.id for note in NOTES}) == len(NOTES)
     for note in NOTES:
@@ -153,25 +153,26 @@ def test_notes_of_replies_are_whole() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "no object"])
-def test_reasoning_alone_holds_no_object(answer: str) -> None:
-    """Whether it ended or not; and a mark within a string of an object is the string's."""
+def test_an_object_inside_reasoning_is_not_read(answer: str) -> None:
+    """An object inside reasoning is not read, even if the reasoning has no end mark. A mark inside a string is
+    text.
+    """
     for text in ('<think>{"a": 1}' + answer, '<think>{"a": 1}</think>' + answer):
         with pytest.raises(ValueError):
             read_json(text)
     assert read_json('Here: {"a": "</think>{"}') == {"a": "</think>{"}
 
 
-# -- Every field note on what must go back, played through the adapter: replies are read, and requests are
-# written.
+# -- Every field note on history that must be sent back, played through the adapter.
 #
 # A step of `input.conversation` is one of these:
 #
-#  {"user": text} the user says it {"reply": object} the server replies, in the words of its wire. The adapter
-# reads the reply {"other": object} another provider's reply: `thinks`, `says`, and the names of the tools that
-# it `calls` {"results": [text]} the results of the last calls, in their order
+# * {"user": text} is a message of the user.
+# * {"reply": object} is the server's reply on its wire, which the adapter reads.
+# * {"other": object} is another provider's reply with `thinks`, `says`, and `calls`, a list of tool names.
+# * {"results": [text]} has the results of the last calls, in their order.
 #
-# After the last step the adapter writes the request that the test looks at. Earlier requests obey the rule,
-# too.
+# After the last step, the adapter writes the request that the test compares. Earlier requests obey the rule, too.
 
 
 HISTORY_NOTES = list(notes("A"))
@@ -194,7 +195,7 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
 
 
 class HistoryWire:
-    """A transport that keeps the requests and gives one reply after the other."""
+    """A transport that records the requests and sends the reply of each step."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -202,7 +203,7 @@ class HistoryWire:
         self.reply: Json = None
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        if not request.body:  # a question about the model
+        if not request.body:  # a request for information about the model
             return FakeReply(b"{}", headers={"content-type": "application/json"})
         self.requests.append(msgspec.json.decode(request.body))
         self.paths.append(request.url)
@@ -213,7 +214,7 @@ class HistoryWire:
 
 
 def whole(wire: str, model: str, said: dict[str, Any]) -> Json:
-    """A whole reply with that content."""
+    """A complete reply with that content."""
     match wire:
         case "chat":
             stop = "tool_calls" if said.get("tool_calls") else "stop"
@@ -238,7 +239,7 @@ def whole(wire: str, model: str, said: dict[str, Any]) -> Json:
 
 
 def foreign(said: dict[str, Any], number: int) -> Message:
-    """What another provider's model said."""
+    """A message of another provider's model."""
     blocks: list[ContentBlock] = []
     if "thinks" in said:
         blocks.append(ThinkingBlock(said["thinks"], "Zm9yZWlnbg==", ProviderRaw("elsewhere", {}, "other")))
@@ -251,7 +252,7 @@ def foreign(said: dict[str, Any], number: int) -> Message:
 
 
 def play(note: Note) -> HistoryWire:
-    """Play the conversation. The last request is the one that the note is about."""
+    """Play the conversation. The last request is the one that the note describes."""
     given, wire = note.input, HistoryWire()
     name = "gemini" if note.server == "gemini-compatible" else note.server
     options: dict[str, Any] = dict(given.get("options", {}))
@@ -321,7 +322,7 @@ LAST: dict[str, dict[str, Any]] = {
 
 
 def lacks(fragment: Json, found: Json, place: str = "") -> list[str]:
-    """Where something is not as the fragment says. Keys that the fragment does not name may be anything."""
+    """Return the places that differ from the fragment. Keys that the fragment does not name may have any value."""
     if isinstance(fragment, dict) and isinstance(found, dict):
         faults = []
         for key, value in fragment.items():
@@ -339,7 +340,7 @@ def lacks(fragment: Json, found: Json, place: str = "") -> list[str]:
 
 
 def faults(note: Note, history: Sequence[Json]) -> list[str]:
-    """What differs in the written history from what the note expects."""
+    """Return the differences between the written history and the note's expectation."""
     expect, found = note.expect, []
     if "roles" in expect:
         roles = [entry.get("role", entry.get("type")) for entry in history if isinstance(entry, dict)]
@@ -352,8 +353,8 @@ def faults(note: Note, history: Sequence[Json]) -> list[str]:
 
 
 @pytest.mark.parametrize("note", HISTORY_NOTES, ids=lambda note: note.id)
-def test_a_history_goes_back_as_the_note_says(note: Note) -> None:
-    """The last request has what the note expects, and every request obeys the rule that it names."""
+def test_a_history_is_written_as_its_note_expects(note: Note) -> None:
+    """The last request has the expected parts, and every request obeys the note's rule."""
     wire = play(note)
     history = wire.requests[-1][HISTORY.get(note.wire, "messages")]
     system = [entry for entry in history if entry.get("role") in ("system", "developer")]
@@ -365,13 +366,15 @@ def test_a_history_goes_back_as_the_note_says(note: Note) -> None:
 
 
 def test_every_server_has_notes() -> None:
-    """At least one each, and sixty in all."""
+    """Each server has at least one note, and there are at least sixty."""
     assert {note.server for note in HISTORY_NOTES} == SERVERS
     assert len(HISTORY_NOTES) >= 60
 
 
-def test_every_note_says_something_and_has_a_source() -> None:
-    """A report's repository and number, or the address of a page. A note without an expectation proves nothing."""
+def test_every_note_has_an_expectation_and_a_source() -> None:
+    """A source is a repository with a number, or the address of a page. A note without an expectation proves
+    nothing.
+    """
     assert len({note.id for note in HISTORY_NOTES}) == len(HISTORY_NOTES)
     for note in HISTORY_NOTES:
         repository, _, number = note.source.partition("#")
@@ -384,7 +387,7 @@ def test_every_note_says_something_and_has_a_source() -> None:
 
 
 def test_each_rule_is_of_a_kind_that_a_note_names() -> None:
-    """The lab applies a rule only where a note names it."""
+    """The lab applies a rule only if a note names it."""
     named = Counter(note.input["rule"] for note in HISTORY_NOTES if "rule" in note.input)
     assert {"reasoning_with_tool_calls", "thinking_with_tool_uses", "no_foreign_signatures"} <= named.keys()
     assert {"user_after_tool", "alternating_roles"} <= named.keys()

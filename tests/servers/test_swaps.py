@@ -1,4 +1,4 @@
-"""A session that changes its model between servers with special demands is refused by none of them."""
+"""Sessions that change their model between servers with special demands. No server refuses a request."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Server(NamedTuple):
     model: str
     rules: Sequence[str]
     changes: Sequence[tuple[bytes, bytes]] = ()
-    """What its replies say in other words than the wire's kit."""
+    """Replacements in the replies of the wire's kit."""
 
 
 _IDS = re.compile(rb'"(?:toolu_|call_)(\d+)"')
-"""The ids of calls in the kits' replies. Each reply gets ids of its own."""
+"""The ids of calls in the kits' replies. The ids are replaced, so that each reply has its own."""
 
 UNSIGNED = ((b"c2lnbmF0dXJl", b""),)
 PERPLEXITY = ChatWire()
@@ -78,7 +78,7 @@ SERVERS = (
 
 
 class Replies:
-    """A server's transport: it says what the plan has next, and keeps the requests."""
+    """A server's transport. It sends the next reply of the plan and records the requests."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -106,7 +106,7 @@ class Replies:
         pass
 
     def faults(self) -> list[str]:
-        """What the server would have refused."""
+        """The faults for which the server would refuse a request."""
         found = []
         for url, body in self.requests:
             wire = "messages" if url.endswith("/messages") else "chat"
@@ -118,7 +118,7 @@ class Replies:
 
 
 def entry(server: Server, replies: Replies) -> AdapterEntry:
-    """The engine's entry of a server."""
+    """The engine's configuration of a server."""
 
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
         return server.wire.adapter(config, name=name, clock=clock, transport=replies)
@@ -128,7 +128,7 @@ def entry(server: Server, replies: Replies) -> AdapterEntry:
 
 
 async def silent(arguments: dict[str, Json]) -> str:
-    """A tool that returns nothing to see."""
+    """A tool that returns a blank text."""
     return " "
 
 
@@ -141,7 +141,9 @@ async def silent(arguments: dict[str, Json]) -> str:
 def test_an_unknown_server_gets_reasoning_in_the_field_in_which_it_sent_it(
     field: str, changes: Sequence[tuple[bytes, bytes]], streamed: bool
 ) -> None:
-    """A whole reply and a stream keep the name of the field. The answer without calls goes back without it."""
+    """Plain and streamed replies keep the name of the field. The reply without tool calls is sent back without
+    it.
+    """
     server = Server("unknown", ChatWire(), "some-model", [], changes)
     replies = Replies(server)
     models = {"unknown:m": ModelEntry(id="unknown:m", adapter="unknown", wire_name="some-model")}
@@ -173,7 +175,7 @@ OTHER_PAIRS = [
     for home, abroad in itertools.permutations(SERVERS, 2)
     if SERVERS.index(abroad) != (SERVERS.index(home) + 1) % len(SERVERS)
 ]
-"""A quick run swaps from each server to the next one."""
+"""The pairs of servers that only a deep run swaps. A quick run swaps from each server to the next one."""
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,8 @@ OTHER_PAIRS = [
     [*itertools.pairwise([*SERVERS, SERVERS[0]]), *OTHER_PAIRS],
     ids=lambda server: getattr(server, "name", None),
 )
-def test_a_swap_poisons_no_session(home: Server, abroad: Server, streamed: bool) -> None:
-    """Both servers think, call tools, and leave calls that were not run. All requests obey the servers' rules."""
+def test_after_a_swap_no_server_refuses_a_request(home: Server, abroad: Server, streamed: bool) -> None:
+    """Both servers reason, call tools, and leave calls that were not run. All requests obey the servers' rules."""
     wires = {server.name: Replies(server) for server in (home, abroad)}
     models = {
         f"{server.name}:m": ModelEntry(id=f"{server.name}:m", adapter=server.name, wire_name=server.model)

@@ -1,7 +1,7 @@
 """A store that is written and pruned while its repricing is interrupted.
 
-A repricing's chunks are taken one at a time: after each the run is interrupted, the store is changed, and the
-run is resumed.
+A repricing runs one chunk at a time. After each chunk the run is interrupted, the store is changed, and the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 3
 
 
 class Interrupted(Exception):
-    """What a progress callback raises after a chunk."""
+    """The exception of a progress callback after a chunk."""
 
 
 def stop(_done: int, _last: int) -> None:
@@ -30,7 +30,7 @@ def stop(_done: int, _last: int) -> None:
 
 
 async def do(store: Store, make: Maker, change: object) -> None:
-    """Write calls, or prune what is older than a moment."""
+    """Write calls, or prune calls that are older than a moment."""
     match change:
         case "prune", int(before):
             await store.prune(before=before)

@@ -61,7 +61,7 @@ def count(store: TraceStore, query: str) -> int:
 
 
 def everything(store: TraceStore) -> bytes:
-    """All bytes of the file and of its log."""
+    """All bytes of the trace file and of its write-ahead log."""
     return b"".join(path.read_bytes() for path in sorted(store.path.parent.iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""A host's use of tools for type checkers: `test_typed_use` reads it, and it is never run."""
+"""A host's use of tools, for type checkers. `test_typed_use` checks the file, and it never runs."""
 
 from __future__ import annotations
 

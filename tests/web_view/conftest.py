@@ -1,4 +1,4 @@
-"""The live view on a real loop: it serves real connections, and the store works in threads."""
+"""The live view on asyncio's loop: the view serves real connections, and the store works in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live view that is called in this process or over a real server, with a browser's requests."""
+"""Helpers that call a live view in this process or over a real server, with a browser's requests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HERE = "http://127.0.0.1:8000"
 
 
 def asking(view: object, base: str = HERE, **options: Any) -> httpx.AsyncClient:
-    """A client of the application itself, without a server."""
+    """A client that calls the application without a server."""
     transport = httpx.ASGITransport(view)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=transport, base_url=base, **options)
 
 
 def token_of(view: WebView, address: str = HERE) -> str:
-    """A token out of a printed address."""
+    """The token in a new sign-in address."""
     return view.sign_in_url(address).rpartition("#token=")[2]
 
 
 async def sign_in(client: httpx.AsyncClient, view: WebView) -> str:
-    """Sign a client in. Returns the value for the CSRF header, which the client sends from now on."""
+    """Sign a client in. Returns the value of the CSRF header, which the client sends with each later request."""
     answer = await client.post("api/sign-in", json={"token": token_of(view)})
     assert answer.status_code == 200, answer.text
     csrf: str = (await client.get("api/me")).json()["csrf"]
@@ -41,7 +41,7 @@ async def sign_in(client: httpx.AsyncClient, view: WebView) -> str:
 
 @contextlib.asynccontextmanager
 async def served(app: object) -> AsyncIterator[str]:
-    """An application on a real server of this machine; its address without a slash at the end."""
+    """An application on a real server of this machine. Yields its address without a slash at the end."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="error", lifespan="off")  # type: ignore[arg-type]
     config.timeout_graceful_shutdown = 1
@@ -58,7 +58,7 @@ async def served(app: object) -> AsyncIterator[str]:
 
 
 async def frames(response: httpx.Response) -> AsyncIterator[tuple[str, Any, str]]:
-    """The server-sent events of a response: name, data, id."""
+    """The server-sent events of a response, each with name, data and id."""
     rest = ""
     async for text in response.aiter_text():
         *whole, rest = (rest + text).split("\n\n")
@@ -72,7 +72,7 @@ async def frames(response: httpx.Response) -> AsyncIterator[tuple[str, Any, str]
 async def listening(
     client: httpx.AsyncClient, path: str, **headers: str
 ) -> AsyncIterator[AsyncIterator[tuple[str, Any, str]]]:
-    """The frames of a path, for as long as the block lasts."""
+    """The frames of a path while the block runs."""
     async with client.stream("GET", path, headers=headers, timeout=20) as response:
         if response.status_code != 200:
             await response.aread()
@@ -81,7 +81,7 @@ async def listening(
 
 
 async def first(source: AsyncIterator[tuple[str, Any, str]], name: str) -> Any:
-    """The data of the first frame of a name."""
+    """The data of the first frame with a name."""
     async for event, data, _ in source:
         if event == name:
             return data
@@ -89,5 +89,5 @@ async def first(source: AsyncIterator[tuple[str, Any, str]], name: str) -> Any:
 
 
 def subscriptions(engine: Engine) -> set[str]:
-    """The names of those who read the bus."""
+    """The names of the subscriptions to the bus."""
     return {each.name for each in engine.bus.statistics().subscriptions}

@@ -1,4 +1,4 @@
-"""The live view's refusals, rule by rule: hosts, origins, tokens, forged changes, paths, markup, frames."""
+"""The refusals of the live view: hosts, origins, tokens, forged changes, paths, markup and frames."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ FORBIDDEN = (
     *("innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML"),
     *("document.write", "eval(", "new Function"),
 )
-"""Ways in which text becomes markup or code."""
+"""Ways to turn text into markup or code."""
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e javascript:alert(1)"
 
 
 @asynccontextmanager
 async def viewed(*, signed_in: bool = True, **options: object) -> AsyncIterator[tuple[WebView, httpx.AsyncClient]]:
-    """A live view of an engine without a trace, and a client of it."""
+    """A live view of an engine without a trace, and a client of that view."""
     async with running() as (engine, _):
         view = web(engine, **options)  # type: ignore[arg-type]
         async with asking(view) as client:
@@ -62,7 +62,9 @@ def concrete(path: str) -> str:
     "LOCALHOST.", "127.0.0.1,evil.example",
 ])  # fmt: skip
 async def test_another_host_is_refused_on_every_request(host: str) -> None:
-    """DNS rebinding makes a page's own origin look like ours; only the list of hosts tells."""
+    """With DNS rebinding, another page has the same origin as the live view. Only the list of hosts shows the
+    difference.
+    """
     async with viewed() as (_, client):
         for path in ("", "static/app.js", "api/me", "api/now"):
             answer = await client.get(path, headers={"host": host, "origin": f"http://{host}"})
@@ -72,22 +74,22 @@ async def test_another_host_is_refused_on_every_request(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8372", "localhost", "LocalHost:1", "[::1]:8372", "watch.example"])
-async def test_the_hosts_on_the_list_are_let_in(host: str) -> None:
-    """Those of this machine by themselves, others as the host lists them; the port doesn't matter."""
+async def test_the_hosts_on_the_list_are_accepted(host: str) -> None:
+    """The names of this machine are always on the list. The host adds others. The port doesn't matter."""
     async with viewed(hosts=["watch.example"]) as (_, client):
         assert (await client.get("", headers={"host": host})).status_code == 200
 
 
 async def test_a_request_with_two_hosts_is_refused() -> None:
-    """What stands between may read the other one."""
+    """A proxy in between may read the other host."""
     async with viewed() as (_, client):
         headers = httpx.Headers([("host", "127.0.0.1:8000"), ("host", "evil.example")])
         assert (await client.get("api/me", headers=headers)).status_code == 403
 
 
 @pytest.mark.parametrize("bad", ["*", "*.example", "http://x.example", "x.example:80", "", "a/b", "a@b"])
-async def test_a_list_of_hosts_has_names_and_nothing_else(bad: str) -> None:
-    """A pattern would be a hole, and a port would never match."""
+async def test_a_list_of_hosts_has_only_names_and_addresses(bad: str) -> None:
+    """A pattern would allow unknown hosts. A port would never match."""
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match="is not the name or address"):
             web(engine, hosts=[bad])
@@ -98,7 +100,7 @@ async def test_a_list_of_hosts_has_names_and_nothing_else(bad: str) -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_another_origin_is_refused(method: str, origin: str) -> None:
-    """Also another port of this machine, which a browser counts to the same site."""
+    """Another port of this machine is another origin, although a browser counts it as the same site."""
     async with viewed() as (_, client):
         answer = await client.request(
             method, "api/cancel" if method == "POST" else "api/me", headers={"origin": origin}
@@ -110,7 +112,7 @@ async def test_another_origin_is_refused(method: str, origin: str) -> None:
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_request_from_another_site_is_refused_but_a_link_is_followed(site: str) -> None:
-    """A link opens the page, which holds nothing; what a page of another site fetches or embeds is refused."""
+    """A link opens the page, which has no data. A fetch or an embedded file from another site is refused."""
     async with viewed() as (_, client):
         fetched = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
         assert (await client.get("api/me", headers=fetched)).status_code == 403
@@ -120,7 +122,7 @@ async def test_a_request_from_another_site_is_refused_but_a_link_is_followed(sit
 
 
 async def test_a_web_socket_is_refused() -> None:
-    """There is none, and a browser sends one to anybody."""
+    """The live view has no web sockets. A browser would open one from any page."""
     async with running() as (engine, _):
         said: list[object] = []
 
@@ -139,8 +141,8 @@ async def test_a_web_socket_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", [*GETS, *POSTS])
-async def test_nothing_is_shown_or_changed_without_a_sign_in(path: str) -> None:
-    """Whatever the headers; the answer to a question says what to do."""
+async def test_each_path_requires_a_sign_in(path: str) -> None:
+    """No header replaces the sign-in. The error of a GET mentions the printed link."""
     async with viewed(signed_in=False) as (_, client):
         if path in GETS:
             answer = await client.get(concrete(path))
@@ -150,8 +152,8 @@ async def test_nothing_is_shown_or_changed_without_a_sign_in(path: str) -> None:
         assert answer.status_code == 401
 
 
-async def test_a_token_is_good_once() -> None:
-    """Whoever finds it in a terminal's history finds nothing."""
+async def test_a_token_is_valid_once() -> None:
+    """A token in the history of a terminal is useless."""
     async with viewed(signed_in=False) as (view, client):
         token = token_of(view)
         assert (await client.post("api/sign-in", json={"token": token})).status_code == 200
@@ -161,14 +163,13 @@ async def test_a_token_is_good_once() -> None:
 
 @pytest.mark.parametrize("token", ["", "x", "A" * 43, "é", "\x00", "a" * 10_000])
 async def test_a_guessed_token_is_refused(token: str) -> None:
-    """And leaves no cookie."""
+    """The answer sets no cookie."""
     async with viewed(signed_in=False) as (_, client):
         answer = await client.post("api/sign-in", json={"token": token})
         assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
 
 
-async def test_old_tokens_go_when_newer_ones_come() -> None:
-    """The latest sixteen are kept."""
+async def test_only_the_latest_sixteen_tokens_are_valid() -> None:
     async with viewed(signed_in=False) as (view, client):
         old = token_of(view)
         for _ in range(16):
@@ -176,8 +177,8 @@ async def test_old_tokens_go_when_newer_ones_come() -> None:
         assert (await client.post("api/sign-in", json={"token": old})).status_code == 401
 
 
-async def test_the_cookie_is_of_this_page_alone() -> None:
-    """No script reads it, no other site sends it, no other path gets it."""
+async def test_the_cookie_is_restricted_to_this_page() -> None:
+    """No script reads the cookie. Browsers send it only from this site and only for this path."""
     async with running() as (engine, _):
         view = web(engine)
         app = Starlette(routes=[Mount("/callboard", view)])
@@ -193,8 +194,8 @@ async def test_the_cookie_is_of_this_page_alone() -> None:
             assert "Secure" in answer.headers["set-cookie"]
 
 
-async def test_two_live_views_of_a_machine_have_cookies_of_their_own() -> None:
-    """Cookies know no ports: one sign-in must not end the other."""
+async def test_two_live_views_of_a_machine_have_separate_cookies() -> None:
+    """Cookies are shared between ports. One sign-in must not end the other."""
     async with running() as (engine, _):
         one, other = web(engine), web(engine)
         async with asking(one) as client:
@@ -203,8 +204,8 @@ async def test_two_live_views_of_a_machine_have_cookies_of_their_own() -> None:
                 assert (await elsewhere.get("api/me")).status_code == 401
 
 
-async def test_a_visit_ends() -> None:
-    """By signing out, after a week, and when too many others came."""
+async def test_a_sign_in_ends() -> None:
+    """A sign-in ends by signing out, after a week, and when too many newer ones exist."""
     clock = FakeClock()
     sign = SignIn(clock, ["view"])
     secrets = [sign.exchange(sign.new_token()) for _ in range(65)]
@@ -219,8 +220,8 @@ async def test_a_visit_ends() -> None:
     assert sign.visitor(kept) is None
 
 
-async def test_signing_out_is_for_good() -> None:
-    """The cookie says nothing any more, wherever it was copied to."""
+async def test_a_cookie_is_invalid_after_signing_out() -> None:
+    """A copy of the cookie is invalid too."""
     async with viewed() as (_, client):
         stolen = dict(client.cookies)
         assert (await client.post("api/sign-out", json={})).status_code == 200
@@ -234,7 +235,7 @@ async def test_signing_out_is_for_good() -> None:
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("value", [None, "", "x", "0" * 32])
 async def test_a_change_needs_the_header_that_only_the_page_can_read(path: str, value: str | None) -> None:
-    """A form or an image of another page sends the cookie, if at all, and never this header."""
+    """A form or an image of another page never sends this header."""
     async with viewed() as (_, client):
         del client.headers[CSRF_HEADER]
         headers = {} if value is None else {CSRF_HEADER: value}
@@ -243,7 +244,7 @@ async def test_a_change_needs_the_header_that_only_the_page_can_read(path: str, 
 
 
 async def test_the_header_of_another_visitor_is_refused() -> None:
-    """Each sign-in has its own."""
+    """Each sign-in has its own header value."""
     async with viewed() as (view, client), asking(view) as other:
         await sign_in(other, view)
         client.headers[CSRF_HEADER] = other.headers[CSRF_HEADER]
@@ -259,8 +260,10 @@ ID, JSON = b'{"id": "x"}', "application/json"
         b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "more": 1}', b"\xff\xfe", b'{"id": null}', b"null")],
     (b'{"id": "' + b"x" * MOST_BYTES + b'"}', JSON, 413),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
-async def test_a_body_that_is_not_as_it_should_be_is_refused(body: bytes, kind: str, code: int) -> None:
-    """It is JSON and says so, which no form of a page may send without asking; it has its fields and its bound."""
+async def test_a_wrong_body_is_refused(body: bytes, kind: str, code: int) -> None:
+    """A body must be JSON and have the content type of JSON, which no form can send. Its fields and its size are
+    checked.
+    """
     async with viewed() as (_, client):
         answer = await client.post("api/cancel", content=body, headers={"content-type": kind})
         assert answer.status_code == code
@@ -269,32 +272,32 @@ async def test_a_body_that_is_not_as_it_should_be_is_refused(body: bytes, kind: 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
 @pytest.mark.parametrize("path", POSTS)
-async def test_what_changes_something_is_a_post(method: str, path: str) -> None:
-    """A link, an image or a prefetch changes nothing."""
+async def test_changes_are_accepted_only_as_post(method: str, path: str) -> None:
+    """A link, an image or a prefetch can't change anything."""
     async with viewed() as (_, client):
         assert (await client.request(method, concrete(path))).status_code in (404, 405)
 
 
 @pytest.mark.parametrize("path", [path for _, path, needs, _ in SCREENS if needs == "change"])
-async def test_whoever_may_only_look_changes_nothing(path: str) -> None:
-    """The scope is checked, not the buttons of the page."""
+async def test_a_visitor_without_the_scope_change_changes_nothing(path: str) -> None:
+    """The server checks the scope. Hidden buttons would not be enough."""
     async with viewed(scopes=["view", "content"]) as (_, client):
         answer = await client.post(concrete(path), json={})
         assert (answer.status_code, "'change'" in answer.json()["error"]) == (403, True)
 
 
-async def test_a_scope_that_does_not_exist_is_refused() -> None:
-    """A typing error must not be a wider door."""
+async def test_an_unknown_scope_is_refused() -> None:
+    """A typing error must not give more rights."""
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match="unknown chagne"):
             web(engine, scopes=["view", "chagne"])  # type: ignore[list-item]
 
 
-# -- a host's own authentication
+# -- authentication by the host
 
 
-async def test_the_hosts_own_authentication_decides() -> None:
-    """It gets the request; nothing and None refuse it; there is no token to sign in with."""
+async def test_authorize_of_the_host_decides() -> None:
+    """The function gets the request. An empty list, None and a list without `view` refuse the request."""
 
     def authorize(request: Request) -> list[str] | None:
         return {"ada": ["view", "change"], "bob": ["view"], "eve": [], "mad": ["change"]}.get(
@@ -321,8 +324,8 @@ async def test_the_hosts_own_authentication_decides() -> None:
         assert (await client.post("api/sign-in", json={"token": "x"})).status_code == 404
 
 
-async def test_a_host_may_ask_elsewhere_who_it_is() -> None:
-    """A coroutine function is awaited; an error of it lets nobody in."""
+async def test_authorize_can_be_a_coroutine_function() -> None:
+    """The function is awaited. An error in it refuses the request."""
 
     async def authorize(request: Request) -> set[str]:
         if "broken" in request.headers:
@@ -344,8 +347,8 @@ async def test_a_host_may_ask_elsewhere_who_it_is() -> None:
     "static//etc/passwd", "static/%00", "static/vendor/../../app.py", "static/app.js%00.png", "static/", "static",
     "static/\\..\\app.py", "app.py",
 ])  # fmt: skip
-async def test_no_path_leaves_the_pages_files(path: str) -> None:
-    """Over a real server, which doesn't tidy the path up."""
+async def test_no_path_leads_out_of_the_folder_of_the_page(path: str) -> None:
+    """The test uses a real server, which does not normalise the path."""
     async with running() as (engine, _), served(web(engine)) as address:
         host, port = address.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -357,8 +360,8 @@ async def test_no_path_leaves_the_pages_files(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "static/app.js", "api/me", "api/nothing", "nothing", "api/calls"])
-async def test_every_answer_has_the_headers_of_the_policy(path: str) -> None:
-    """No code in line, nothing from elsewhere, no frame, no guessing of types; refusals, too."""
+async def test_every_response_has_the_headers_of_the_policy(path: str) -> None:
+    """The policy allows no inline code, no other host and no frame. Refusals have the headers too."""
     async with viewed() as (_, client):
         for headers in ({}, {"host": "evil.example"}):
             answer = await client.get(path, headers=headers)
@@ -369,8 +372,8 @@ async def test_every_answer_has_the_headers_of_the_policy(path: str) -> None:
     assert "frame-ancestors 'none'" in policy
 
 
-async def test_the_page_itself_obeys_the_policy() -> None:
-    """No code and no style in line, and nothing from another host."""
+async def test_the_page_follows_the_policy() -> None:
+    """The page has no inline code or style, and loads nothing from another host."""
     page = (FOLDER / "index.html").read_text()
     assert "<style" not in page
     assert all("src=" in tag for tag in page.split("<script")[1:])
@@ -382,14 +385,14 @@ async def test_the_page_itself_obeys_the_policy() -> None:
             assert not [way for way in FORBIDDEN if way in text], path
 
 
-async def test_nothing_that_a_page_learns_is_kept_by_a_cache() -> None:
+async def test_no_data_is_stored_by_a_cache() -> None:
     async with viewed() as (_, client):
         for path in ("api/me", "api/streams", "api/calls"):
             assert (await client.get(path)).headers["cache-control"] == "no-store"
 
 
-async def test_a_script_in_every_field_is_only_ever_json(tmp_path: Path) -> None:
-    """Names, tags, texts, tools, errors, ids, as a model or a server may fill them."""
+async def test_a_script_in_any_field_is_sent_as_json(tmp_path: Path) -> None:
+    """A model or a server may put markup into names, tags, texts, tools, errors and ids."""
     reply = Say(HOSTILE, calls=[(HOSTILE[:60], {HOSTILE: HOSTILE})])
     async with keeping(tmp_path / "t.db", reply, Say(fails=RuntimeError(HOSTILE))) as engine:
         session = engine.session("s:m", name=HOSTILE, tags={HOSTILE: HOSTILE}, session_id="ses_<b>")
@@ -417,11 +420,11 @@ async def test_a_script_in_every_field_is_only_ever_json(tmp_path: Path) -> None
                 assert answer.headers["content-type"] == "application/json"
                 json.loads(answer.content)
                 seen += answer.text
-            assert "<script>alert(1)</script>" in seen  # as it was said; the page makes text nodes of it
+            assert "<script>alert(1)</script>" in seen  # unchanged: the page shows it as text nodes
 
 
-async def test_an_error_tells_nothing_of_the_inside() -> None:
-    """A fault of ours is a short sentence; the log has the rest."""
+async def test_an_internal_error_has_no_details() -> None:
+    """The response is one short sentence. The log has the details."""
     async with running() as (engine, _):
         view = web(engine)
         async with served(view) as address, httpx.AsyncClient(base_url=f"{address}/") as client:
@@ -439,8 +442,7 @@ async def test_an_error_tells_nothing_of_the_inside() -> None:
     "api/costs?by=nonsense", "api/costs?by=day;drop table calls", "api/events?topics=a..b",
     "api/events?topics=>.a", "api/events/history?topics=**", "api/streams/x?after=y:1",
 ])  # fmt: skip
-async def test_a_question_that_makes_no_sense_is_refused(query: str, tmp_path: Path) -> None:
-    """With a reason, and not with a fault."""
+async def test_a_wrong_query_is_refused_with_a_reason(query: str, tmp_path: Path) -> None:
     async with running(store=tmp_path / "t.db") as (engine, _):
         view = web(engine)
         async with asking(view) as client:
@@ -463,8 +465,8 @@ def test_a_host_header_is_a_name_and_a_port(host: str, name: str) -> None:
     assert host_name(host) == name
 
 
-async def test_the_engine_that_is_shown_needs_no_change(tmp_path: Path) -> None:
-    """A host without the extra imports everything but this."""
+async def test_web_needs_an_engine_or_a_trace(tmp_path: Path) -> None:
+    """An engine without a trace shows no content."""
     assert callable(web)
     assert isinstance(THIS_MACHINE, tuple)
     with pytest.raises(ConfigurationError, match="needs an engine or a trace"):
@@ -472,7 +474,7 @@ async def test_the_engine_that_is_shown_needs_no_change(tmp_path: Path) -> None:
     assert Engine(models=registry(), trace=False).shows_content is False
 
 
-# -- The files of the page: those of others are as they came, with their licences, and all of them are shipped.
+# -- The files of the page: vendor files are unchanged and have their licences, and every file is shipped.
 
 
 VENDOR = FOLDER / "vendor"
@@ -498,22 +500,22 @@ OWN = sorted(path for path in FOLDER.rglob("*.js") if VENDOR not in path.parents
 
 
 @pytest.mark.parametrize("row", LISTED, ids=lambda row: row["file"])
-def test_a_file_of_others_is_as_it_came(row: dict[str, str]) -> None:
-    """Its sum is that of the file in the package of that version, and its licence stands beside it."""
+def test_a_vendor_file_is_unchanged(row: dict[str, str]) -> None:
+    """The checksum is that of the file in the package of that version. The licence is in the same folder."""
     assert hashlib.sha256((VENDOR / row["file"]).read_bytes()).hexdigest() == row["sha256"]
     assert all((VENDOR / licence).is_file() for licence in row["license_files"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", row["version"])
 
 
-def test_no_file_of_others_is_unlisted() -> None:
-    """What nobody wrote down, nobody keeps up to date."""
+def test_each_vendor_file_is_listed() -> None:
+    """A file that is not listed would never be updated."""
     own = {"vendor.json", "README.txt"}
     assert {path.name for path in VENDOR.iterdir()} - own == {row["file"] for row in LISTED}
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_a_module_imports_what_is_there(path: Path) -> None:
-    """There is no build that would tell; and every name that it takes is one that the other module gives."""
+def test_a_module_imports_existing_files_and_names(path: Path) -> None:
+    """No build step checks imports. Each imported name must be an export of the other module."""
     for names, source in re.findall(r'import \{([^}]*)\} from "([^"]+)"', path.read_text()):
         target = (path.parent / source).resolve()
         assert target.is_file(), source
@@ -524,14 +526,14 @@ def test_a_module_imports_what_is_there(path: Path) -> None:
         assert {name.strip() for name in names.split(",")} <= given, source
 
 
-def test_every_file_has_a_type_and_is_given() -> None:
-    """A file whose ending is unknown would be missing from the page."""
+def test_every_file_has_a_content_type_and_is_served() -> None:
+    """A file with an unknown extension would be missing from the page."""
     files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
     assert set(Assets()) == files  # type: ignore[arg-type]
 
 
-def test_without_the_extra_everything_else_is_imported() -> None:
-    """And `web` says what to install."""
+def test_callboard_is_imported_without_the_extra() -> None:
+    """`web` then raises an error that names the package to install."""
     done = ended(WITHOUT, fresh=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'pip install "callboard[web]"' in done.stdout

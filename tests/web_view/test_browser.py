@@ -1,4 +1,4 @@
-"""The page in a real browser, with a real engine under traffic: each screen, and faults around it."""
+"""The page in a real browser with a real engine: each screen, hostile text, lost connections and a dead server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ anyio_backend = runs_on("asyncio", scope="module")
 
 @pytest.fixture(scope="module")
 async def chromium() -> AsyncIterator[Browser]:
-    """One browser for all tests: a page has a context of its own."""
+    """One browser for all tests. Each page has its own context."""
     async with browser() as found:
         yield found
 
@@ -50,7 +50,9 @@ async def chromium() -> AsyncIterator[Browser]:
 async def looked_at(
     engine: Engine, chromium: Browser, *, view: WebView | None = None, **page: Any
 ) -> AsyncIterator[tuple[Page, str]]:
-    """A page that is signed in, and the address. At the end it must have had no error, and asked nobody else."""
+    """A page that is signed in, and its address. At the end, the page must have no error and no request to another
+    host.
+    """
     view = view or web(engine)
     async with served(view) as address:
         opened = await open_page(chromium, view, address, **page)
@@ -72,7 +74,9 @@ async def go(page: Page, screen: str) -> None:
 
 
 async def a_hostile_engine(folder: Path, go_on: Callable[[], Awaitable[object]]) -> Engine:
-    """Everything that a model, a server or a host can fill has markup in it; the last reply doesn't end."""
+    """An engine with markup in each field that a model, a server or a host fills. Its last reply waits for
+    `go_on`.
+    """
     replies = [
         Say(HOSTILE, calls=[("add", {"a": 1, "b": 2, HOSTILE: HOSTILE})]),
         Say(f"{HOSTILE} again"),
@@ -90,8 +94,8 @@ async def a_hostile_engine(folder: Path, go_on: Callable[[], Awaitable[object]])
     return engine
 
 
-async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path: Path, chromium: Browser) -> None:
-    """With scripts, handlers and marks of direction in every field; none runs, none turns the page around."""
+async def test_every_screen_shows_markup_only_as_text(tmp_path: Path, chromium: Browser) -> None:
+    """Each field has scripts, handlers and direction marks. None of them runs or turns the text of the page."""
     end = anyio.Event()
     asked = 0
 
@@ -114,7 +118,7 @@ async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path
 
 
 async def each_screen(page: Page, session_id: str) -> None:
-    """Each screen, and one of what it lists: all there, isolated in its direction, no element made of it."""
+    """Open each screen and one item of its list, and check the text of each page."""
     expected = {
         "now": "In flight", "streams": "Memory", "calls": "Attempt", "sessions": "Turns",
         "costs": "Reprice past calls",
@@ -144,8 +148,8 @@ async def check_text(page: Page, *, shows: bool) -> None:
 
 
 @pytest.mark.deep("a load of a hundred thousand deltas")
-async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path, chromium: Browser) -> None:
-    """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
+async def test_a_page_follows_a_hundred_thousand_deltas(tmp_path: Path, chromium: Browser) -> None:
+    """The page shows all of the text in the end. It reacts to a click meanwhile, and its memory stays small."""
     count = 100_000
     words = [f"{number} word{'.' if number % 9 else chr(10)}" for number in range(count)]
 
@@ -169,10 +173,8 @@ async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path, chromium
             assert await page.heap() < 200_000_000
 
 
-async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothing(
-    tmp_path: Path, chromium: Browser
-) -> None:
-    """The browser comes back by itself, with the place up to which it has read."""
+async def test_a_broken_connection_loses_and_repeats_no_text(tmp_path: Path, chromium: Browser) -> None:
+    """The browser connects again by itself and sends the position of its last event."""
     steps = [anyio.Event() for _ in range(60)]
     waits = iter(steps)
     words = [f"w{number} " for number in range(59)]
@@ -181,7 +183,7 @@ async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothin
         cut: list[asyncio.Event] = []
 
         async def breaking(scope: Any, receive: Any, send: Any) -> None:
-            """The live view behind a connection that breaks when it is told to."""
+            """The live view. Its connection breaks on request."""
             broken = asyncio.Event()
             if "/api/streams/" in scope["path"]:
                 cut.append(broken)
@@ -211,8 +213,8 @@ async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothin
             assert [each for each in page.errors if "ERR_" not in each] == []
 
 
-async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path, chromium: Browser) -> None:
-    """By the slider, to any lot, and forward again to what is now."""
+async def test_the_slider_shows_earlier_text_of_a_stream(tmp_path: Path, chromium: Browser) -> None:
+    """The button `Back to live` shows the current text again."""
     steps = [anyio.Event() for _ in range(4)]
     waits = iter(steps)
     async with keeping(
@@ -239,8 +241,8 @@ async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path, chromium: Br
             await page.until("document.querySelector('.said').textContent.includes('three')")
 
 
-async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path, chromium: Browser) -> None:
-    """Tried first, then done, then taken back; the sums beside follow by themselves."""
+async def test_a_repricing_changes_the_sums_on_the_page(tmp_path: Path, chromium: Browser) -> None:
+    """The page tries the repricing, does it, and undoes it. The sums in the table change without a reload."""
     usage = TokenUsage(1_000_000, 0)
     async with keeping(tmp_path / "t.db", *[Say("Hello", usage=usage)] * 3, prices=CHEAP) as engine:
         for _ in range(3):
@@ -270,7 +272,7 @@ async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path, chr
 
 
 async def press_button(page: Page, text: str) -> None:
-    """Click the button of this text, as soon as it can be."""
+    """Click the button with this text as soon as it is enabled."""
     buttons = "[...document.querySelectorAll('main button')]"
     found = f"{buttons}.find((b) => b.innerText.trim() === '{text}' && !b.disabled)"
     await page.until(f"Boolean({found})")
@@ -278,8 +280,8 @@ async def press_button(page: Page, text: str) -> None:
 
 
 @pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
-async def test_it_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark: bool) -> None:
-    """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
+async def test_the_page_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark: bool) -> None:
+    """No screen is wider than the phone, in light and in dark mode. A link leads to every screen."""
     end = anyio.Event()
     asked = 0
 
@@ -303,8 +305,8 @@ async def test_it_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark: bool)
         await turn
 
 
-async def test_it_is_used_by_keyboard_alone(tmp_path: Path, chromium: Browser) -> None:
-    """From screen to screen by numbers, to a button by the tabulator, and a turn is cancelled by Enter, twice."""
+async def test_the_page_works_with_the_keyboard_only(tmp_path: Path, chromium: Browser) -> None:
+    """Number keys open the screens, Tab reaches a button, and pressing Enter twice cancels a turn."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("Hello", pause=end.wait)) as engine:
         async with looked_at(engine, chromium) as (page, _):
@@ -329,8 +331,8 @@ async def test_it_is_used_by_keyboard_alone(tmp_path: Path, chromium: Browser) -
             await page.until("document.querySelector('main').innerText.includes('Nothing is in progress')")
 
 
-async def test_the_door_says_what_to_do(tmp_path: Path, chromium: Browser) -> None:
-    """Without a token, and with one that was used; the address keeps none."""
+async def test_the_sign_in_page_explains_a_missing_or_used_token(tmp_path: Path, chromium: Browser) -> None:
+    """The address in the browser doesn't keep the token."""
     async with keeping(tmp_path / "t.db") as engine:
         view = web(engine)
         async with served(view) as address:
@@ -349,8 +351,8 @@ async def test_the_door_says_what_to_do(tmp_path: Path, chromium: Browser) -> No
             await stranger.until("document.querySelector('.problem')?.innerText.includes('already used')")
 
 
-async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path, chromium: Browser) -> None:
-    """A tab in the background listens to nothing; looked at again, it goes on."""
+async def test_a_hidden_page_has_no_subscription(tmp_path: Path, chromium: Browser) -> None:
+    """A tab in the background ends its subscription. A tab that is visible again subscribes again."""
     async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
         view = web(engine)
         view._subject.tail = Tail(engine.bus, linger=0.0)
@@ -387,8 +389,8 @@ def contrast(text: str, ground: str) -> float:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_muted_text_can_be_read(tmp_path: Path, chromium: Browser, dark: bool) -> None:
-    """WCAG AA wants a contrast of 4.5 for text, on a card and on the ground of the page."""
+async def test_muted_text_has_enough_contrast(tmp_path: Path, chromium: Browser, dark: bool) -> None:
+    """WCAG AA requires a contrast of 4.5 for text, on a card and on the background of the page."""
     async with keeping(tmp_path / "t.db") as engine, looked_at(engine, chromium, dark=dark) as (page, _):
         for name in ("soft", "faint"):
             for ground in ("card", "ground"):
@@ -402,7 +404,7 @@ async def test_muted_text_can_be_read(tmp_path: Path, chromium: Browser, dark: b
 
 
 async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path, chromium: Browser) -> None:
-    """Each tab of the bar is within the screen from the start."""
+    """Each tab of the bar is within the screen."""
     async with keeping(tmp_path / "t.db") as engine:
         async with looked_at(engine, chromium, width=375, height=700, phone=True) as (page, _):
             outside = """[...document.querySelectorAll("nav a")].filter((tab) => {
@@ -413,7 +415,6 @@ async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path, chromium
 
 
 async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path, chromium: Browser) -> None:
-    """They were as narrow as the time of the event."""
     async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
         await engine.session("s:m").send("Hi")
         async with looked_at(engine, chromium) as (page, _):
@@ -425,8 +426,8 @@ async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path
             assert details > 0.95 * log
 
 
-async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path: Path, chromium: Browser) -> None:
-    """Calls and tools in the order of their starts, each call a link; the system text, the question, the reply."""
+async def test_the_page_of_a_call_has_its_timeline_and_its_prompt(tmp_path: Path, chromium: Browser) -> None:
+    """Calls and tools are in the order of their starts. A click on a call opens its page."""
     replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})]), Say("Three.")]
     async with keeping(tmp_path / "t.db", *replies) as engine:
         session = engine.session("s:m", tools=[ADD], system_prompt="Be brief.", tags={"team": "search"})
@@ -445,8 +446,10 @@ async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path
             await page.until("document.querySelector('main').innerText.includes('Three.')")
 
 
-async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
-    """On Now, on the page of a call and on its session's: children below their parent, each with its cost."""
+async def test_a_tree_of_turns_is_shown_during_its_run_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
+    """Children are below their parent, each with its cost. The tree is on *Now*, on the page of a call and on the
+    page of its session.
+    """
     go_on = anyio.Event()
     agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]
     asked = [("a", {"task": "Look."}), ("b", {"task": "Look."})]
@@ -483,8 +486,8 @@ async def test_a_tree_of_turns_is_seen_while_it_runs_and_afterwards(tmp_path: Pa
                 assert whole[1:] == own[1:] != [0, 0]
 
 
-async def test_filters_are_kept_in_the_link(tmp_path: Path, chromium: Browser) -> None:
-    """A link with filters opens the screen filtered, and a filter that changes changes the link."""
+async def test_filters_are_part_of_the_link(tmp_path: Path, chromium: Browser) -> None:
+    """A link with filters opens the screen with these filters. A changed filter changes the link."""
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two")) as engine:
         await engine.session("s:m", tags={"team": "search"}).send("Hi")
         await engine.session("s:m", tags={"team": "ads"}).send("Hi")
@@ -502,8 +505,8 @@ async def test_filters_are_kept_in_the_link(tmp_path: Path, chromium: Browser) -
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
 
 
-async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: Path, chromium: Browser) -> None:
-    """Its model, its session and its times are in the list, too."""
+async def test_an_ended_stream_looks_different_from_an_open_one(tmp_path: Path, chromium: Browser) -> None:
+    """The list also has the sessions, and the model of the open stream."""
     end = anyio.Event()
     async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
         await engine.session("s:m", session_id="first").send("Hi")
@@ -523,14 +526,14 @@ async def test_a_stream_that_has_ended_looks_unlike_one_that_is_open(tmp_path: P
         await turn
 
 
-async def test_a_server_that_is_gone_is_shown_across_the_page(tmp_path: Path, chromium: Browser) -> None:
-    """A banner says since when the page is out of date, and goes when the server answers again."""
+async def test_a_banner_appears_when_the_server_does_not_answer(tmp_path: Path, chromium: Browser) -> None:
+    """The banner disappears when the server answers again."""
     async with keeping(tmp_path / "t.db") as engine:
         view = web(engine)
         gone = False
 
         async def may_be_gone(scope: Any, receive: Any, send: Any) -> None:
-            """A proxy before the live view."""
+            """A proxy in front of the live view."""
             if gone:
                 await PlainTextResponse("nobody there", 502)(scope, receive, send)
                 return

@@ -1,4 +1,4 @@
-"""The data of the screens, over a real server: live, from any position, and only for authorised visitors."""
+"""The data of the screens over a real server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAID = 10 * 1000 + 5 * 10_000
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Let others run until something is true."""
+    """Let other tasks run until `true` returns True."""
     async with asyncio.timeout(20):
         while not true():  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0)
@@ -59,14 +59,14 @@ async def until(true: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def looking(view: WebView) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser that is signed in, over a real server."""
+    """A signed-in browser, over a real server."""
     async with served(view) as address, httpx.AsyncClient(base_url=f"{address}/", timeout=20) as client:
         await sign_in(client, view)
         yield client
 
 
 async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
-    """The state of a repricing at its end."""
+    """Run a repricing and return its last state."""
     async with listening(client, "api/repricing") as states:
         await first(states, "repricing")
         begun = await client.post("api/reprice", json=asked)
@@ -74,14 +74,16 @@ async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
         async for _, state, _ in states:
             if state["state"] in ("done", "failed"):
                 return state
-    raise AssertionError("it never ended")
+    raise AssertionError("the repricing never ended")
 
 
 # -- Now
 
 
-async def test_now_shows_a_call_while_it_runs_and_then_no_more(tmp_path: Path) -> None:
-    """With what it has said and cost, and what the day has cost."""
+async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
+    """The call has its model, session and cost so far. After its end it is in the recent calls and in the cost of
+    the day.
+    """
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -105,7 +107,7 @@ async def test_now_shows_a_call_while_it_runs_and_then_no_more(tmp_path: Path) -
 
 
 async def test_a_click_cancels_a_turn() -> None:
-    """Its caller gets the error; a second click, or an id of nobody's, is told so."""
+    """The caller of the turn gets the error. A second click is refused with a conflict."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait)) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -121,7 +123,7 @@ async def test_a_click_cancels_a_turn() -> None:
 
 
 async def test_calls_of_other_processes_are_shown_from_the_trace(tmp_path: Path) -> None:
-    """A trace alone, which an engine elsewhere writes: what has begun there, and what has ended."""
+    """The view has only the trace of another process. It shows the calls in progress and the recent calls."""
     go = anyio.Event()
     async with running(Say("one"), Say("two", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (
         engine,
@@ -143,7 +145,7 @@ async def test_calls_of_other_processes_are_shown_from_the_trace(tmp_path: Path)
 
 
 async def collected(client: httpx.AsyncClient, path: str, **headers: str) -> tuple[list[Any], str]:
-    """The events of a stream to its end, and the id of the last."""
+    """The events of a stream up to its end, and the id of the last frame."""
     found: list[Any] = []
     last = ""
     async with listening(client, path, **headers) as frames:
@@ -160,8 +162,8 @@ def text_of(events: list[Any]) -> str:
     return "".join(event["text"] for event in events if event["type"] == "text.delta")
 
 
-async def test_a_stream_is_read_from_its_beginning_and_from_any_place(tmp_path: Path) -> None:
-    """A browser that breaks off anywhere and comes back has every event once."""
+async def test_a_stream_is_read_from_its_start_and_from_any_event(tmp_path: Path) -> None:
+    """A browser that connects again gets each later event once. A wrong position is refused."""
     words = [f"w{number} " for number in range(600)]
     async with keeping(tmp_path / "t.db", Say(*words)) as engine:
         stream = engine.session("s:m").stream("Hi")
@@ -184,7 +186,7 @@ async def test_a_stream_is_read_from_its_beginning_and_from_any_place(tmp_path: 
             assert (await client.get("api/streams/trn_other")).status_code == 404
 
 
-async def test_a_break_in_the_middle_of_a_live_stream_loses_and_repeats_nothing(tmp_path: Path) -> None:
+async def test_a_lost_connection_during_a_stream_loses_and_repeats_no_text(tmp_path: Path) -> None:
     steps: list[anyio.Event] = [anyio.Event() for _ in range(40)]
     waits = iter(steps)
     words = [f"w{number} " for number in range(39)]
@@ -208,8 +210,8 @@ async def test_a_break_in_the_middle_of_a_live_stream_loses_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("way", ["not captured", "redacted", "no scope", "shown on purpose", "captured"])
-async def test_what_is_said_is_shown_only_if_it_is_captured_as_it_is(tmp_path: Path, way: str) -> None:
-    """Else its shape alone; a host that wants it otherwise says so."""
+async def test_content_is_shown_only_if_it_is_captured_unchanged(tmp_path: Path, way: str) -> None:
+    """Otherwise the page shows only the kinds of events. A host can show content with `show_content=True`."""
     secret = "the secret of the reply"
     options: dict[str, Any] = {"models": registry(Say(secret, calls=[("add", {"a": 1, "b": 2})]), Say("done"))}
     if way in ("redacted", "no scope", "captured"):
@@ -242,8 +244,8 @@ async def test_what_is_said_is_shown_only_if_it_is_captured_as_it_is(tmp_path: P
                 assert code == (200 if way == "captured" else 403)
 
 
-async def test_the_streams_are_listed_with_how_far_each_reader_is() -> None:
-    """The host's own readers, and the page's."""
+async def test_the_list_of_streams_has_the_lag_of_each_reader() -> None:
+    """The lag of a reader that has read nothing is the number of events."""
     go = anyio.Event()
     async with running(Say("a", "b", pause=go.wait)) as (engine, _):
         stream = engine.session("s:m").stream("Hi")
@@ -260,8 +262,8 @@ async def test_the_streams_are_listed_with_how_far_each_reader_is() -> None:
             reader.close()
 
 
-async def test_a_page_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
-    """No reader, no subscription; whatever it was listening to, and whether anything came or not."""
+async def test_a_closed_page_leaves_no_reader_and_no_subscription(tmp_path: Path) -> None:
+    """The test opens and closes each stream of data."""
     go = anyio.Event()
     async with running(Say("a", "b", pause=go.wait), store=tmp_path / "t.db") as (engine, _):
         before = subscriptions(engine)
@@ -282,8 +284,8 @@ async def test_a_page_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
             await turn.message()
 
 
-async def test_a_page_that_reads_nothing_slows_nobody(tmp_path: Path) -> None:
-    """Its connection is full and stays so; the turn ends, and another page reads everything."""
+async def test_a_page_that_reads_nothing_does_not_slow_a_turn(tmp_path: Path) -> None:
+    """The connection of that page stays full. The turn ends, and another page reads all of the text."""
     words = ["x" * 2000] * 3000
     async with keeping(tmp_path / "t.db", Say(*words)) as engine:
         view = web(engine)
@@ -297,7 +299,7 @@ async def test_a_page_that_reads_nothing_slows_nobody(tmp_path: Path) -> None:
                     f"GET /api/streams/{stream.stream_id} HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\n\r\n"
                 )
                 writer.write(request.encode())
-                await reader.read(200)  # it has begun, and is not read on
+                await reader.read(200)  # the response has started, and is not read further
                 await turn.message()
                 whole, _ = await collected(client, f"api/streams/{stream.stream_id}")
                 assert len(text_of(whole)) == 3000 * 2000
@@ -307,8 +309,8 @@ async def test_a_page_that_reads_nothing_slows_nobody(tmp_path: Path) -> None:
 # -- Events
 
 
-async def test_events_come_as_they_happen_filtered_and_without_content(tmp_path: Path) -> None:
-    """With a few words for people; a message is told by its place and its role."""
+async def test_events_are_sent_live_filtered_and_without_content(tmp_path: Path) -> None:
+    """Each event has a short text for people. The history has the same events."""
     async with keeping(tmp_path / "t.db", Say("the secret")) as engine:
         async with (
             looking(web(engine)) as client,
@@ -329,8 +331,8 @@ async def test_events_come_as_they_happen_filtered_and_without_content(tmp_path:
             ]
 
 
-async def test_a_page_that_breaks_off_gets_the_events_that_it_missed() -> None:
-    """Each once, by the id of the last one that it has; what nobody kept is counted."""
+async def test_a_page_that_connects_again_gets_the_missed_events() -> None:
+    """The page gets each event once, starting after its last event. The number of dropped events is sent."""
     replies = [Say(str(number)) for number in range(6)]
     async with running(*replies) as (engine, _):
         view = web(engine)
@@ -359,8 +361,10 @@ async def test_a_page_that_breaks_off_gets_the_events_that_it_missed() -> None:
                 assert await first(frames, "ready") == {}
 
 
-async def test_the_ring_is_bounded_and_tells_what_it_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More events than it holds between two breaths of the page: a gap, and no memory without end."""
+async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring is full before the page reads. The page gets the latest events and the number of the missed
+    events.
+    """
     monkeypatch.setattr(web_tail, "RING", 10)
     async with running() as (engine, _):
         tail = Tail(engine.bus)
@@ -384,8 +388,8 @@ def _an_event() -> Any:
     return ActorStarted(actor="x")
 
 
-async def test_the_events_of_a_trace_go_on_by_their_numbers(tmp_path: Path) -> None:
-    """Written by another engine; a page that comes back has each once."""
+async def test_the_events_of_a_trace_continue_by_their_numbers(tmp_path: Path) -> None:
+    """Another engine writes the trace. A page that connects again gets each event once."""
     async with running(Say("one"), Say("two"), store=tmp_path / "t.db") as (engine, _):
         await engine.flush()
         async with looking(web(trace=tmp_path / "t.db")) as client:
@@ -408,7 +412,7 @@ async def test_the_events_of_a_trace_go_on_by_their_numbers(tmp_path: Path) -> N
 
 
 async def test_dead_letters_are_shown() -> None:
-    """Who they were for, and why they will never come; never what was in them."""
+    """A dead letter has the type of its message, and no content."""
     async with running() as (engine, _):
         engine.bus.dead_letter("an actor", {"secret": 1}, "mailbox full")
         async with looking(web(engine)) as client:
@@ -420,8 +424,8 @@ async def test_dead_letters_are_shown() -> None:
 # -- Call, Costs
 
 
-async def test_a_call_has_its_attempts_and_a_bill_under_each_table(tmp_path: Path) -> None:
-    """Line by line, and each bill's lines add up to its sum."""
+async def test_a_call_has_its_attempts_and_a_bill_for_each_price_table(tmp_path: Path) -> None:
+    """The lines of each bill add up to its sum."""
     async with running(Say("Hello"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         await engine.session("s:m").send("Hi")
         await engine.reprice(DEAR)
@@ -438,8 +442,8 @@ async def test_a_call_has_its_attempts_and_a_bill_under_each_table(tmp_path: Pat
             assert (await client.get("api/calls/req_other")).status_code == 404
 
 
-async def test_a_call_shows_the_tree_of_turns_that_it_belongs_to(tmp_path: Path) -> None:
-    """With the cost at each turn, alone and with its children; also on the page of its session, and on Now."""
+async def test_a_call_shows_its_tree_of_turns(tmp_path: Path) -> None:
+    """Each turn has its own cost and the cost with its children. The page of the session shows the same tree."""
     go = anyio.Event()
 
     @tool
@@ -470,8 +474,8 @@ async def test_a_call_shows_the_tree_of_turns_that_it_belongs_to(tmp_path: Path)
     assert of_session == [tree]
 
 
-async def test_costs_stand_side_by_side_and_a_repricing_goes_there_and_back(tmp_path: Path) -> None:
-    """Tried, nothing changes; done, the current sums are others; undone, they are as they were."""
+async def test_costs_are_compared_and_a_repricing_is_done_and_undone(tmp_path: Path) -> None:
+    """A dry run changes no sum. A repricing changes the current sums, and undoing it restores them."""
     async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         for _ in range(3):
             await engine.session("s:m", tags={"team": "a"}).send("Hi")
@@ -480,8 +484,8 @@ async def test_costs_stand_side_by_side_and_a_repricing_goes_there_and_back(tmp_
         await costs_there_and_back(web(engine))
 
 
-async def test_a_trace_of_another_process_is_repriced_as_well(tmp_path: Path) -> None:
-    """Without an engine here: the trace is opened for the change, and closed behind it."""
+async def test_a_trace_of_another_process_is_repriced(tmp_path: Path) -> None:
+    """The live view has no engine. It opens the trace for the change."""
     async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         for _ in range(3):
             await engine.session("s:m", tags={"team": "a"}).send("Hi")
@@ -492,7 +496,7 @@ async def test_a_trace_of_another_process_is_repriced_as_well(tmp_path: Path) ->
 
 @pytest.mark.parametrize("way", ["its address", "a store", "its engine"])
 async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: PostgresServer, way: str) -> None:
-    """By its address, as a store of the host's, and by an engine that keeps its trace there."""
+    """The trace is given by its address, as a store of the host, or by an engine that writes to the server."""
     with postgres_server.clean_database() as dsn:
         async with running(*[Say("Hello")] * 3, store=PostgresStore(dsn), prices=CHEAP) as (engine, _):  # type: ignore[arg-type]
             for _ in range(3):
@@ -515,7 +519,7 @@ async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: Postgr
 
 
 async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path) -> None:
-    """By an engine and by a trace alone. No page gets anything of a key."""
+    """The view has an engine or only a trace. The page shows no part of a key."""
     path = tmp_path / "trace.db"
     _, key = issue_key("acme", 1)
     acme = Client(name="acme", budget_nano_usd=10 * PAID, window=None, models=("gpt-*",), requests_per_minute=9)
@@ -535,7 +539,7 @@ async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path
 
 
 async def costs_there_and_back(view: WebView) -> None:
-    """The whole course on three calls at the cheap prices, of which the trace knows the dear ones."""
+    """Check the costs, a dry run, a repricing and its undo, on three calls at the cheap prices."""
     async with looking(view) as client:
         tables = (await client.get("api/prices")).json()
         dear = next(table["version"] for table in tables["tables"] if table["label"] == "dear")
@@ -562,8 +566,8 @@ async def costs_there_and_back(view: WebView) -> None:
         assert filtered["report"]["calls"] == 0
 
 
-async def test_one_repricing_goes_at_a_time(tmp_path: Path) -> None:
-    """A second one is told so, and so is an undo; a page that comes later sees the first."""
+async def test_one_repricing_runs_at_a_time(tmp_path: Path) -> None:
+    """A second repricing and an undo are refused. A page that is opened later shows the first."""
     async with running(Say("Hello"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         await engine.session("s:m").send("Hi")
         view = web(engine)
@@ -585,8 +589,8 @@ async def test_one_repricing_goes_at_a_time(tmp_path: Path) -> None:
             task.cancel()
 
 
-async def test_new_calls_get_the_table_only_from_their_own_engine(tmp_path: Path) -> None:
-    """A trace has no new calls of its own."""
+async def test_only_an_engine_sets_the_price_table_of_new_calls(tmp_path: Path) -> None:
+    """A trace without an engine has no new calls."""
     async with running(Say("a"), Say("b"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         await engine.session("s:m").send("Hi")
         await engine.reprice(DEAR, dry_run=True)
@@ -604,8 +608,8 @@ async def test_new_calls_get_the_table_only_from_their_own_engine(tmp_path: Path
 # -- Session, Stage, Providers
 
 
-async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_would_be_sent(tmp_path: Path) -> None:
-    """As they are stored; nothing is sent for the preview."""
+async def test_a_session_shows_its_messages_its_swaps_and_a_preview(tmp_path: Path) -> None:
+    """The page shows the stored messages. A preview of a request for another model sends nothing."""
     models = registry(Say("one"), Say("two"), t=[Say("three")])
     async with keeping(tmp_path / "t.db", models=models) as engine:
         session = engine.session("s:m", system_prompt="Be kind.", name="mine")
@@ -630,7 +634,7 @@ async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_wou
 
 
 async def test_an_imported_session_shows_its_origin_and_no_invented_times(tmp_path: Path) -> None:
-    """Two imports brought one turn. Its file gives no latencies, and its end is no event of the trace."""
+    """Two imports brought one turn. The imported file has no latencies."""
     made = Claude()
     path = write(made.file(tmp_path / "projects"), [made.prompt(), made.reply(1)])
     engine = keeping(tmp_path / "t.db", models=registry(Say("x")), prices=CHEAP)
@@ -647,7 +651,7 @@ async def test_an_imported_session_shows_its_origin_and_no_invented_times(tmp_pa
 
 
 async def test_the_screen_supervision_shows_the_tree_and_the_last_crash() -> None:
-    """An adapter that crashed is up again, and its crash is told."""
+    """An adapter that crashed runs again. The screen shows its last crash."""
     async with running(Say("Hello")) as (engine, _):
         await engine.session("s:m").send("Hi")
         engine._runtime.adapters["s"].ref.tell("nonsense")
@@ -663,8 +667,8 @@ async def test_the_screen_supervision_shows_the_tree_and_the_last_crash() -> Non
         assert seen["bus"]["subscriptions"]
 
 
-async def test_the_providers_show_their_states_and_why_a_candidate_was_not_taken(tmp_path: Path) -> None:
-    """One that failed five times is left alone until its probe; the next call goes elsewhere and says why."""
+async def test_the_providers_show_their_states_and_the_reason_of_a_rejection(tmp_path: Path) -> None:
+    """A provider that failed five times is unavailable until its probe. The next call goes to another provider."""
     failing = [Say(fails=OverloadedError("full", provider="s")) for _ in range(5)]
     models = registry(*failing, t=[Say("here")] * 6)
     async with Engine(models=models, store=tmp_path / "t.db") as engine:
@@ -681,11 +685,11 @@ async def test_the_providers_show_their_states_and_why_a_candidate_was_not_taken
             assert "unavailable" in seen["rejected"][0]["why"]
 
 
-# -- mounted, closed, empty
+# -- a mounted view, a closed engine, a view without a trace
 
 
-async def test_it_is_mounted_below_a_path_of_a_host(tmp_path: Path) -> None:
-    """Everything of the page is relative to where it is."""
+async def test_the_view_is_mounted_below_a_path_of_a_host(tmp_path: Path) -> None:
+    """All addresses in the page are relative."""
     async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
         view = web(engine)
         app = Starlette(routes=[Mount("/tools/callboard", view)])
@@ -705,16 +709,16 @@ async def test_it_is_mounted_below_a_path_of_a_host(tmp_path: Path) -> None:
         assert view.sign_in_url(f"{address}/tools/callboard").startswith(f"{address}/tools/callboard/#token=")
 
 
-async def test_files_that_a_browser_has_are_not_sent_again() -> None:
-    """By their entity tags, which change with the files."""
+async def test_unchanged_files_are_not_sent_again() -> None:
+    """The entity tag of a file shows whether it changed."""
     async with running() as (engine, _), looking(web(engine)) as client:
         answer = await client.get("static/app.css")
         again = await client.get("static/app.css", headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_an_engine_that_has_not_begun_or_has_ended_is_shown_as_it_is(tmp_path: Path) -> None:
-    """Looking starts a new one; a closed one answers from its trace, and its streams of frames end."""
+async def test_a_new_and_a_closed_engine_are_shown(tmp_path: Path) -> None:
+    """The first page starts a new engine. A closed engine is read from its trace, and its frames end."""
     engine = Engine(models=registry(Say("Hello")), store=tmp_path / "t.db")
     async with looking(web(engine)) as client:
         async with listening(client, "api/now") as frames:
@@ -729,8 +733,8 @@ async def test_an_engine_that_has_not_begun_or_has_ended_is_shown_as_it_is(tmp_p
         assert (await client.post("api/cancel", json={"id": "x"})).status_code == 409
 
 
-async def test_an_engine_without_a_trace_says_so_where_the_past_is_asked_for() -> None:
-    """And shows all that is now."""
+async def test_without_a_trace_the_past_is_refused() -> None:
+    """The screen *Now* works without a trace."""
     async with running(Say("Hello")) as (engine, _), looking(web(engine)) as client:
         assert (await client.get("api/me")).json()["trace"] is None
         for path in ("api/calls", "api/costs?by=day", "api/prices"):
@@ -740,8 +744,8 @@ async def test_an_engine_without_a_trace_says_so_where_the_past_is_asked_for() -
             assert (await first(frames, "now"))["today"] is None
 
 
-async def test_a_hosts_own_store_is_shown(tmp_path: Path) -> None:
-    """An object that is open already is used as it is, and stays open."""
+async def test_an_open_store_of_the_host_is_used(tmp_path: Path) -> None:
+    """The store stays open."""
     async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
         await engine.session("s:m").send("Hi")
     async with TraceStore.open_readonly(tmp_path / "t.db") as store, looking(web(trace=store)) as client:
@@ -750,7 +754,7 @@ async def test_a_hosts_own_store_is_shown(tmp_path: Path) -> None:
 
 
 async def test_frames_end_when_the_trace_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The page asks again by itself, and the log has one line about it."""
+    """The log has one warning about the loss."""
     path = tmp_path / "t.db"
     async with running(Say("Hello"), store=path) as (engine, _):
         await engine.session("s:m").send("Hi")
@@ -762,8 +766,8 @@ async def test_frames_end_when_the_trace_is_lost(tmp_path: Path, caplog: pytest.
     assert [record.levelname for record in caplog.records if "frames_ended" in record.message] == ["WARNING"]
 
 
-async def test_closing_a_view_ends_what_its_pages_listen_to() -> None:
-    """A server that shuts down would wait for them; the engine goes on."""
+async def test_closing_a_view_ends_the_streams_of_its_pages() -> None:
+    """A server that shuts down would wait for these streams. The engine keeps running."""
     async with running() as (engine, _):
         view = web(engine)
         async with looking(view) as client, listening(client, "api/now") as frames:
@@ -777,8 +781,8 @@ async def test_closing_a_view_ends_what_its_pages_listen_to() -> None:
 # -- Attempts, turns and filters
 
 
-async def test_took_is_the_time_of_the_attempt_and_a_refusal_costs_nothing_everywhere(tmp_path: Path) -> None:
-    """*Now*, *Calls* and *Session* give the same times and the same word for the cost."""
+async def test_all_screens_agree_on_the_time_and_the_cost_of_an_attempt(tmp_path: Path) -> None:
+    """*Now*, *Calls* and *Session* give the same times. A refused attempt is billed as `nothing`."""
     refused = AuthError("no", provider="s", request_id="r", provider_status=401, retryable=False)
     async with running(Say("Hi"), Say(fails=refused), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         session = engine.session("s:m")
@@ -798,7 +802,7 @@ async def test_took_is_the_time_of_the_attempt_and_a_refusal_costs_nothing_every
 
 
 def attempt(**fields: object) -> CallRow:
-    """A row of the trace with what the test is about."""
+    """A row of the trace with the fields of the test."""
     known = dict.fromkeys(CallRow.__struct_fields__) | {"attempt": 1, "status": "completed"}
     return CallRow(**(known | fields))  # type: ignore[arg-type]
 
@@ -814,15 +818,15 @@ def test_a_wait_is_the_part_of_the_latency_before_the_attempt() -> None:
     assert billed(attempt(status="cancelled", error_class="cancelled")) == "unknown"
 
 
-def test_just_ended_is_in_the_order_of_the_ends() -> None:
-    """A long call that began first and ended last comes first."""
+def test_recent_calls_are_in_the_order_of_their_ends() -> None:
+    """A long call that started first and ended last comes first."""
     long = attempt(request_id="long", started_us=1, finished_us=900)
     quick = attempt(request_id="quick", started_us=5, finished_us=50)
     assert sorted([quick, long], key=ended_us, reverse=True) == [long, quick]
 
 
 async def test_events_are_filtered_by_session_tag_and_time(tmp_path: Path) -> None:
-    """The history and what comes: each filter by itself, and a moment that is no number is refused."""
+    """Each filter works alone on the history. A time that is no number is refused."""
     async with running(Say("One"), Say("Two"), store=tmp_path / "t.db") as (engine, _):
         one = engine.session("s:m", tags={"team": "search"})
         await one.send("Hi")

@@ -8,7 +8,7 @@ JSON.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -91,6 +91,28 @@ class Usage(msgspec.Struct, gc=False):
     serviceTier: object = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _TextTokens(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    modality: Literal["TEXT"]
+    tokenCount: _Count = 0
+
+
+class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The usual counts of a text reply."""
+
+    promptTokenCount: _Count
+    candidatesTokenCount: _Count = 0
+    totalTokenCount: _Count = 0
+    cachedContentTokenCount: _Count = 0
+    thoughtsTokenCount: _Count | None = None
+    promptTokensDetails: list[_TextTokens] = []
+    cacheTokensDetails: list[_TextTokens] = []
+    candidatesTokensDetails: list[_TextTokens] = []
+    serviceTier: str | None = None
+
+
 class PromptFeedback(msgspec.Struct, gc=False):
     """The reason for a prompt without a reply."""
 
@@ -141,6 +163,7 @@ decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_feedback = msgspec.json.Decoder(PromptFeedback | None).decode
 decode_counts = msgspec.json.Decoder(Usage | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
+_decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 
 
 # --- Usage ---
@@ -190,6 +213,28 @@ class UsageCounts:
         The prompt's count includes cache reads and excludes input from the provider's own tools. The candidates'
         count excludes thoughts. A missing count is 0; without the prompt's count, the figures are partial.
         """
+        plain = self._plain_total() if final and self._former is None and not self.fees else None
+        return plain or self._any_total(final=final)
+
+    def _plain_total(self) -> TokenUsage | None:
+        """The counts of a consistent `_PlainUsage`, as `_any_total` reads it; None for any other."""
+        try:
+            last = _decode_plain_usage(self._latest)
+        except msgspec.MsgspecError:
+            return None
+        prompt, cached, thoughts = last.promptTokenCount, last.cachedContentTokenCount, last.thoughtsTokenCount
+        if cached > prompt:
+            return None
+        return TokenUsage(
+            prompt - cached,
+            last.candidatesTokenCount + (thoughts or 0),
+            cached,
+            reasoning_tokens=thoughts,
+            service_tier=unusual_tier(last.serviceTier),
+            raw=self._latest.copy(),
+        )
+
+    def _any_total(self, *, final: bool) -> TokenUsage | None:
         last = self._so_far()
         prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
         candidates, thoughts = reported_count(last.candidatesTokenCount), reported_count(last.thoughtsTokenCount)

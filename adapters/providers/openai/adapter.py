@@ -50,7 +50,7 @@ from .data import (
 from .request import OPTIONS, build_request
 from .response import Reply
 from .stream import ResponsesNormaliser
-from .wire import Item, Response, drawn_with, elements, read, read_or_default, read_usage
+from .wire import Item, Response, drawn_with, read, read_or_default, read_usage
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
@@ -195,7 +195,7 @@ class ResponsesInBackground:
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
         response = read(Response, body)
         fees = Reply(assembler, self._quirks).fees
-        for raw in elements(response.output):
+        for raw in response.output or ():
             item = read_or_default(Item, raw)
             fees.note(item.type or "unknown", item)
         counts = fees.counts(response.tool_usage, response.usage)
@@ -248,7 +248,7 @@ class NumberedResponses(ResponsesNormaliser):
         if self.assembler.raw is not None:
             self.assembler.raw.body(body)
         self._reply.begin(response)
-        for index, raw in enumerate(elements(response.output)):
+        for index, raw in enumerate(response.output or ()):
             wire = read_or_default(Item, raw)
             item = self.item_of(wire, index)
             self._release(item.number)

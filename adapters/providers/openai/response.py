@@ -32,7 +32,6 @@ from .wire import (
     ToolFees,
     as_arguments,
     as_object,
-    elements,
     is_present,
     read,
     read_or_default,
@@ -278,7 +277,7 @@ class OutputItem:
         self._assembler.image(self._key, kind, raw, image, rest)
 
     def _message_done(self, item: Item) -> None:
-        parts = [(raw, read_or_default(Part, raw)) for raw in elements(item.content)]
+        parts = [(raw, read_or_default(Part, raw)) for raw in item.content or ()]
         full_text = "".join(part.text or part.refusal or "" for _, part in parts)
         streamed = "".join(self._assembler.block_text(key) for key in self._keys)
         data: JsonObject = {}
@@ -300,12 +299,10 @@ class OutputItem:
         if part.refusal is not None:
             raw["type"] = "refusal"
             self._reply.refused = True
-        annotations = elements(part.annotations)
-        if annotations:
-            raw["annotations"] = [as_object(annotation) for annotation in annotations]
-        logprobs = elements(part.logprobs)
-        if logprobs:
-            raw["logprobs"] = [as_object(logprob) for logprob in logprobs]
+        if part.annotations:
+            raw["annotations"] = [as_object(annotation) for annotation in part.annotations]
+        if part.logprobs:
+            raw["logprobs"] = [as_object(logprob) for logprob in part.logprobs]
         key = (self.number, position)
         if add_text:
             self.text(position, _remainder(part.text or part.refusal or "", self._assembler.block_text(key)))
@@ -363,8 +360,8 @@ def _remainder(full_text: str, so_far: str) -> str:
     return full_text[len(so_far) :] if full_text.startswith(so_far) else ""
 
 
-def _texts(data: msgspec.Raw) -> list[str]:
-    return [read_or_default(Part, part).text or "" for part in elements(data)]
+def _texts(parts: list[msgspec.Raw] | None) -> list[str]:
+    return [read_or_default(Part, part).text or "" for part in parts or ()]
 
 
 _CUSTOM_HEAD, _CUSTOM_TAIL = '{"input":"', '"}'
@@ -395,7 +392,7 @@ def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     response = read(Response, body)
     reply = Reply(assembler, quirks)
     reply.begin(response)
-    output = elements(response.output)
+    output = response.output or ()
     if not output and response.object != "response":
         raise error_of(response, assembler.provider) or StreamError("the reply is not a response object")
     seen_items: set[tuple[str | None, str | None, str | None]] = set()

@@ -27,7 +27,6 @@ from .wire import (
     Response,
     as_arguments,
     decode_event,
-    elements,
     is_present,
     read,
     read_or_default,
@@ -205,7 +204,7 @@ class ResponsesNormaliser(SseNormaliser):
         response = read_or_default(Response, event.response)
         response.status = response.status or status
         self._reply.begin(response)
-        output = elements(response.output)
+        output = response.output or []
         for number, item in enumerate(self._reply.items):
             self._release(number)
             if not item.is_done:

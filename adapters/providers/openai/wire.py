@@ -7,7 +7,7 @@ first decodes a struct as a whole, and field by field only if that fails. Nested
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from ...replies.usage import (
 )
 
 EMPTY = msgspec.Raw()
+_NULL = msgspec.Raw(b"null")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -59,8 +60,8 @@ class Item(msgspec.Struct, gc=False):
     execution: str | None = None
     encrypted_content: str | None = None
     arguments: msgspec.Raw = EMPTY
-    content: msgspec.Raw = EMPTY
-    summary: msgspec.Raw = EMPTY
+    content: list[msgspec.Raw] | None = None
+    summary: list[msgspec.Raw] | None = None
     input: msgspec.Raw = EMPTY
     caller: msgspec.Raw = EMPTY
     action: msgspec.Raw = EMPTY
@@ -74,8 +75,8 @@ class Part(msgspec.Struct, gc=False):
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
-    annotations: msgspec.Raw = EMPTY
-    logprobs: msgspec.Raw = EMPTY
+    annotations: list[msgspec.Raw] | None = None
+    logprobs: list[msgspec.Raw] | None = None
 
 
 class Response(msgspec.Struct, gc=False):
@@ -87,7 +88,7 @@ class Response(msgspec.Struct, gc=False):
     status: str | None = None
     error: msgspec.Raw = EMPTY
     incomplete_details: msgspec.Raw = EMPTY
-    output: msgspec.Raw = EMPTY
+    output: list[msgspec.Raw] | None = None
     usage: msgspec.Raw = EMPTY
     tool_usage: msgspec.Raw = EMPTY
     service_tier: str | None = None
@@ -142,6 +143,27 @@ class UsageDetails(msgspec.Struct, gc=False):
     reasoning_tokens: int | float | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _PlainInput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    cached_tokens: _Count = 0
+
+
+class _PlainOutput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    reasoning_tokens: _Count | None = None
+
+
+class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """OpenAI's usual counts."""
+
+    input_tokens: _Count
+    output_tokens: _Count
+    input_tokens_details: _PlainInput
+    output_tokens_details: _PlainOutput
+    total_tokens: _Count = 0
+
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 _DECODE: dict[type[msgspec.Struct], Callable[[bytes | msgspec.Raw], object]] = {
@@ -155,8 +177,8 @@ _FIELDS: dict[type[msgspec.Struct], dict[str, tuple[str, msgspec.json.Decoder[ob
     for kind in _DECODE
 }
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECT = msgspec.json.Decoder(JsonObject)
+_PLAIN_USAGE = msgspec.json.Decoder(_PlainUsage)
 decode_event = msgspec.json.Decoder(Event).decode
 
 
@@ -194,15 +216,7 @@ def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
 
 def is_present(data: msgspec.Raw) -> bool:
     """Whether the field is neither absent nor null."""
-    return data is not EMPTY and bytes(data) not in (b"", b"null")
-
-
-def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
-    """The elements of a list; none for anything else."""
-    try:
-        return _RAW_LIST.decode(data) if is_present(data) else []
-    except msgspec.ValidationError:
-        return []
+    return bool(data) and data != _NULL
 
 
 def as_object(data: msgspec.Raw) -> JsonObject:
@@ -326,6 +340,33 @@ def read_usage(
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
     """Usage in disjoint buckets; None if not reported."""
+    plain = None if fees or tool_usage else _read_plain_usage(data, service_tier)
+    return plain or _read_any_usage(data, service_tier, fees, tool_usage)
+
+
+def _read_plain_usage(data: msgspec.Raw, service_tier: str | None) -> TokenUsage | None:
+    """The counts of a consistent `_PlainUsage`, as `_read_any_usage` reads it; None for any other."""
+    try:
+        wire = _PLAIN_USAGE.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    total, output = wire.input_tokens, wire.output_tokens
+    cached, thought = wire.input_tokens_details.cached_tokens, wire.output_tokens_details.reasoning_tokens
+    if cached > total or (thought or 0) > output:
+        return None
+    return TokenUsage(
+        total - cached,
+        output,
+        cached,
+        reasoning_tokens=thought,
+        raw=data.copy(),  # otherwise the raw value would keep the whole reply alive
+        service_tier=unusual_tier(service_tier),
+    )
+
+
+def _read_any_usage(
+    data: msgspec.Raw, service_tier: str | None, fees: Mapping[str, int] | None, tool_usage: msgspec.Raw
+) -> TokenUsage | None:
     usage = read_or_default(Usage, data)
     if usage.input_tokens is None and usage.output_tokens is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None

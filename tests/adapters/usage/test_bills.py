@@ -17,6 +17,7 @@ from callboard.adapters.operations.openai_wires import read_reply as read_embedd
 from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import _any_usage, _plain_usage, token_usage
 from callboard.adapters.providers.gemini.wire import UsageCounts
+from callboard.adapters.providers.openai import wire as openai_wire
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
 from callboard.adapters.providers.openai_compatible.wire import _read_any_usage, _read_plain_usage
 from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
@@ -631,6 +632,43 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
 def test_plain_counts_of_messages_are_read_as_all_others_are(usage: JsonObject, final: bool) -> None:
     raw = msgspec.Raw(msgspec.json.encode(usage))
     assert _plain_usage(usage, raw, final) in (None, _any_usage(usage, raw, final))
+
+
+@given(st.fixed_dictionaries(
+    {"input_tokens": _COUNTS, "output_tokens": _COUNTS},
+    optional={
+        "total_tokens": _COUNTS,
+        "input_tokens_details": st.none() | st.fixed_dictionaries(
+            {}, optional={"cached_tokens": _COUNTS, "cache_write_tokens": _COUNTS}
+        ),
+        "output_tokens_details": st.none() | st.fixed_dictionaries({}, optional={"reasoning_tokens": _COUNTS}),
+    },
+))  # fmt: skip
+def test_plain_counts_of_responses_are_read_as_all_others_are(usage: JsonObject) -> None:
+    raw = msgspec.Raw(msgspec.json.encode(usage))
+    plain = openai_wire._read_plain_usage(raw, "flex")
+    assert plain in (None, openai_wire._read_any_usage(raw, "flex", None, openai_wire.EMPTY))
+
+
+_MODALITIES = st.none() | st.lists(
+    st.fixed_dictionaries({"modality": st.sampled_from(["TEXT", "AUDIO"])}, optional={"tokenCount": _COUNTS}),
+    max_size=2,
+)
+
+
+@given(st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"), _COUNTS),
+        **dict.fromkeys(("thoughtsTokenCount", "totalTokenCount", "toolUsePromptTokenCount"), _COUNTS),
+        **dict.fromkeys(("promptTokensDetails", "cacheTokensDetails", "candidatesTokensDetails"), _MODALITIES),
+        "serviceTier": st.none() | st.just("flex"),
+    },
+))  # fmt: skip
+def test_plain_counts_of_gemini_are_read_as_all_others_are(usage: JsonObject) -> None:
+    counts = UsageCounts()
+    counts.add(msgspec.Raw(msgspec.json.encode(usage)))
+    assert counts._plain_total() in (None, counts._any_total(final=True))
 
 
 def test_the_usual_counts_are_plain() -> None:

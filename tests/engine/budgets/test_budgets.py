@@ -35,7 +35,7 @@ TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], l
 SENT = 65
 """The upper end of an estimate of 10 tokens."""
 ONE = SENT * 1000 + 100 * 2000
-"""The most nano-USD that one message with 100 tokens of output can cost."""
+"""The most that one message with 100 tokens of output can cost, in nano-USD."""
 
 
 async def a_second() -> None:
@@ -51,8 +51,8 @@ async def attempts(calls: int, one: Callable[[], Awaitable[object]]) -> list[obj
     return await asyncio.gather(*(one() for _ in range(calls)), return_exceptions=True)
 
 
-async def test_of_fifty_calls_at_once_as_many_are_made_as_have_room() -> None:
-    """The most that each can cost is reserved before it is sent; the others are never sent."""
+async def test_of_fifty_concurrent_calls_only_those_that_fit_are_sent() -> None:
+    """The budget reserves the most that a call can cost before the call is sent."""
     budget = Budget(max_tokens=10 * (SENT + 100))
     async with running(*[Say("x", pause=a_second)] * 50, budgets=[budget], prices=TABLE) as (engine, events):
         ended = await attempts(50, lambda: engine.generate("s:m", "Hi", max_output_tokens=100))
@@ -61,8 +61,8 @@ async def test_of_fifty_calls_at_once_as_many_are_made_as_have_room() -> None:
     assert sum(isinstance(each, BudgetExceededError) for each in ended) == 40
 
 
-async def test_a_refusal_says_which_account_is_full_and_what_would_fit() -> None:
-    """Its text, its attributes and its event."""
+async def test_a_refusal_names_the_full_account_and_its_remaining_amount() -> None:
+    """The account and the amounts are in the error's text, in its attributes, and in the event."""
     budget = Budget(max_cost_usd="0.0001", per="tag:tenant", window="hour", zone="Europe/Zurich")
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
         with pytest.raises(BudgetExceededError, match=r"0\.0001 USD per tag:tenant 'acme' and hour") as caught:
@@ -71,12 +71,11 @@ async def test_a_refusal_says_which_account_is_full_and_what_would_fit() -> None
     error = caught.value
     assert (error.budget, error.scope, error.left_usd) == (budget, "tag:tenant acme", Decimal("0.000100000"))
     assert error.asked_usd == Decimal(ONE).scaleb(-9)
-    assert error.fits_at is None  # it is more than the whole budget
+    assert error.fits_at is None  # The call needs more than the whole budget.
     assert (told.scope, told.value, told.why, told.left_nano_usd) == ("tag:tenant", "acme", "money", 100_000)
 
 
-async def test_a_call_whose_price_nobody_knows_is_refused_unless_the_budget_allows_it() -> None:
-    """A budget that doesn't see a call is no budget."""
+async def test_a_call_without_a_price_is_refused_unless_the_budget_allows_it() -> None:
     for unpriced, made in (("refuse", 0), ("allow", 1)):
         budget = Budget(max_cost_usd=1, unpriced=unpriced)  # type: ignore[arg-type]
         async with running(Say("x"), budgets=[budget], prices=PriceTable([], "none")) as (engine, _):
@@ -85,8 +84,8 @@ async def test_a_call_whose_price_nobody_knows_is_refused_unless_the_budget_allo
             assert (await account(engine)).calls == made
 
 
-async def test_events_tell_what_is_reserved_what_it_cost_and_that_little_is_left() -> None:
-    """In this order, with the call's ids."""
+async def test_events_report_the_reservation_the_cost_and_a_low_budget() -> None:
+    """All events have the id of the request."""
     budget = Budget(max_cost_usd=Decimal(ONE).scaleb(-9), low_at=0.05)
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
         await engine.generate("s:m", "Hi", max_output_tokens=100)
@@ -105,8 +104,8 @@ async def test_events_tell_what_is_reserved_what_it_cost_and_that_little_is_left
     assert low.left_nano_usd == ONE - 20_000
 
 
-async def test_a_waiting_call_goes_on_when_another_one_ends() -> None:
-    """One after the other, where there is room for one; each in its turn."""
+async def test_a_waiting_call_continues_when_another_one_ends() -> None:
+    """The budget has room for one call at a time, so the calls run one after another."""
     budget = Budget(max_tokens=SENT + 100 + 5 * 15, when_full="wait")
     async with running(*[Say("x", pause=a_second)] * 5, budgets=[budget], prices=TABLE) as (engine, _):
         began = anyio.current_time()
@@ -116,8 +115,8 @@ async def test_a_waiting_call_goes_on_when_another_one_ends() -> None:
         assert (await account(engine)).spent.tokens == 5 * 15
 
 
-async def test_a_waiting_call_goes_on_when_the_window_begins_anew() -> None:
-    """Its time is the wall clock's."""
+async def test_a_waiting_call_continues_when_the_next_window_starts() -> None:
+    """A window follows the wall clock."""
     budget = Budget(max_tokens=SENT + 100, window=timedelta(minutes=1), when_full="wait")
     async with running(Say("x"), Say("y"), budgets=[budget], prices=TABLE, clock=FakeClock()) as (engine, _):
         await engine.generate("s:m", "Hi", max_output_tokens=100)
@@ -127,7 +126,7 @@ async def test_a_waiting_call_goes_on_when_the_window_begins_anew() -> None:
 
 
 async def test_a_call_that_can_never_fit_does_not_wait() -> None:
-    """It asks for more than the whole budget."""
+    """The call needs more than the whole budget."""
     budget = Budget(max_tokens=SENT, window="day", when_full="wait")
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, _):
         with pytest.raises(BudgetExceededError):
@@ -135,7 +134,7 @@ async def test_a_call_that_can_never_fit_does_not_wait() -> None:
 
 
 async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
-    """Its place is another's, and nothing of it is reserved."""
+    """A cancelled call leaves no reservation."""
     budget = Budget(max_tokens=SENT + 100, when_full="wait", window="day")
     async with running(Say("x", pause=a_second), budgets=[budget], prices=TABLE) as (engine, _):
         first = asyncio.ensure_future(engine.generate("s:m", "Hi", max_output_tokens=100))
@@ -149,8 +148,8 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
         assert (await account(engine)).held.tokens == 0
 
 
-async def test_a_dear_model_gives_way_to_one_that_fits() -> None:
-    """The router knows what is left, and says why it took another one."""
+async def test_a_cheaper_model_is_chosen_if_the_first_does_not_fit() -> None:
+    """The routing record names the budget as the reason."""
     prices = PriceTable(
         [PriceRow(model="s:m", input=1_000_000, output=9_000_000), PriceRow(model="b:m", input=1, output=1)], "two"
     )
@@ -166,8 +165,8 @@ async def test_a_dear_model_gives_way_to_one_that_fits() -> None:
     assert "the budget of 0.0005 USD" in (start.routing.candidates[0].rejected or "")
 
 
-async def test_a_call_may_be_shortened_to_what_is_left() -> None:
-    """As far as the budget allows, and no further."""
+async def test_a_call_is_shortened_to_the_remaining_tokens() -> None:
+    """If less than `shorten_to` is left, the call is refused."""
     for least, made in ((20, True), (60, False)):
         budget = Budget(max_tokens=SENT + 50, shorten_to=least)
         async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
@@ -177,8 +176,8 @@ async def test_a_call_may_be_shortened_to_what_is_left() -> None:
             assert [each.reserved_tokens for each in started] == [SENT + 50] * made
 
 
-async def test_an_attempt_that_may_have_been_carried_out_counts_at_its_most_and_a_retry_needs_room() -> None:
-    """The second attempt is paid for as well; without room for it the first one's error is the answer."""
+async def test_an_attempt_of_unknown_cost_counts_at_its_most_and_a_retry_needs_room() -> None:
+    """Without room for the second attempt, the call raises the error of the first."""
     dropped = NetworkError("dropped", retryable=True)
     for room, made in ((2, 2), (1, 1)):
         budget = Budget(max_tokens=room * (SENT + 100))
@@ -199,7 +198,7 @@ async def test_an_attempt_that_may_have_been_carried_out_counts_at_its_most_and_
 
 
 async def test_a_refused_request_costs_nothing() -> None:
-    """A provider that answers with an error bills nothing, and gives the room back."""
+    """A provider bills nothing for an error reply, so the reservation is released."""
     budget = Budget(max_tokens=SENT + 100)
     script = [Say(fails=ServerError("no", provider_status=503, retryable=False)), Say("x")]
     async with running(*script, budgets=[budget], prices=TABLE) as (engine, _):
@@ -209,7 +208,7 @@ async def test_a_refused_request_costs_nothing() -> None:
 
 
 async def test_each_session_has_its_account() -> None:
-    """One that is used up refuses, and the next one has all of its own."""
+    """If one account is full, the next session still has its whole budget."""
     budget = Budget(max_tokens=SENT + 100 + 10, per="session")
     async with running(*[Say("x")] * 4, budgets=[budget], prices=TABLE) as (engine, _):
         for _ in range(2):
@@ -219,8 +218,8 @@ async def test_each_session_has_its_account() -> None:
                 await session.send("Hi", max_output_tokens=100)
 
 
-async def test_what_is_spent_survives_a_restart(tmp_path: Path) -> None:
-    """It is in the trace, by account and by window."""
+async def test_the_spend_survives_a_restart(tmp_path: Path) -> None:
+    """The trace stores the spend of each account and each window."""
     prices, path = TABLE, tmp_path / "trace.db"
     budgets = [Budget(max_tokens=1000), Budget(max_tokens=1000, per="session", window="day")]
     async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
@@ -231,8 +230,8 @@ async def test_what_is_spent_survives_a_restart(tmp_path: Path) -> None:
     assert [spent.tokens for _, spent, _ in before] == [15, 15]
 
 
-async def test_a_repricing_moves_what_is_spent_where_the_host_says_so(tmp_path: Path) -> None:
-    """One budget follows it and the other does not; undone, both say the same again."""
+async def test_a_repricing_changes_the_spend_of_budgets_that_follow_it(tmp_path: Path) -> None:
+    """One budget follows the repricing, and the other does not. After the undo, their spend is equal again."""
     budgets = [Budget(max_cost_usd=1), Budget(max_cost_usd=1, follows_repricing=True)]
     double = PriceTable([PriceRow(model="s:m", input=2_000_000, output=4_000_000)], label="double")
     async with running(Say("x"), store=tmp_path / "t.db", budgets=budgets, prices=TABLE) as (engine, _):
@@ -248,7 +247,7 @@ async def test_a_repricing_moves_what_is_spent_where_the_host_says_so(tmp_path: 
         assert await spent() == [20_000, 20_000]
 
 
-# -- Calls of other kinds
+# -- Calls of other kinds.
 
 
 @pytest.mark.parametrize(
@@ -261,8 +260,8 @@ async def test_a_repricing_moves_what_is_spent_where_the_host_says_so(tmp_path: 
     ],
     ids=["chat", "embeddings", "image", "video"],
 )
-async def test_whatever_is_paid_for_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
-    """At its price; and each of the four ways to spend is refused when the budget is used up."""
+async def test_every_kind_of_call_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
+    """Each kind counts at its price. A full budget refuses every kind."""
     models = serving(s=scripted_type(base=Maker))
     async with Engine(models=models, trace=False, prices=PRICES, budgets=[Budget(max_cost_usd=10_000)]) as engine:
         await spend(engine)
@@ -274,8 +273,8 @@ async def test_whatever_is_paid_for_is_counted(spend: Callable[[Engine], Awaitab
         assert (await account(engine)).calls == 0
 
 
-async def test_a_video_is_held_until_its_end_is_seen() -> None:
-    """Its creation costs nothing yet; nobody else may spend what it will cost."""
+async def test_a_video_is_reserved_until_it_is_complete() -> None:
+    """Creating the video costs nothing. The price of the video is reserved until the video is complete."""
     models = serving(s=scripted_type(base=Maker))
     budget = Budget(max_cost_usd=10_000)
     async with Engine(models=models, trace=False, prices=PRICES, budgets=[budget]) as engine:
@@ -288,7 +287,7 @@ async def test_a_video_is_held_until_its_end_is_seen() -> None:
 
 
 def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
-    """Exact decimals, or None without a price or a limit; the earlier name of the scope warns."""
+    """Amounts are exact decimals, or None without a price or a limit. The earlier name of `scope` warns."""
     spent, held, unknown = Amount(1_500_000_000, 7), Amount(), Amount(None, 3)
     assert (spent.usd, held.usd, unknown.usd) == (Decimal("1.5"), Decimal(0), None)
     state, unlimited = (
@@ -300,11 +299,11 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
         assert state.value == "acme"
 
 
-# Budgets and the death of the process: what was sent is in the trace, and what nobody knows is not free.
+# Budgets after the death of a process: every request that was sent is in the trace, and an unknown cost counts.
 
 BUDGETS = [Budget(max_tokens=1_000_000), Budget(max_tokens=1_000_000, per="tag:tenant", window="month")]
 SENT_ONCE = 64
-"""The upper end of the estimate of the victim's prompt."""
+"""The highest estimate for the prompt of a killed program, in tokens."""
 REPLY = {
     "id": "c",
     "object": "chat.completion",
@@ -343,7 +342,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     requests = 0
     answers: int | None = None
-    """How many requests are answered; None for all."""
+    """How many requests get a reply, or None for all."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -359,8 +358,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests += 1
         if self.server.answers is not None and self.server.requests > self.server.answers:
             self.server.unanswered.release()
-            threading.Event().wait()  # until the victim dies, and this thread with the tests
-        time.sleep(0.01)  # so that some calls are under way whenever the victim dies
+            threading.Event().wait()  # The thread waits until the victim dies, and ends with the tests.
+        time.sleep(0.01)  # The delay keeps some calls in progress when the victim dies.
         body = json.dumps(REPLY).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -372,13 +371,13 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # the victim died
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # The victim died.
             super().handle()
 
 
 @contextlib.contextmanager
 def counting_server() -> Iterator[tuple[_Server, str]]:
-    """A real server that counts the requests that reach it."""
+    """A real server that counts its requests."""
     server = _Server(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -389,7 +388,7 @@ def counting_server() -> Iterator[tuple[_Server, str]]:
 
 
 async def recomputed(path: Path) -> tuple[int, int, int]:
-    """Spent tokens, tokens of unknown calls, and attempts: from the rows alone, one by one."""
+    """The spent tokens, the tokens of unknown calls, and the attempts, summed from the rows."""
     async with TraceStore(path) as store:
         await store.close_lost_runs()
         found = await store.sql(
@@ -402,7 +401,7 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds"))
 async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, seed: int) -> None:
-    """Every request that reached the server is a row, and calls that died count at their most."""
+    """Every request that reached the server has a row. A call without an end counts at its most."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):
         with started(VICTIM, url, path) as process:
@@ -421,8 +420,8 @@ async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, se
     assert _sum(tenants) == (spent, unknown, attempts)
 
 
-async def test_calls_that_died_count_at_their_most(tmp_path: Path) -> None:
-    """Six calls were under way when the process was killed; nobody knows what they used."""
+async def test_calls_in_progress_at_the_death_of_the_process_count_at_their_most(tmp_path: Path) -> None:
+    """The usage of the six calls in progress is unknown."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):
         server.answers = 10

@@ -26,11 +26,11 @@ anyio_backend = runs_on("asyncio")
 
 ACME: dict[str, Any] = {"tags": {"client": "acme"}}
 COSTS = 10 * 1000 + 5 * 2000
-"""What a call costs in nano-USD."""
+"""The cost of a call, in nano-USD."""
 
 
 def room_for(calls: int, *, nano: int = 0, window: Any = "day") -> Budget:
-    """A budget that has room for so many calls at their most, above an amount that is spent."""
+    """A budget that has room for `number` of the most expensive calls, in addition to the spent amount."""
     return Budget(
         max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}",
         per="tag:client",
@@ -51,12 +51,12 @@ def made(ended: list[object]) -> int:
 
 
 async def spent(engine: Engine) -> list[tuple[int, int]]:
-    """The nano-USD spent and held, of each account."""
+    """The nano-USD spent and reserved, of each account."""
     return [(state.spent.money, state.held.money) for state in await engine.budgets()]
 
 
 async def holds(engine: Engine, calls: int) -> bool:
-    """Whether so many calls are in progress."""
+    """Whether this number of calls is in progress."""
     return [state.held.money for state in await engine.budgets()] == [calls * ONE]
 
 
@@ -65,8 +65,8 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_calls_in_progress_count_in_a_budget_that_takes_anothers_place() -> None:
-    """So a change is no gap through which more can be spent. The old one has no account any more."""
+async def test_calls_in_progress_count_in_a_budget_that_replaces_another() -> None:
+    """The calls together stay within the new budget. The replaced budget has no account."""
     ends = asyncio.Event()
     async with running(*[Say("x", pause=ends.wait)] * 50, prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(20)])
@@ -83,8 +83,8 @@ async def test_calls_in_progress_count_in_a_budget_that_takes_anothers_place() -
         assert await spent(engine) == [(10 * COSTS, 0)]
 
 
-async def test_what_was_spent_before_a_budget_came_counts(tmp_path: Path) -> None:
-    """As far as its window goes, from the trace. What was spent for others doesn't."""
+async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
+    """The trace has the spend of the budget's window. Spend of other tags does not count."""
     async with running(*[Say("x")] * 9, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         for _ in range(3):
             await asked(engine)
@@ -93,14 +93,14 @@ async def test_what_was_spent_before_a_budget_came_counts(tmp_path: Path) -> Non
         assert await spent(engine) == [(3 * COSTS, 0)]
         assert made([await asked(engine), await asked(engine)]) == 1
         await engine.change_budgets(add=[room_for(1, nano=4 * COSTS, window="month")], remove=[room_for(1)])
-        assert made([await asked(engine)]) == 0  # the first one is in force as well
+        assert made([await asked(engine)]) == 0  # The first budget is still in force.
         await engine.change_budgets(remove=[room_for(1, nano=3 * COSTS)])
         assert made([await asked(engine), await asked(engine)]) == 1
 
 
 @pytest.mark.parametrize("is_in_sums", [False, True])
 async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Path, is_in_sums: bool) -> None:
-    """Whether the sums of the trace have it or not."""
+    """The call counts once whether the sums of the trace include it or not."""
     ends = asyncio.Event()
     async with running(Say("x", pause=ends.wait), store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])
@@ -120,7 +120,7 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
 
 
 async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_path: Path) -> None:
-    """It has ended, so the trace has it, and its reservation is not carried over."""
+    """The call has ended, so the trace counts it, and the new budget takes over no reservation."""
     replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
     async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])
@@ -134,7 +134,7 @@ async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_
 
 
 async def test_an_engines_own_budgets_stay(tmp_path: Path) -> None:
-    """What is in force already stays as it is, with its account."""
+    """Adding or removing a budget of the engine has no effect, and its account stays."""
     own = room_for(1)
     async with running(Say("x"), Say("y"), budgets=[own], prices=TABLE) as (engine, _):
         await asked(engine)
@@ -159,10 +159,8 @@ async def test_a_trace_that_cannot_be_read_changes_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_nodes_that_change_a_budget_one_after_the_other_never_spend_more(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
-    """What each had spent before counts on all of them."""
+async def test_nodes_that_change_a_budget_in_turn_never_overspend(postgres_dsn: str, tmp_path: Path) -> None:
+    """The spend of each node counts on every node."""
 
     def node(name: str) -> Engine:
         return node_engine(name, postgres_dsn, tmp_path, *[Say("x")] * 40, prices=TABLE)
@@ -173,7 +171,7 @@ async def test_nodes_that_change_a_budget_one_after_the_other_never_spend_more(
             await engine.change_budgets(add=[old])
             assert made([await asked(engine) for _ in range(3)]) == 3
         await a.change_budgets(add=[new], remove=[old])
-        assert made([await asked(b)]) == 1  # it has the old one still
+        assert made([await asked(b)]) == 1  # Node b still has the old budget.
         await b.change_budgets(add=[new], remove=[old])
         ended = await attempts(20, lambda: asked(a)) + await attempts(20, lambda: asked(b))
         assert made(ended) >= 1

@@ -1,4 +1,4 @@
-"""The ledger of budgets, compared with a model that sums up a list of calls each time."""
+"""The ledger of budgets, compared with a model that sums all calls each time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ amounts = st.builds(Amount, nano_usd=st.none() | st.integers(0, 12), tokens=st.i
 
 
 class Row(msgspec.Struct):
-    """A call of the model."""
+    """A call in the model."""
 
     payer: Payer
     start_us: int
@@ -70,14 +70,14 @@ class Row(msgspec.Struct):
 
 
 def counts_at(window: Window, start_us: int, now_us: int) -> bool:
-    """Whether a call counts, by the definition of the window, and not by the ledger's slots."""
+    """Whether a call counts, computed from the definition of the window and not from the ledger's slots."""
     if window.rolling is not None:
         return window.slot(start_us).end_us + window.rolling_us > now_us
     return window.slot(start_us) == window.slot(now_us)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Random reservations, ends, losses and hours that pass."""
+    """Random reservations, ends and losses of calls, and hours that pass."""
 
     @initialize(limits=st.lists(budgets, min_size=1, max_size=4), start=st.integers(0, 40_000))
     def begin(self, limits: list[Budget], start: int) -> None:
@@ -151,11 +151,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """After a restart the ledger is made from the rows; what was under way is unknown."""
+        """Build the ledger from the rows, as a restart does. Calls in progress become unknown."""
         self.ledger = Ledger(self.limits)
         for row in self.rows.values():
             if row.state in ("held", "unknown"):
-                row.state = "booked"  # unknown, and nobody knows its name any more
+                row.state = "booked"  # The row is unknown, and the ledger no longer has its name.
             if row.state != "released":
                 for account in self.ledger.accounts(row.payer):
                     account.book(row.counts, row.start_us, unknown=row.state == "booked")
@@ -190,7 +190,7 @@ def account_of(budget: Budget) -> tuple[Ledger, Account]:
 
 
 def test_a_refused_call_takes_no_room_in_the_accounts_that_had_it() -> None:
-    """All accounts admit, or none is touched."""
+    """Either all accounts admit the call, or no account reserves an amount for it."""
     wide, narrow = Budget(max_tokens=100), Budget(max_tokens=5, per="session")
     ledger = Ledger([wide, narrow])
     (refusal,) = ledger.reserve("a", PAYER, Amount(0, 6), 0)
@@ -199,14 +199,14 @@ def test_a_refused_call_takes_no_room_in_the_accounts_that_had_it() -> None:
 
 
 def test_a_budget_of_one_tenant_leaves_the_others_alone() -> None:
-    """`of=` names whom a budget looks at."""
+    """`of=` names the tenant of the budget."""
     ledger = Ledger([Budget(max_tokens=0, per="tag:tenant", of="zoo")])
     assert ledger.reserve("a", PAYER, Amount(0, 6), 0) == []
     assert ledger.reserve("b", msgspec.structs.replace(PAYER, tags={"tenant": "zoo"}), Amount(0, 6), 0)
 
 
-def test_a_refusal_says_when_the_window_makes_room() -> None:
-    """Who waits knows until when; who asks for more than the limit waits for ever."""
+def test_a_refusal_has_the_time_at_which_the_call_fits() -> None:
+    """A call above the whole limit has no such time."""
     ledger, _ = account_of(Budget(max_tokens=10, window="hour"))
     ledger.reserve("a", PAYER, Amount(0, 8), HOUR_US // 2)
     (refusal,) = ledger.reserve("b", PAYER, Amount(0, 8), HOUR_US // 2)
@@ -215,8 +215,8 @@ def test_a_refusal_says_when_the_window_makes_room() -> None:
     assert (refusal.fits_at_us, refusal.may_fit) == (None, False)
 
 
-def test_a_call_that_fits_after_the_end_of_another_may_wait_without_a_window() -> None:
-    """What is held comes back when its call turns out to cost less; what is spent does not."""
+def test_a_call_can_wait_for_the_end_of_another_without_a_window() -> None:
+    """A reservation is released when its call costs less. Spent tokens are not released."""
     ledger, _ = account_of(Budget(max_tokens=10))
     ledger.reserve("a", PAYER, Amount(0, 8), 0)
     (refusal,) = ledger.reserve("b", PAYER, Amount(0, 8), 0)
@@ -227,7 +227,7 @@ def test_a_call_that_fits_after_the_end_of_another_may_wait_without_a_window() -
 
 
 def test_a_budget_is_low_once_in_a_window() -> None:
-    """Whoever is told at 80 per cent is told again when the window begins anew."""
+    """The next window reports a low budget again."""
     ledger, account = account_of(Budget(max_tokens=10, window="hour"))
     told = []
     for number, now_us in enumerate((0, 1, 2, HOUR_US, HOUR_US + 1)):
@@ -238,7 +238,7 @@ def test_a_budget_is_low_once_in_a_window() -> None:
 
 
 def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
-    """So the day's account and the day's rows agree."""
+    """The account of a day has the same calls as the rows of that day."""
     ledger, _ = account_of(Budget(max_tokens=10, window="day"))
     ledger.reserve("a", PAYER, Amount(0, 9), 23 * HOUR_US)
     assert ledger.reserve("b", PAYER, Amount(0, 9), 25 * HOUR_US) == []
@@ -247,8 +247,8 @@ def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
     assert (state.held.tokens, state.spent.tokens) == (9, 0)
 
 
-def test_a_lost_call_counts_at_its_worst_until_something_better_is_known() -> None:
-    """Spent, unknown; then what the provider's bill says."""
+def test_a_lost_call_counts_at_its_most_until_its_cost_is_known() -> None:
+    """The ledger first counts the reservation of the call, and then its actual cost."""
     ledger, account = account_of(Budget(max_cost_usd="0.00000001"))
     ledger.reserve("a", PAYER, Amount(8, 100), 0)
     ledger.lose("a")
@@ -259,8 +259,7 @@ def test_a_lost_call_counts_at_its_worst_until_something_better_is_known() -> No
 
 
 @pytest.mark.parametrize("again", ["settle", "lose", "release"])
-def test_an_end_of_a_call_that_ended_changes_nothing(again: str) -> None:
-    """An end may be heard of twice."""
+def test_a_second_end_of_a_call_changes_nothing(again: str) -> None:
     ledger, account = account_of(Budget(max_tokens=10))
     ledger.reserve("a", PAYER, Amount(0, 8), 0)
     ledger.settle("a", Amount(0, 2))
@@ -269,15 +268,15 @@ def test_an_end_of_a_call_that_ended_changes_nothing(again: str) -> None:
     assert account.state(0) == before
 
 
-def test_a_name_is_held_once() -> None:
-    """Two calls of one name could not be told apart when they end."""
+def test_a_name_is_reserved_once() -> None:
+    """Two calls of one name would have the same end."""
     ledger, _ = account_of(Budget(max_tokens=10))
     ledger.reserve("a", PAYER, Amount(0, 1), 0)
     with pytest.raises(ValueError, match="'a' already"):
         ledger.reserve("a", PAYER, Amount(0, 1), 0)
 
 
-# When a budget begins anew.
+# The start of a budget's next window.
 
 moments = st.integers(0, 4_000_000_000).map(lambda seconds: seconds * 1_000_000)
 zones = st.sampled_from(["UTC", "Europe/Zurich", "America/New_York", "Asia/Kolkata", "Africa/Cairo"])
@@ -292,8 +291,7 @@ def us(text: str, zone: str = "UTC") -> int:
     window=st.builds(Window, calendar=st.sampled_from(["hour", "day", "month"]), zone=zones)
     | st.builds(Window, rolling=st.timedeltas(timedelta(seconds=1), timedelta(days=90))),
 )
-def test_slots_lie_side_by_side(moment: int, window: Window) -> None:
-    """Each moment is in exactly one slot, and the next slot begins where one ends."""
+def test_slots_do_not_overlap_and_have_no_gaps(moment: int, window: Window) -> None:
     slot = window.slot(moment)
     assert slot.start_us <= moment < slot.end_us
     assert window.slot(slot.start_us) == window.slot(slot.end_us - 1) == slot
@@ -302,7 +300,7 @@ def test_slots_lie_side_by_side(moment: int, window: Window) -> None:
 
 @given(moment=moments, zone=zones, unit=st.sampled_from(["day", "month"]))
 def test_a_slot_of_the_calendar_is_one_date_of_its_zone(moment: int, zone: str, unit: str) -> None:
-    """All its moments have the date, or the month, that a clock on the wall shows."""
+    """Every moment of the slot has the same local date, or the same month."""
     slot = Window(calendar=unit, zone=zone).slot(moment)  # type: ignore[arg-type]
     pattern = "%Y-%m-%d" if unit == "day" else "%Y-%m"
     shown = {
@@ -314,28 +312,28 @@ def test_a_slot_of_the_calendar_is_one_date_of_its_zone(moment: int, zone: str, 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-06-01", 24)])
 def test_a_day_on_which_the_clock_is_set_has_23_or_25_hours(day: str, hours: int) -> None:
-    """A budget for a day in Zurich begins anew at midnight in Zurich."""
+    """A day's window starts at local midnight."""
     slot = Window(calendar="day", zone="Europe/Zurich").slot(us(f"{day}T12:00", "Europe/Zurich"))
     assert slot.start_us == us(f"{day}T00:00", "Europe/Zurich")
     assert slot.end_us - slot.start_us == hours * 3_600_000_000
 
 
 def test_an_hour_that_comes_twice_is_two_windows() -> None:
-    """When the clock is set back, two o'clock comes twice, and each has its budget."""
+    """When the clock is set back, two o'clock occurs twice, and each hour is a window of its own."""
     window = Window(calendar="hour", zone="Europe/Zurich")
     first = int(datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()) * 1_000_000
     assert window.slot(first).end_us == window.slot(first + 3_600_000_000).start_us
 
 
 def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
-    """What was spent leaves at most a sixtieth of the window late, and never early."""
+    """An amount counts up to a sixtieth of the window too long, and never leaves early."""
     window = Window(rolling=timedelta(hours=1))
     spent_at = us("2026-06-01T12:34:56")
     forgotten = window.forgets_us(window.slot(spent_at))
     assert 3_600_000_000 <= forgotten - spent_at <= 3_660_000_000
 
 
-def test_without_a_window_everything_counts_for_ever() -> None:
+def test_without_a_window_spend_counts_forever() -> None:
     assert Window().slot(0) == Window().slot(us("2262-01-01T00:00")) == FOREVER
 
 
@@ -362,13 +360,12 @@ def test_without_a_window_everything_counts_for_ever() -> None:
         ({"max_tokens": 1, "low_at": 0}, "must be above 0 and at most 1"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_told_at_once(wrong: dict[str, object], told: str) -> None:
-    """A typing error in a limit must not become a limit."""
+def test_a_wrong_budget_is_refused_when_it_is_made(wrong: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Budget(**wrong)  # type: ignore[arg-type]
 
 
-# The most that a call can cost, against what calls within its bounds do cost.
+# The most that a call can cost, compared with the cost of calls within its bounds.
 
 rates = st.integers(0, 10_000)
 perhaps = st.none() | rates
@@ -387,7 +384,7 @@ rows = st.builds(
 
 @st.composite
 def tables(draw: st.DrawFn) -> PriceTable:
-    """Tables with tiers of any price, dearer or cheaper ones."""
+    """Tables with tiers, which are cheaper or more expensive than the base rates."""
     cliffs = draw(st.sets(st.integers(1, 200), max_size=2))
     found = [draw(rows), *(_above(draw(rows), cliff) for cliff in cliffs)]
     return PriceTable(found, "random")
@@ -406,7 +403,7 @@ def _above(row: PriceRow, tokens: int) -> PriceRow:
 def test_no_call_within_its_bounds_costs_more_than_its_worst_case(
     table: PriceTable, estimate: int, most_output: int, shares: list[float]
 ) -> None:
-    """However its input is split among plain, read and written tokens, and its output among said and thought."""
+    """The input can be any mix of plain, read and written tokens, and the output any mix of text and reasoning."""
     priced = Priced(table, "s:m", 0)
     most = worst_case_of_reply(priced, estimate, most_output, {})
     sent = int((upper_end(estimate) if estimate else 0) * shares[0])
@@ -432,10 +429,10 @@ def test_no_call_within_its_bounds_costs_more_than_its_worst_case(
     [(None, 100, {}), (10, None, {}), (10, 100, None)],
     ids=["no estimate", "no limit on the output", "tools without a limit"],
 )
-def test_a_call_that_nothing_bounds_has_no_worst_case(
+def test_a_call_without_bounds_has_no_worst_case(
     estimate: int | None, output: int | None, fees: dict[str, int] | None
 ) -> None:
-    """Its money is unknown, so that budgets refuse it or look away, as the host says."""
+    """The cost of the call is unknown, so `unpriced` of the budget decides."""
     table = PriceTable([PriceRow(model="s:m", input=1, output=1)], "t")
     assert worst_case_of_reply(Priced(table, "s:m", 0), estimate, output, fees).nano_usd is None
 
@@ -450,7 +447,7 @@ def test_a_call_that_nothing_bounds_has_no_worst_case(
         ({"gemini": {"tools": [{"google_search": {}}]}}, None),
     ],
 )
-def test_tools_that_the_provider_runs_are_counted_as_often_as_they_may_be_used(
+def test_tools_of_the_provider_count_at_their_limit_of_uses(
     options: dict[str, object], fees: dict[str, int] | None
 ) -> None:
     """A tool without a limit has no worst case."""
@@ -462,7 +459,7 @@ def test_tools_that_the_provider_runs_are_counted_as_often_as_they_may_be_used(
     ("openai", "anthropic", True), ("mine", "some.module:Adapter", True),
 ])  # fmt: skip
 def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: str, counts: bool) -> None:
-    """They are never sent. A client of one wire offers them, and a provider of another one is asked."""
+    """An adapter does not send the tools of another protocol."""
     options: dict[str, Any] = {"openai": {"tools": [{"type": "web_search"}]}}
     found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)
     assert (found is None) is counts
@@ -474,8 +471,8 @@ def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: s
     ({"options": {"num_predict": 80}}, 80), ({"parameters": {"max_new_tokens": 80}}, 80), ({"n_predict": 80}, 80),
     ({"max_tokens": 8e1, "n": "2"}, 160), ({"max_tokens": "many"}, 50), ({"max_tokens": -1}, UNLIMITED),
 ])  # fmt: skip
-def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], most: int) -> None:
-    """The provider bills each choice up to the highest limit that the request names."""
+def test_options_of_the_provider_can_raise_the_output(options: dict[str, Any], most: int) -> None:
+    """The provider bills each choice up to the highest limit in the request."""
     assert most_output(50, {"mine": options}, adapter="mine", adapter_type="gemini") == most
     assert most_output(50, {"anthropic": options}, adapter="mine", adapter_type="gemini") == 50
 
@@ -485,10 +482,8 @@ def test_options_of_the_provider_may_raise_the_output(options: dict[str, Any], m
     ({"inference_geo": "global"}, 20), ({"inference_geo": "us"}, 22), ({"inference_geo": "mars"}, None),
     ({"service_tier": "Priority"}, 40), ({"serviceTier": "priority"}, 40),
 ])  # fmt: skip
-def test_the_worst_case_is_that_of_the_dearest_service_tier_asked_for(
-    options: dict[str, Any], cost: int | None
-) -> None:
-    """A provider may serve the call by its default tier, too. A tier without a price has no worst case."""
+def test_the_worst_case_has_the_most_expensive_requested_tier(options: dict[str, Any], cost: int | None) -> None:
+    """The provider can also use its default tier. A tier without a price has no worst case."""
     tiers = {"": 10, "priority": 20, "flex": 5, "geo-us": 11}
     rows = [PriceRow(model="s:m", input=0, output=rate, service_tier=tier) for tier, rate in tiers.items()]
     asked = tiers_of({"mine": options, "anthropic": {"speed": "fast"}}, adapter="mine", adapter_type="openai")
@@ -503,14 +498,14 @@ def test_a_batch_has_its_own_tier_in_the_geography_that_a_request_names() -> Non
 
 
 def test_fees_of_tools_are_in_the_worst_case() -> None:
-    """Three searches at ten dollars for a thousand."""
+    """The call can search three times, at ten dollars for a thousand searches."""
     row = PriceRow(model="s:m", input=0, output=0, extra={"web_search": 10_000_000_000})
     most = worst_case_of_reply(Priced(PriceTable([row], "t"), "s:m", 0), 1, 1, {"web_search": 3})
     assert most.nano_usd == 30_000_000
 
 
-def test_images_are_priced_by_the_piece_or_by_tokens_whichever_is_known_and_dearer() -> None:
-    """Providers count one or the other."""
+def test_images_are_priced_by_number_or_by_tokens() -> None:
+    """The price row decides which of the two counts."""
     by_piece = PriceRow(model="s:m", extra={"image": 40_000_000_000})
     assert worst_case(Priced(PriceTable([by_piece], "t"), "s:m", 0), most_of_images(0, 2)).nano_usd == 80_000_000
     by_token = PriceRow(model="s:m", input=0, output=1_000)
@@ -518,13 +513,13 @@ def test_images_are_priced_by_the_piece_or_by_tokens_whichever_is_known_and_dear
     assert most == Amount(2 * 8192, 2 * 8192 + upper_end(0))
 
 
-# Many callers at once, in random interleavings: no overspend, no phantom refusal, nobody forgotten.
+# Many concurrent callers in random orders: no overspend, no wrong refusal, and no waiting call that fits.
 
 LIMIT = 20
 
 
 class Caller(msgspec.Struct):
-    """One call: when it comes, what it asks, how long it takes, and how it ends."""
+    """A call: its start, its request, its duration, and its end."""
 
     session: str
     asks: int
@@ -557,7 +552,7 @@ limits = st.lists(
 
 
 def ended(caller: Caller) -> LlmCallFailed:
-    """The end of its attempt."""
+    """The event at the end of the caller's attempt."""
     unknown = caller.ends == "unknown"
     return LlmCallFailed(
         provider="s",
@@ -575,7 +570,7 @@ def ended(caller: Caller) -> LlmCallFailed:
 
 
 class World:
-    """Budgets under watch."""
+    """The budgets, and checks of them."""
 
     def __init__(self, budgets: list[Budget]) -> None:
         self.clock = FakeClock()
@@ -589,7 +584,7 @@ class World:
     def check(self) -> None:
         for state in self.budgets.states():
             assert state.left_tokens is not None
-            assert state.left_tokens >= 0, "overspent"
+            assert state.left_tokens >= 0, "the budget is overspent"
 
     async def call(self, number: int, caller: Caller) -> str:
         await anyio.sleep(caller.comes)
@@ -599,7 +594,7 @@ class World:
             await self.budgets.reserve(name, payer, asked)
         except BudgetExceededError:
             refusals = self.budgets.ledger.would_refuse(payer, asked, self.clock.now_us())
-            assert refusals, "a phantom refusal"
+            assert refusals, "the refused call would have fitted"
             return "refused"
         self.check()
         self.counts[name] = caller.asks
@@ -614,10 +609,10 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(budgets=limits, crowd=st.lists(callers, max_size=14))
-def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
+def test_in_any_order_nothing_is_overspent_and_no_call_that_fits_waits(
     budgets: list[Budget], crowd: list[Caller]
 ) -> None:
-    """Callers come, wait, are cancelled, end with any cost or none that is known; windows begin anew."""
+    """Callers start, wait, are cancelled, and end with a known or unknown cost. New windows start."""
 
     async def run() -> None:
         world = World(budgets)
@@ -631,7 +626,7 @@ def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
         impatient = [
             asyncio.ensure_future(give_up(task, caller)) for task, caller in zip(tasks, crowd, strict=True)
         ]
-        await anyio.sleep(0.5)  # between the moments at which something happens
+        await anyio.sleep(0.5)  # The checks run between the moments of the events.
         for _ in range(80):
             await anyio.sleep(1)
             world.check()
@@ -639,7 +634,7 @@ def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
             if waiting:
                 first = waiting[0]
                 refusals = world.budgets.ledger.would_refuse(first.payer, first.amount, world.clock.now_us())
-                assert refusals, "the first that waits has room"
+                assert refusals, "the first waiting call has room"
         for task in (*tasks, *impatient):
             task.cancel()
         ends = await asyncio.gather(*tasks, *impatient, return_exceptions=True)

@@ -25,9 +25,9 @@ from tests.support.virtual_time import runs_on
 anyio_backend = runs_on("asyncio")
 
 ROOM = 4
-"""Calls of which all have room at their worst."""
+"""The number of calls that fit at their most."""
 WORST = 65 * 1000 + 100 * 2000
-"""The most nano-USD that a call of this test can cost."""
+"""The most that a call of this test can cost, in nano-USD."""
 TENANTS = ("acme", "zoo")
 
 
@@ -43,7 +43,7 @@ LIMITS = [
 
 
 class Row(msgspec.Struct):
-    """An attempt, as its events tell it."""
+    """An attempt, from its events."""
 
     tenant: str
     most_nano: int
@@ -54,28 +54,29 @@ class Row(msgspec.Struct):
 
 
 class Story:
-    """An engine that lives and is started anew, and the rows of all its calls."""
+    """An engine that restarts, and the rows of all its calls."""
 
     def __init__(self, path: Path, chance: random.Random) -> None:
         self.path = path
         self.chance = chance
         self.script: list[Say] = []
         self.rows: dict[str, Row] = {}
-        self.runs: list[tuple[int, set[str]]] = []  # the repricings that stand: how many times dearer, which calls
+        # The repricings that are in force: the factor of each, and its calls.
+        self.runs: list[tuple[int, set[str]]] = []
         self.life = AsyncExitStack()
         self.engine: Engine
         self.events: Subscription
 
     async def begin(self) -> None:
-        """Start an engine on the file, which may have been there before."""
+        """Start an engine on the trace file, which may exist already."""
         await self.life.aclose()
-        # The script is popped from, so every engine has one of its own, long enough.
+        # Each engine has its own script with enough replies.
         self.script = [self.reply() for _ in range(200)]
         made = running(*self.script, store=self.path, prices=table(1), budgets=LIMITS)
         self.engine, self.events = await self.life.enter_async_context(made)
 
     def reply(self) -> Say:
-        """A reply: whole, refused by the server, or lost on the way."""
+        """A complete reply, an error of the server, or a lost connection."""
         usage = TokenUsage(self.chance.randint(0, 65), self.chance.randint(0, 100))
         kind = self.chance.random()
         if kind < 0.6:
@@ -85,15 +86,15 @@ class Story:
         return Say("x", fails=NetworkError("dropped"), pause=self.look)
 
     async def look(self) -> None:
-        """In the middle of each call: nothing is overspent."""
+        """Check within each call that no budget is overspent."""
         await anyio.sleep(self.chance.random() / 500)
         for state in await self.engine.budgets():
             if not state.budget.follows_repricing:
-                assert (state.left_nano_usd or 0) >= 0, "overspent"
-                assert (state.left_tokens or 0) >= 0, "overspent"
+                assert (state.left_nano_usd or 0) >= 0, "the budget is overspent"
+                assert (state.left_tokens or 0) >= 0, "the budget is overspent"
 
     async def crowd(self) -> None:
-        """Some calls at once, of which some are cancelled."""
+        """Make some concurrent calls, and sometimes cancel one of them."""
         calls = [asyncio.ensure_future(self.call()) for _ in range(self.chance.randint(1, 8))]
         if self.chance.random() < 0.4:
             await anyio.sleep(0.001)
@@ -103,7 +104,7 @@ class Story:
         assert all(isinstance(end, BudgetExceededError | NetworkError | ServerError) for end in wrong), wrong
         for end in wrong:
             if isinstance(end, BudgetExceededError):
-                assert self.is_too_much(end), "a phantom refusal"
+                assert self.is_too_much(end), "the refused call would have fitted"
 
     async def call(self) -> object:
         tags = {"tenant": self.chance.choice(TENANTS)}
@@ -129,9 +130,9 @@ class Story:
             self.runs.pop()
 
     def read(self) -> None:
-        """Take in what the events told since."""
+        """Read the new events into rows."""
         for envelope in self.events.take():
-            key, data = envelope.request_id or "", envelope.data  # no call has a second attempt
+            key, data = envelope.request_id or "", envelope.data  # No call has a second attempt.
             if isinstance(data, LlmCallStarted):
                 tenant = (envelope.tags or {})["tenant"]
                 self.rows[key] = Row(tenant, data.reserved_nano_usd or 0, data.reserved_tokens or 0)
@@ -142,7 +143,7 @@ class Story:
                 row.at_call_nano = 0 if data.cost is None else data.cost.nano_usd or 0
 
     def nano(self, key: str, *, current: bool) -> int:
-        """The cost of a call that is known: at its time, or under the last repricing that stands."""
+        """The known cost of a call: at call time, or under the last repricing in force."""
         row = self.rows[key]
         times, covered = self.runs[-1] if self.runs else (1, set())
         if not current or row.usage is None or key not in covered:
@@ -150,7 +151,7 @@ class Story:
         return times * (row.usage.input_tokens * 1000 + row.usage.output_tokens * 2000)
 
     def expected(self, state: AccountState) -> tuple[int, int, int, int, int]:
-        """Spent money and tokens, unknown money and tokens, and unknown calls of an account."""
+        """An account's spent money and tokens, its unknown money and tokens, and its unknown calls."""
         rows = {key: row for key, row in self.rows.items() if state.scope in ("", row.tenant)}
         lost = [row for row in rows.values() if row.unknown]
         known = {key: row for key, row in rows.items() if not row.unknown}
@@ -172,8 +173,8 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_budgets_are_the_sums_of_the_calls_whatever_happened(tmp_path: Path, seed: int) -> None:
-    """Calls that end well, fail, are lost or cancelled; repricings, their undoing, and restarts between."""
+async def test_budgets_are_always_the_sums_of_the_calls(tmp_path: Path, seed: int) -> None:
+    """Calls succeed, fail, are lost or are cancelled. Repricings, undos and restarts happen between them."""
     chance = random.Random(seed)
     story = Story(tmp_path / "trace.db", chance)
     acts: list[Callable[[], object]] = [story.crowd, story.crowd, story.reprice, story.undo, story.begin]

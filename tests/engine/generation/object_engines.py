@@ -24,7 +24,7 @@ THINKS = msgspec.structs.replace(NO_SCHEMA, supports_thinking=True)
 
 @dataclasses.dataclass
 class Person:
-    """Somebody."""
+    """A person."""
 
     name: str
     age: int
@@ -33,7 +33,7 @@ class Person:
 
 
 class Place(BaseModel):
-    """Somewhere."""
+    """A place."""
 
     city: str
 
@@ -47,7 +47,7 @@ ADA = '{"name": "Ada", "age": 36}'
 
 
 def ended(reply: Say, stop: StopReason) -> Say:
-    """The reply, ending for another reason."""
+    """The reply, with another stop reason."""
     reply.reply = msgspec.structs.replace(reply.reply, stop=stop)
     return reply
 
@@ -59,12 +59,13 @@ async def running(
     and_then: AdapterCapabilities | None = None,
     middleware: Sequence[MiddlewareLike] = (),
 ) -> AsyncIterator[tuple[Engine, list[CanonicalRequest]]]:
-    """An engine with the model `s:m`, and the requests that reach it.
+    """An engine with the model `s:m`, and the requests that it receives.
 
     Args:
-        replies: The replies, one to a request.
+        replies: The replies, one for each request.
         can: The capabilities of `s:m`.
-        and_then: The capabilities of a second model, `t:m`, which plays the same replies; None if there is none.
+        and_then: The capabilities of a second model, `t:m`, which takes replies from the same list, or None for no
+            second model.
         middleware: The engine's middleware.
     """
     asked: list[CanonicalRequest] = []

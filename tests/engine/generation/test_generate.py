@@ -19,7 +19,7 @@ from ...definition_of_done.rows import row
 
 
 async def test_a_prompt_is_answered() -> None:
-    """8.4: text, usage, stop reason and the whole conversation; as a function and as a method."""
+    """8.4: The function and the method return the text, the usage, the stop reason and the conversation."""
     async with running(Say("Hello"), Say("Hello again")) as (engine, _):
         result = await generate("s:m", "Hi", engine=engine, system_prompt="Be brief.")
         again = await engine.generate("s:m", "Hi")
@@ -36,7 +36,7 @@ async def test_a_prompt_is_answered() -> None:
 
 
 async def test_a_whole_conversation_is_answered() -> None:
-    """8.4: messages instead of a prompt; a prompt may also be made of blocks."""
+    """8.4: `messages=` has the conversation. A prompt can also be a list of blocks."""
     said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
     async with running(Say("3"), Say("4")) as (engine, _):
         result = await engine.generate("s:m", messages=said)
@@ -45,7 +45,7 @@ async def test_a_whole_conversation_is_answered() -> None:
 
 
 async def test_plain_mappings_are_messages() -> None:
-    """Where their meaning is plain: a speaker and a text, or texts and blocks."""
+    """A mapping has a role, and a text or a list of texts and blocks."""
     said = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": ["1+1", {"type": "text", "text": "?"}]},
@@ -59,7 +59,7 @@ async def test_plain_mappings_are_messages() -> None:
 
 
 async def test_a_plain_function_is_a_tool() -> None:
-    """As @tool would make it, also one that is given again, and in a session."""
+    """The tool is the same as with @tool. It can be passed again, and to a session."""
 
     async def plus(a: int, b: int) -> int:
         """Adds two numbers."""
@@ -79,8 +79,8 @@ async def test_a_plain_function_is_a_tool() -> None:
             session.tools = [plus, plus]
 
 
-async def test_tools_are_run_and_every_step_is_kept() -> None:
-    """8.7: the steps with calls and results, sums over all of them, and a conversation that can go on."""
+async def test_tools_run_and_the_result_has_every_step() -> None:
+    """8.7: The result has the steps with calls and results, the sums of all steps, and the conversation."""
     async with running(CALLS_ADD, Say("It is 3."), Say("You are welcome.")) as (engine, _):
         result = await engine.generate("s:m", "1+2?", tools=[ADD])
         assert [step.text for step in result.steps] == ["Let me see.", "It is 3."]
@@ -95,8 +95,8 @@ async def test_tools_are_run_and_every_step_is_kept() -> None:
     ]
 
 
-async def test_a_failure_says_what_had_been_done() -> None:
-    """`.turn` has the steps before it and their cost, the error what had arrived of the reply."""
+async def test_a_failure_has_the_steps_before_it() -> None:
+    """`.turn` has the previous steps, and the error has the part of the reply that arrived."""
     async with running(CALLS_ADD, Say("It", " is", fails=ServerError("down"))) as (engine, _):
         with pytest.raises(ServerError) as raised:
             await engine.stream("s:m", "1+2?", tools=[ADD]).result()
@@ -106,7 +106,7 @@ async def test_a_failure_says_what_had_been_done() -> None:
     assert [block.text for block in raised.value.content if isinstance(block, TextBlock)] == ["It is"]
 
 
-# -- which model
+# -- The choice of the model.
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,16 @@ async def test_a_failure_says_what_had_been_done() -> None:
     ],
 )
 @row("8.1.3")
-async def test_the_provider_says_whose_model_is_meant(
+async def test_the_provider_decides_between_models_of_one_name(
     model: str | tuple[str, ...], provider: str, meant: str
 ) -> None:
-    """8.1: a name that two have, and one that is in no list; with its prefix it is the same."""
+    """8.1: Two providers or none may list the name. A prefix in the name does the same as `provider=`."""
     async with running(t=[Say("from t")]) as (engine, _):
         result = await engine.generate(model, "Hi", provider=provider)
         assert (result.text, result.response.model) == ("from t", meant)
 
 
-async def test_an_alias_stays_what_it_is() -> None:
-    """A provider's alias is looked up, not sent."""
+async def test_an_alias_is_looked_up_and_not_sent() -> None:
     models = registry(Say("Hello"))
     entry = models.models["s:m"]
     named = ModelRegistry(models.adapters, {"s:m": msgspec.structs.replace(entry, aliases=("mine",))})
@@ -137,8 +136,8 @@ async def test_an_alias_stays_what_it_is() -> None:
         assert (await engine.generate("mine", "Hi", provider="s")).response.model == "s:m"
 
 
-async def test_without_a_model_the_configured_one_is_asked() -> None:
-    """C10: `default_model`, also with its provider named; without one the error says what to do."""
+async def test_without_a_model_the_default_model_is_called() -> None:
+    """C10: `default_model` can have the name of its provider. Without a default, the error has advice."""
     plain = registry(Say("Hello"), Say("Hello"))
     async with Engine(
         models=ModelRegistry(plain.adapters, plain.models, default_model="s:m"), trace=False
@@ -151,7 +150,7 @@ async def test_without_a_model_the_configured_one_is_asked() -> None:
 
 
 async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
-    """The way through the engine would hide the line in which the host named the model."""
+    """The traceback ends near the host's line, and leaves out the engine's frames."""
     async with Engine(models=registry_from_env({}), trace=False) as engine:
         with pytest.raises(ConfigurationError, match="ANTHROPIC_API_KEY") as raised:
             await engine.generate("claude-haiku-4-5", "Hi")
@@ -162,13 +161,13 @@ async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
         assert str(each.traceback[0].path) == __file__
 
 
-# -- giving up
+# -- Cancellation.
 
 
 @row("8.4.9")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # virtual time would run out over the thread
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # Virtual time would run out while the thread runs.
 async def test_a_signal_from_another_thread_ends_the_call() -> None:
-    """C04: CancelledError with the reason, with what had arrived, and the signal forgets the turn."""
+    """C04: CancelledError has the reason and the turn. The signal keeps no reference to the turn."""
     controller, begun = AbortController(), asyncio.Event()
 
     async def wait() -> None:
@@ -189,8 +188,7 @@ async def test_a_signal_from_another_thread_ends_the_call() -> None:
     assert not controller.signal._watchers
 
 
-async def test_a_signal_that_was_given_before_lets_nothing_begin() -> None:
-    """No call is made."""
+async def test_an_aborted_signal_prevents_the_call() -> None:
     controller = AbortController()
     controller.abort()
     async with running(Say("never")) as (engine, events):
@@ -200,7 +198,7 @@ async def test_a_signal_that_was_given_before_lets_nothing_begin() -> None:
         assert (await engine.generate("s:m", "Hi", signal=AbortController().signal)).text == "never"
 
 
-async def test_cancelling_who_waits_cancels_the_call() -> None:
+async def test_cancelling_the_waiting_task_cancels_the_call() -> None:
     begun = asyncio.Event()
 
     async def wait() -> None:
@@ -217,7 +215,7 @@ async def test_cancelling_who_waits_cancels_the_call() -> None:
     assert [end.status for end in ends] == ["cancelled"]
 
 
-# -- misuse: the text says what to do
+# -- Wrong arguments: the error says what to do.
 
 MISUSED: list[tuple[dict[str, object], str]] = [
     ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"pass only one.*messages=\[\*messages, Message.user"),
@@ -229,8 +227,8 @@ MISUSED: list[tuple[dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("arguments", "advice"), MISUSED)
 @row("8.4.3")
-async def test_what_is_asked_must_make_sense(arguments: dict[str, object], advice: str) -> None:
-    """8.4: both prompt and messages, neither, and the like, before anything is sent."""
+async def test_wrong_arguments_are_refused(arguments: dict[str, object], advice: str) -> None:
+    """8.4: Examples are `prompt` together with `messages`, and neither of them. No request is sent."""
     async with running(Say("never")) as (engine, events):
         for ask in (engine.generate, engine.stream):
             with pytest.raises(CallboardError, match=advice):
@@ -238,15 +236,15 @@ async def test_what_is_asked_must_make_sense(arguments: dict[str, object], advic
         assert topics(events.take(), "llm.") == []
 
 
-async def test_a_prompt_in_the_model_s_place_is_noticed() -> None:
-    """Who gives only a prompt is told how to."""
+async def test_a_prompt_in_place_of_the_model_is_refused() -> None:
+    """The error says how to pass a prompt without a model."""
     async with running() as (engine, _):
         with pytest.raises(CallboardError, match=r"first argument is the model, here 'What is 1\+1\?'.*prompt="):
             await engine.generate("What is 1+1?")
 
 
-async def test_an_argument_that_there_is_not_is_a_type_error() -> None:
-    """M32 and the names of others: what it is called here, before anything begins."""
+async def test_an_unknown_argument_is_a_type_error() -> None:
+    """M32: For an argument of another library, the error names the argument of Callboard. No turn starts."""
     shared = {"max_tokens": "max_output_tokens=", "temprature": "did you mean temperature="}
     generating = {
         "n": "Make n calls",
@@ -288,16 +286,18 @@ async def test_an_argument_that_there_is_not_is_a_type_error() -> None:
         ),
     ],
 )
-async def test_a_mistake_of_kind_is_met_at_once(arguments: dict[str, object], advice: str) -> None:
-    """Before a turn begins, with what to write."""
+async def test_an_argument_of_a_wrong_type_is_refused_before_a_turn(
+    arguments: dict[str, object], advice: str
+) -> None:
+    """The error has the right type of the argument."""
     async with running() as (engine, events):
         with pytest.raises(TypeError, match=advice):
             await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]
         assert topics(events.take(), "session.") == []
 
 
-async def test_a_provider_that_there_is_not_is_named_with_those_there_are() -> None:
-    """ConfigurationError, before anything is sent."""
+async def test_an_unknown_provider_is_an_error_with_the_known_ones() -> None:
+    """A provider without a model and without a default is refused too."""
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match=r"'x' is not an adapter in .*adapters there: s"):
             await engine.generate("m", "Hi", provider="x")

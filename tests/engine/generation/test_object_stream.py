@@ -22,21 +22,21 @@ from callboard.engine.middleware import Cache
 from ...support.scripted import CAPABILITIES, Say
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running
 
-# `stream_object`: an object as it grows, its end, and going away from it.
+# `stream_object`: an object while it grows, its end, and a reader that leaves.
 
 TEXT = '{"name": "Ada L.", "age": 36, "tags": ["a", "b"]}'
 WHOLE = Person("Ada L.", 36, "", ["a", "b"])
 
 
 async def slowly() -> None:
-    """Before each piece, so that it comes alone."""
+    """A pause before each piece, so that pieces arrive one at a time."""
     await anyio.sleep(0.1)
 
 
 async def grown(
     *pieces: str, schema: Any = Person, can: AdapterCapabilities = CAPABILITIES, pause: Any = slowly
 ) -> tuple[list[Json], Any]:
-    """The partials of a reply of these pieces, and the object at its end."""
+    """The partials and the object of a reply in these pieces."""
     async with running(Say(*pieces, pause=pause), can=can) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=schema) as stream:
             partials = [partial async for partial in stream]
@@ -44,12 +44,12 @@ async def grown(
 
 
 async def read_into(partials: list[Json], stream: ObjectStream[Any]) -> None:
-    """Keep what was read before it failed."""
+    """Collect the partials. They remain if the stream fails."""
     async for partial in stream:
         partials.append(partial)  # noqa: PERF401 (a comprehension would lose them)
 
 
-async def test_an_object_grows_and_is_whole_and_typed_at_the_end() -> None:
+async def test_an_object_grows_and_is_complete_and_typed_at_the_end() -> None:
     async with running(Say(*TEXT, pause=slowly)) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
             partials = [partial async for partial in stream]
@@ -63,7 +63,7 @@ async def test_an_object_grows_and_is_whole_and_typed_at_the_end() -> None:
     assert (result.text, result.output, result.usage.output_tokens) == (TEXT, WHOLE, 5)
 
 
-async def test_wherever_the_text_is_cut_the_end_is_the_same() -> None:
+async def test_the_object_is_the_same_for_every_cut_of_the_text() -> None:
     for cut in range(len(TEXT) + 1):
         partials, found = await grown(*filter(None, (TEXT[:cut], TEXT[cut:])))
         assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
@@ -75,8 +75,8 @@ OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
 
 @pytest.mark.parametrize("text", [THOUGHTFUL, OPEN], ids=["tagged", "open"])
 @pytest.mark.parametrize("size", [1, 2, 5, 7, 1000])
-async def test_an_object_within_reasoning_is_no_part_of_the_answer(text: str, size: int) -> None:
-    """Only what comes after the last mark of the reasoning grows, and is the object."""
+async def test_an_object_within_reasoning_is_no_part_of_the_reply(text: str, size: int) -> None:
+    """Only the text after the last mark of the reasoning is the object."""
     partials, found = await grown(*(text[at : at + size] for at in range(0, len(text), size)))
     assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
     assert all(is_prefix(before, after) for before, after in pairwise(partials))
@@ -88,8 +88,8 @@ async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
     assert (partials[-1], found.name) == (json.loads(said), "<think> and </think>")
 
 
-async def test_deltas_that_came_together_make_one_partial() -> None:
-    """A reader that is slow is spared what it would only skip."""
+async def test_deltas_that_arrive_together_make_one_partial() -> None:
+    """A slow reader gets only the latest partial."""
     async with running(Say(*TEXT)) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
             await stream.object()
@@ -97,7 +97,7 @@ async def test_deltas_that_came_together_make_one_partial() -> None:
     assert partials == [json.loads(TEXT)]
 
 
-async def test_a_value_that_is_no_object_grows_without_what_is_around_it() -> None:
+async def test_a_value_that_is_no_object_grows_without_its_wrapper() -> None:
     partials, found = await grown(*'{"value": [1, 2, "x"]}', schema=list[int | str])
     assert partials == [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]
     assert found == [1, 2, "x"]
@@ -121,7 +121,7 @@ async def test_a_value_in_a_code_fence_grows_like_one_without() -> None:
     assert partials == [{"name": "A"}, {"name": "Ada", "age": 36}]
 
 
-async def test_the_text_may_be_read_beside_the_partials() -> None:
+async def test_the_text_can_be_read_with_the_partials() -> None:
     partials: list[Json] = []
     texts: list[str] = []
     async with running(Say(*TEXT, pause=slowly)) as (engine, _):
@@ -166,7 +166,7 @@ async def test_a_truncated_object_is_an_error_after_its_partials_unless_repair_i
     assert (repaired.output, repaired.repaired) == (Person("Ada", 36, "", ["a"]), True)
 
 
-async def test_partials_begin_anew_when_the_model_is_asked_again() -> None:
+async def test_partials_start_again_with_the_next_request() -> None:
     ways = ('{"name": "Ada", ', '"age": "x"}'), ('{"name": "Ada"', ', "age": 36}')
     async with running(*(Say(*pieces, pause=slowly) for pieces in ways)) as (engine, asked):
         async with engine.stream_object("s:m", "Who?", schema=Person, max_reasks=1) as stream:
@@ -177,7 +177,7 @@ async def test_partials_begin_anew_when_the_model_is_asked_again() -> None:
     assert (len(asked), len(result.steps), result.total_usage.input_tokens) == (2, 2, 20)
 
 
-async def test_several_readers_share_what_is_asked_again() -> None:
+async def test_several_readers_share_the_same_requests() -> None:
     async with running(Say("no"), Say("no"), Say(ADA)) as (engine, asked):
         async with engine.stream_object("s:m", "Who?", schema=Person, max_reasks=2) as stream:
             found: list[Person] = []
@@ -204,7 +204,7 @@ async def test_leaving_early_cancels_the_call_and_leaves_nothing_behind() -> Non
         assert engine.streams.statistics().readers == 0
 
 
-async def test_a_cancelled_stream_says_so_to_its_readers() -> None:
+async def test_a_cancelled_stream_raises_for_its_readers() -> None:
     async with running(Say(*TEXT, pause=slowly)) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=Person, max_reasks=1) as stream:
             with pytest.raises(CancelledError):
@@ -213,7 +213,7 @@ async def test_a_cancelled_stream_says_so_to_its_readers() -> None:
             assert not await stream.cancel()
 
 
-async def test_a_call_that_breaks_off_raises_after_its_partials() -> None:
+async def test_a_call_that_fails_raises_after_its_partials() -> None:
     async with running(Say('{"name": "Ad', fails=NetworkError("gone"))) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
             partials: list[Json] = []
@@ -222,7 +222,7 @@ async def test_a_call_that_breaks_off_raises_after_its_partials() -> None:
     assert partials == [{"name": "Ad"}]
 
 
-async def test_the_call_begins_when_something_is_asked_for() -> None:
+async def test_the_call_starts_when_the_stream_is_first_read() -> None:
     async with running(Say(ADA)) as (engine, asked):
         stream = engine.stream_object("s:m", "Who?", schema=Person)
         assert asked == []
@@ -231,8 +231,8 @@ async def test_the_call_begins_when_something_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("can", [CAPABILITIES, NO_SCHEMA], ids=["native", "forced"])
-async def test_an_object_from_a_cache_grows_at_once(can: AdapterCapabilities) -> None:
-    """Also one that came as a forced call: above the call it is text, as ever."""
+async def test_an_object_from_a_cache_is_one_partial(can: AdapterCapabilities) -> None:
+    """The cached reply may be a forced tool call, which the cache stores as text."""
     said = Say(ADA) if can is CAPABILITIES else Say(calls=[("answer", {"name": "Ada", "age": 36})])
     async with running(said, can=can, middleware=[Cache()]) as (engine, asked):
         first = await engine.generate_object("s:m", "Who?", schema=Person)
@@ -244,7 +244,7 @@ async def test_an_object_from_a_cache_grows_at_once(can: AdapterCapabilities) ->
     assert len(asked) == 1
 
 
-# JSON text that grows, cut anywhere.
+# JSON text that grows, cut at any place.
 
 SCALARS = st.one_of(
     st.none(),
@@ -261,7 +261,7 @@ VALUES: st.SearchStrategy[Json] = st.recursive(
 
 
 def is_prefix(before: Json, after: Json) -> bool:
-    """Whether a value may have been there before another: nothing of it was taken back."""
+    """Whether `after` extends `before` and removes nothing."""
     match before, after:
         case dict(), dict():
             names = list(before)
@@ -281,7 +281,7 @@ def is_prefix(before: Json, after: Json) -> bool:
 
 
 def values_of(pieces: list[str], machine: PartialJson) -> list[Json]:
-    """The value after each piece by which it grew, and after the end."""
+    """The value after each piece that changed it, and after the end."""
     values = [machine.value for piece in pieces if machine.feed(piece)]
     if machine.close():
         values.append(machine.value)
@@ -292,7 +292,7 @@ def values_of(pieces: list[str], machine: PartialJson) -> list[Json]:
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), st.data())
-def test_however_a_document_is_cut_its_values_grow_into_it(
+def test_the_values_of_a_cut_document_grow_into_it(
     document: Json, ascii_only: bool, indent: int | None, data: st.DataObject
 ) -> None:
     text = json.dumps(document, ensure_ascii=ascii_only, indent=indent)
@@ -313,7 +313,7 @@ def test_however_a_document_is_cut_its_values_grow_into_it(
         "null",
     ],
 )
-def test_cut_at_every_character_or_at_any_one_a_document_is_read_as_a_whole(text: str) -> None:
+def test_a_document_is_read_the_same_for_every_cut(text: str) -> None:
     expected = json.loads(text)
     values = values_of(list(text), PartialJson())
     assert values[-1] == expected
@@ -340,8 +340,8 @@ def test_cut_at_every_character_or_at_any_one_a_document_is_read_as_a_whole(text
         ("  ", None),
     ],
 )
-def test_what_there_is_of_a_value_whose_text_is_not_whole(text: str, value: Json) -> None:
-    """A string is there as far as it goes; a name, a number and a literal only when they are whole."""
+def test_the_value_of_an_incomplete_text(text: str, value: Json) -> None:
+    """A partial string is included. A name, a number and a literal are included when they are complete."""
     machine = PartialJson()
     machine.feed(text)
     assert machine.value == value
@@ -350,8 +350,8 @@ def test_what_there_is_of_a_value_whose_text_is_not_whole(text: str, value: Json
     assert machine.value == value
 
 
-def test_snapshots_stay_as_they_were() -> None:
-    """A long document costs what its pieces cost: finished parts are shared between snapshots."""
+def test_snapshots_do_not_change() -> None:
+    """Snapshots share their finished parts, so the cost depends on the new pieces only."""
     machine = PartialJson()
     machine.feed('{"list": [{"name": "A')
     before = machine.value
@@ -364,7 +364,7 @@ def test_snapshots_stay_as_they_were() -> None:
     assert first["list"] is second["list"]
 
 
-def test_feeding_says_whether_the_value_grew() -> None:
+def test_feed_returns_whether_the_value_grew() -> None:
     machine = PartialJson()
     fed = [machine.feed(piece) for piece in [" ", "{", ' "na', 'me"', ":", ' "', "A", "", '"', ",", '"n": 1', "}"]]
     assert fed == [False, True, False, False, False, True, True, False, False, False, False, True]
@@ -391,7 +391,7 @@ def test_feeding_says_whether_the_value_grew() -> None:
         ("Sure!", "expected a value, at character 0"),
     ],
 )
-def test_text_that_is_no_json_is_told_with_its_place(text: str, error: str) -> None:
+def test_the_error_of_text_that_is_no_json_has_its_place(text: str, error: str) -> None:
     for pieces in ([text], list(text)):
         machine = PartialJson()
         for piece in pieces:
@@ -407,7 +407,7 @@ def test_a_number_with_too_many_digits_for_python_is_an_error_not_an_exception()
     assert machine.error is not None
 
 
-def test_an_opening_that_is_not_wanted_is_passed_over_and_what_breaks_off_is_not_taken_back() -> None:
+def test_other_openings_are_skipped_and_a_started_value_is_kept() -> None:
     assert values_of(['See [1]. {"a": [1]}'], PartialJson(embedded=True, opening="{"))[-1] == {"a": [1]}
     machine = PartialJson(embedded=True)
     machine.feed('{"a": "x", oops} {"b": 1}')
@@ -417,7 +417,7 @@ def test_an_opening_that_is_not_wanted_is_passed_over_and_what_breaks_off_is_not
 
 @settings(max_examples=100, deadline=None)
 @given(st.text('{}[]",:\\u0123eE.-tfn \n`x', max_size=30))
-def test_the_strict_machine_takes_what_the_standard_library_takes(text: str) -> None:
+def test_the_strict_machine_accepts_the_same_texts_as_json_loads(text: str) -> None:
     machine = PartialJson()
     for piece in text:
         machine.feed(piece)
@@ -440,7 +440,7 @@ def test_the_strict_machine_takes_what_the_standard_library_takes(text: str) -> 
         '{"a": [1, 2]}',
     ],
 )
-def test_a_value_amid_other_text_is_found_wherever_the_text_is_cut(text: str) -> None:
+def test_a_value_within_other_text_is_found_for_every_cut(text: str) -> None:
     for cut in range(len(text) + 1):
         assert values_of([text[:cut], text[cut:]], PartialJson(embedded=True))[-1] == {"a": [1, 2]}
     assert values_of(list(text), PartialJson(embedded=True))[-1] == {"a": [1, 2]}
@@ -465,7 +465,7 @@ def test_nearly_valid_json_is_repaired(text: str, value: Json) -> None:
     assert repair(text) == value
 
 
-def test_a_number_that_may_lack_digits_is_left_out_of_a_repair_and_what_can_not_be_repaired_is_refused() -> None:
+def test_a_repair_leaves_out_a_number_that_can_lack_digits() -> None:
     assert repair('{"a": 1, "b": 23', cut_off=True) == {"a": 1}
     assert repair('{"a": 1, "b": 23}', cut_off=True) == {"a": 1, "b": 23}
     for text in ("", "I can't do that.", "{a: 1}", "[truth]", '{"a": tru'):

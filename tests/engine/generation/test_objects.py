@@ -41,7 +41,7 @@ class Point(msgspec.Struct):
     x: Annotated[int, msgspec.Meta(ge=0)]
 
 
-# -- what comes out
+# -- The objects of different schemas.
 
 
 NULLABLE: JsonObject = {"type": "object", "properties": {"a": {}, "b": {"type": ["string", "null"]}}}
@@ -74,8 +74,10 @@ A_REF: JsonObject = {"$ref": "#/definitions/A"}
     ],
     ids=lambda value: str(value)[:24],
 )
-async def test_a_reply_becomes_what_was_asked_for(schema: object, reply: str, output: object) -> None:
-    """Types of every kind, JSON Schemas, what is no object; a whole object counts though the limit was reached."""
+async def test_a_reply_becomes_a_value_of_the_schema(schema: object, reply: str, output: object) -> None:
+    """The schema can be a type or a JSON Schema, also of a value that is no object. A complete object at the limit
+    counts.
+    """
     said = ended(Say(reply), StopReason.MAX_TOKENS) if reply == ADA else Say(reply)
     async with running(said) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=schema)
@@ -94,7 +96,7 @@ async def test_a_result_has_text_usage_cost_and_steps() -> None:
     assert [message.role for message in result.messages] == [Role.USER, Role.ASSISTANT]
 
 
-async def test_tools_are_run_before_the_object_is_given() -> None:
+async def test_tools_run_before_the_object_is_returned() -> None:
     def look_up(arguments: JsonObject) -> Json:
         return {"age": 36}
 
@@ -107,10 +109,10 @@ async def test_tools_are_run_before_the_object_is_given() -> None:
     assert [request.output_schema is not None for request in asked] == [True, True]
 
 
-# -- how the model is held to it
+# -- How the request makes the model follow the schema.
 
 
-async def test_a_model_that_takes_schemas_gets_the_schema() -> None:
+async def test_a_model_that_accepts_schemas_receives_the_schema() -> None:
     async with running(Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=PERSON, system_prompt="Be brief.")
     assert asked[0].output_schema == PERSON
@@ -118,8 +120,8 @@ async def test_a_model_that_takes_schemas_gets_the_schema() -> None:
     assert result.warnings == ()
 
 
-async def test_a_model_that_takes_none_is_made_to_call_a_tool() -> None:
-    """Its arguments are the reply, and stand as text in the result and in the conversation."""
+async def test_a_model_without_schemas_is_forced_to_call_a_tool() -> None:
+    """The call's arguments are the reply. They are text in the result and in the conversation."""
     reply = Say("I will answer.", calls=[("answer", {"name": "Ada", "age": 36})])
     async with running(reply, can=NO_SCHEMA) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=PERSON)
@@ -135,8 +137,8 @@ async def test_a_model_that_takes_none_is_made_to_call_a_tool() -> None:
 
 
 @pytest.mark.parametrize("case", ["no_tools", "own_tools", "own_choice", "reasons"])
-async def test_where_no_call_can_be_forced_the_model_is_told_the_schema(case: str) -> None:
-    """It has no tools, or has tools of the caller's that it must be free to call, or is to reason."""
+async def test_without_a_forced_call_the_schema_is_in_the_system_prompt(case: str) -> None:
+    """The model has no tools, reasons, or must be free to call the caller's tools."""
     tool = Tool(ToolDefinition("look_up"), lambda arguments: None)
     can = {"no_tools": ONLY_WORDS, "reasons": THINKS}.get(case, NO_SCHEMA)
     async with running(Say(f"```json\n{ADA}\n```"), can=can) as (engine, asked):
@@ -158,7 +160,7 @@ async def test_where_no_call_can_be_forced_the_model_is_told_the_schema(case: st
     assert [warning.code for warning in result.warnings] == ["schema_as_instruction"]
 
 
-async def test_a_fallback_is_held_to_the_schema_by_its_own_means() -> None:
+async def test_a_fallback_gets_the_schema_in_its_own_way() -> None:
     replies = [Say(fails=NetworkError("down")), Say(calls=[("answer", {"name": "Ada", "age": 36})])]
     async with running(*replies, and_then=NO_SCHEMA) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=PERSON, fallback=["t:m"])
@@ -167,15 +169,15 @@ async def test_a_fallback_is_held_to_the_schema_by_its_own_means() -> None:
     assert result.output == {"name": "Ada", "age": 36}
 
 
-async def test_native_mode_takes_only_models_that_take_schemas() -> None:
+async def test_native_mode_accepts_only_models_with_schemas() -> None:
     async with running(Say(ADA), can=NO_SCHEMA) as (engine, asked):
         with pytest.raises(CapabilityError, match="does not support output schemas"):
             await engine.generate_object("s:m", "Who?", schema=PERSON, schema_mode="native")
     assert asked == []
 
 
-async def test_a_session_may_ask_for_any_means_as_well() -> None:
-    """The forced call comes back as text, so that the history has no open call."""
+async def test_a_turn_of_a_session_can_also_choose_the_mode() -> None:
+    """The forced call becomes text, so the history has no open call."""
     replies = [Say(calls=[("answer", {"name": "Ada", "age": 36})]), Say("You're welcome.")]
     async with running(*replies, can=NO_SCHEMA) as (engine, asked):
         session = engine.session("s:m")
@@ -186,7 +188,7 @@ async def test_a_session_may_ask_for_any_means_as_well() -> None:
     assert asked[1].tools == ()
 
 
-# -- when there is no object
+# -- Replies without an object.
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ async def test_a_session_may_ask_for_any_means_as_well() -> None:
         (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),
     ],
 )
-async def test_a_reply_that_is_no_such_object_is_an_error_with_its_reason(
+async def test_a_reply_without_a_valid_object_is_an_error_with_its_reason(
     reply: Say, reason: str, detail: str
 ) -> None:
     async with running(reply) as (engine, _):
@@ -226,8 +228,8 @@ async def test_a_reply_that_is_no_such_object_is_an_error_with_its_reason(
     assert error.cost == error.steps[0].cost
 
 
-async def test_what_the_type_alone_refuses_is_invalid_too() -> None:
-    """A constraint that stands in no JSON Schema."""
+async def test_a_value_that_only_the_type_refuses_is_invalid() -> None:
+    """The constraint is not in the JSON Schema."""
 
     class Even(msgspec.Struct):
         number: int
@@ -242,7 +244,7 @@ async def test_what_the_type_alone_refuses_is_invalid_too() -> None:
     assert none.value.reason == "invalid"
 
 
-async def test_calls_that_are_left_to_the_caller_are_no_object() -> None:
+async def test_calls_for_the_caller_are_no_object() -> None:
     tool = Tool(ToolDefinition("ask_user"))
     async with running(Say(calls=[("ask_user", {})])) as (engine, _):
         with pytest.raises(
@@ -251,7 +253,7 @@ async def test_calls_that_are_left_to_the_caller_are_no_object() -> None:
             await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool], max_reasks=1)
 
 
-async def test_a_schema_that_is_none_costs_no_call() -> None:
+async def test_an_invalid_schema_is_refused_without_a_call() -> None:
     ref: JsonObject = {"$ref": "#/$defs/A", "$defs": 1}
     async with running() as (engine, asked):
         for schema in (complex, {"name": "string"}, {"type": 3}, ref, {"type": "array", "items": {"$ref": "#"}}):
@@ -262,10 +264,10 @@ async def test_a_schema_that_is_none_costs_no_call() -> None:
     assert asked == []
 
 
-# -- asking again
+# -- Requests after a wrong reply.
 
 
-async def test_a_wrong_reply_is_shown_to_the_model_with_what_is_wrong() -> None:
+async def test_a_wrong_reply_is_returned_to_the_model_with_its_fault() -> None:
     wrong = '{"name": "Ada", "age": "old"}'
     async with running(Say(wrong), Say("Sorry!"), Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=2)
@@ -279,7 +281,7 @@ async def test_a_wrong_reply_is_shown_to_the_model_with_what_is_wrong() -> None:
     assert len(result.messages) == 6
 
 
-async def test_a_call_that_stood_for_a_wrong_reply_is_asked_for_again_as_a_call() -> None:
+async def test_a_wrong_forced_call_is_forced_again() -> None:
     replies = [Say(calls=[("answer", {"name": "Ada"})]), Say(calls=[("answer", {"name": "Ada", "age": 36})])]
     async with running(*replies, can=NO_SCHEMA) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
@@ -288,14 +290,14 @@ async def test_a_call_that_stood_for_a_wrong_reply_is_asked_for_again_as_a_call(
     assert asked[1].messages[1].text == '{"name":"Ada"}'
 
 
-async def test_an_empty_reply_is_asked_for_again_with_the_question() -> None:
+async def test_after_an_empty_reply_the_request_repeats_the_question() -> None:
     async with running(Say(""), Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
     assert result.output == Person("Ada", 36)
     assert [f"{message.role} {message.text[:4]}" for message in asked[1].messages] == ["user Who?", "user Your"]
 
 
-async def test_all_that_is_asked_again_shares_one_time_limit() -> None:
+async def test_all_requests_for_an_object_share_one_time_limit() -> None:
     async def slowly() -> None:
         await anyio.sleep(1)
 
@@ -314,8 +316,8 @@ async def test_all_that_is_asked_again_shares_one_time_limit() -> None:
     ],
     ids=["limit", "refusal", "truncation"],
 )
-async def test_it_is_not_asked_more_often_than_allowed(reply: Say, reasks: int, calls: int) -> None:
-    """A refusal and a truncation are not asked for again."""
+async def test_the_number_of_requests_is_limited(reply: Say, reasks: int, calls: int) -> None:
+    """After a refusal or a truncation there is no further request."""
     async with running(*[reply] * calls, Say(ADA)) as (engine, asked):
         with pytest.raises(NoObjectGeneratedError) as none:
             await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=reasks)
@@ -323,7 +325,7 @@ async def test_it_is_not_asked_more_often_than_allowed(reply: Say, reasks: int, 
     assert none.value.usage.input_tokens == 10 * calls
 
 
-# -- repair
+# -- Repair of nearly valid JSON.
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ async def test_it_is_not_asked_more_often_than_allowed(reply: Say, reasks: int, 
     ],
     ids=["comma", "line", "truncated"],
 )
-async def test_nearly_valid_json_is_read_as_it_was_meant_on_request(reply: Say, output: Person) -> None:
+async def test_repair_reads_nearly_valid_json(reply: Say, output: Person) -> None:
     async with running(reply, reply) as (engine, _):
         with pytest.raises(NoObjectGeneratedError):
             await engine.generate_object("s:m", "Who?", schema=Person)
@@ -347,14 +349,14 @@ async def test_nearly_valid_json_is_read_as_it_was_meant_on_request(reply: Say, 
     assert result.repaired
 
 
-async def test_a_number_that_was_cut_off_is_not_guessed() -> None:
+async def test_a_truncated_number_is_not_repaired() -> None:
     async with running(ended(Say('{"name": "Ada", "age": 3'), StopReason.MAX_TOKENS)) as (engine, _):
         with pytest.raises(NoObjectGeneratedError) as none:
             await engine.generate_object("s:m", "Who?", schema=Person, repair=True)
     assert none.value.reason == "truncated"
 
 
-async def test_messages_may_be_given_instead_of_a_prompt() -> None:
+async def test_messages_can_replace_the_prompt() -> None:
     messages = [Message.user("Who?"), Message.assistant("Whom do you mean?"), Message.user("Ada.")]
     async with running(Say(ADA)) as (engine, asked):
         await engine.generate_object("s:m", schema=Person, messages=messages)
@@ -363,12 +365,12 @@ async def test_messages_may_be_given_instead_of_a_prompt() -> None:
     assert [message.text for message in asked[0].messages] == ["Who?", "Whom do you mean?", "Ada."]
 
 
-# The sync twins of objects: the same results, from a thread without an event loop.
+# The sync functions for objects have the same results, in a thread without an event loop.
 
 
 @contextmanager
 def default(*replies: Say) -> Iterator[Engine]:
-    """An engine with these replies, for whoever names none."""
+    """A default engine with these replies."""
     engine = Engine(models=registry(*replies), trace=False, prices=PriceTable.default())
     set_default_engine(engine)
     try:
@@ -378,7 +380,7 @@ def default(*replies: Say) -> Iterator[Engine]:
         run_sync(engine.aclose())
 
 
-def test_an_object_comes_without_a_loop() -> None:
+def test_an_object_is_generated_without_a_loop() -> None:
     with default(Say(ADA), Say("no")):
         assert generate_object_sync("s:m", "Who?", schema=Person).output == Person("Ada", 36)
         with pytest.raises(NoObjectGeneratedError):
@@ -402,7 +404,7 @@ def test_leaving_a_stream_early_cancels_its_call_without_a_loop() -> None:
         assert [provider.in_flight for provider in engine.statistics().providers] == [0]
 
 
-def test_the_functions_use_the_default_engine_unless_another_is_named() -> None:
+def test_the_functions_use_the_default_engine_unless_one_is_passed() -> None:
     async def ask(**engine: Any) -> None:
         assert (await generate_object("s:m", "Who?", schema=Person, **engine)).output == Person("Ada", 36)
         async with stream_object("s:m", "Who?", schema={"type": "object"}, **engine) as stream:

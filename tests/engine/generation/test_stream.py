@@ -48,7 +48,7 @@ MERGED = [kind for place, kind in enumerate(SHORT) if place != 2]
 
 
 class Gate:
-    """Lets a reply's pieces through one by one, each when it is told to."""
+    """Holds back the pieces of a reply until the test calls `let`."""
 
     def __init__(self) -> None:
         self._open = asyncio.Semaphore(0)
@@ -63,7 +63,9 @@ class Gate:
 
 @asynccontextmanager
 async def stalled(*pieces: str, let: int) -> AsyncIterator[tuple[Engine, Gate, Callable[[], list[str]]]]:
-    """An engine whose one reply stops after so many pieces, and the statuses of the turns that have ended."""
+    """An engine with a reply that stops after `let` pieces, the gate, and the statuses of the turns that have
+    ended.
+    """
     gate = Gate()
     gate.let(let)
     async with running(Say(*pieces, pause=gate)) as (engine, events):
@@ -76,13 +78,15 @@ async def stalled(*pieces: str, let: int) -> AsyncIterator[tuple[Engine, Gate, C
 
 
 async def settled() -> None:
-    """Let everything run that can."""
+    """Give every waiting task several chances to run."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-async def test_a_loop_without_a_context_gives_everything() -> None:
-    """8.4: from message.start to finish; deltas add up to the text; the response is there afterwards."""
+async def test_a_loop_without_a_context_has_every_event() -> None:
+    """8.4: The events go from message.start to finish, the deltas are the text, and the response is available at
+    the end.
+    """
     async with running(Say("Hel", "lo")) as (engine, _):
         result = stream("s:m", "Hi", engine=engine)
         events = [event async for event in result]
@@ -95,8 +99,8 @@ async def test_a_loop_without_a_context_gives_everything() -> None:
     assert (last.stop_reason, last.usage, last.status) == ("end_turn", response.usage, "completed")
 
 
-async def test_tools_are_run_between_two_messages() -> None:
-    """4.4: the steps in order, with the tools between; `result()` is what generate() returns."""
+async def test_tools_run_between_two_messages() -> None:
+    """4.4: The steps are in order, with the tools between them. `result()` is the same as with `generate`."""
     async with running(CALLS_ADD, Say("3"), CALLS_ADD, Say("3")) as (engine, _):
         streamed = engine.stream("s:m", "1+2?", tools=[ADD])
         types = [event.type async for event in streamed]
@@ -112,8 +116,10 @@ async def test_tools_are_run_between_two_messages() -> None:
     assert (result.total_usage, result.total_cost) == (plain.total_usage, plain.total_cost)
 
 
-async def test_a_request_is_streamed_as_complete_answers_it() -> None:
-    """4.1, 4.2: the low-level form keeps its ids, runs no tools, and accumulates to the same response."""
+async def test_a_streamed_request_has_the_response_of_complete() -> None:
+    """4.1, 4.2: A CanonicalRequest keeps its id and runs no tools. Its events add up to the response of
+    `complete`.
+    """
     request = CanonicalRequest(
         request_id="req_mine",
         messages=(Message.user("1+2?"),),
@@ -135,8 +141,8 @@ async def test_a_request_is_streamed_as_complete_answers_it() -> None:
     assert [call.input for call in (*mine.tool_uses, *whole.tool_uses)] == [{"a": 1, "b": 2}] * 2
 
 
-async def test_the_text_alone_comes_piece_by_piece() -> None:
-    """`text_stream`, in a context or not, goes on where the last loop stopped."""
+async def test_the_text_stream_has_each_piece() -> None:
+    """`text_stream` continues after the last event that was read."""
     async with running(Say("a", "b", "c"), Say("d", "e")) as (engine, _):
         async with engine.stream("s:m", "Hi") as result:
             async for event in result:
@@ -146,8 +152,8 @@ async def test_the_text_alone_comes_piece_by_piece() -> None:
         assert [piece async for piece in engine.stream("s:m", "Hi").text_stream] == ["d", "e"]
 
 
-async def test_what_has_arrived_can_be_looked_at() -> None:
-    """`partial_response` grows, whoever reads; the id is the call's; at the end it is the response."""
+async def test_the_partial_response_can_be_read_at_any_time() -> None:
+    """`partial_response` grows without a reader, and is the response at the end."""
     async with stalled("Hel", "lo", let=1) as (engine, gate, _):
         async with engine.stream("s:m", "Hi") as result:
             assert result.partial_response is None
@@ -160,11 +166,11 @@ async def test_what_has_arrived_can_be_looked_at() -> None:
             assert result.partial_response == response
 
 
-# -- several readers
+# -- Several readers.
 
 
-async def test_every_reader_has_everything() -> None:
-    """At the same time and after the end; the first loop isn't disturbed, and a merged delta is one event."""
+async def test_every_reader_has_all_events() -> None:
+    """Readers can read at the same time or after the end. With `coalesce`, several deltas are one event."""
     async with running(Say("Hel", "lo")) as (engine, _):
         async with engine.stream("s:m", "Hi") as result:
             beside = asyncio.create_task(_types(result.reader()))
@@ -179,8 +185,8 @@ async def _types(reader: AsyncIterator[ViewEvent]) -> list[str]:
     return [event.type async for event in reader]
 
 
-async def test_a_reader_after_the_log_was_folded_has_everything() -> None:
-    """Late, it has each block in one piece; in the middle, what it lacks."""
+async def test_a_reader_of_a_folded_log_has_all_events() -> None:
+    """A late reader gets each block in one piece. A reader in the middle gets the rest."""
     async with stalled("Hel", "lo", let=1) as (engine, gate, _):
         result = engine.stream("s:m", "Hi")
         early = result.reader()
@@ -194,7 +200,7 @@ async def test_a_reader_after_the_log_was_folded_has_everything() -> None:
 
 @pytest.mark.parametrize("kind", ["stream", "reader", "attached"])
 async def test_one_reader_for_two_tasks_is_refused_with_advice(kind: str) -> None:
-    """They would take each other's events away."""
+    """Two tasks would take events from each other."""
     async with stalled("never", let=0) as (engine, _, _):
         async with engine.stream("s:m", "Hi") as result:
             attached = engine.attach(result.stream_id, view=True)
@@ -207,8 +213,8 @@ async def test_one_reader_for_two_tasks_is_refused_with_advice(kind: str) -> Non
         assert waiting.exception() is None or isinstance(waiting.exception(), CancelledError)
 
 
-async def test_another_loop_can_t_read_it() -> None:
-    """It would wait for ever; the error says where to read."""
+async def test_a_read_in_another_loop_is_refused() -> None:
+    """The read would never end. The error names the right loop."""
     async with running(Say("Hello")) as (engine, _):
         result = engine.stream("s:m", "Hi")
         await result.response()
@@ -221,11 +227,11 @@ async def test_another_loop_can_t_read_it() -> None:
         await asyncio.to_thread(elsewhere)
 
 
-# -- failures
+# -- Failures.
 
 
 async def test_a_failure_is_an_event_and_then_raised() -> None:
-    """C22: the same error; what had arrived is there, and so it is raised by everybody who asks."""
+    """C22: `response()` raises the same error, and `partial_response` has the part that arrived."""
     async with running(Say("Hel", fails=ServerError("down"))) as (engine, _):
         result, events = engine.stream("s:m", "Hi"), []
         with pytest.raises(ServerError, match="down") as raised:
@@ -242,11 +248,11 @@ async def test_a_failure_is_an_event_and_then_raised() -> None:
     assert raised.value.turn.status == "failed"  # type: ignore[attr-defined]
 
 
-# -- cancelling
+# -- Cancellation.
 
 
 async def test_cancelling_ends_the_events_in_order() -> None:
-    """The segment is closed, then CancelledError, with what had arrived."""
+    """The segment ends, and the stream raises CancelledError with the part that arrived."""
     async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
         result = engine.stream("s:m", "Hi")
         types = [(await anext(result)).type for _ in range(3)]
@@ -261,7 +267,7 @@ async def test_cancelling_ends_the_events_in_order() -> None:
 
 
 async def test_leaving_the_context_cancels_unless_it_was_detached() -> None:
-    """Left early, the call has ended when the context is over; detached, it goes on to its end."""
+    """The call ends with the context. A detached call continues to its end."""
     async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
         async with engine.stream("s:m", "Hi") as result:
             await anext(result)
@@ -274,7 +280,7 @@ async def test_leaving_the_context_cancels_unless_it_was_detached() -> None:
         assert (await result.response()).text == "Hello"
 
 
-# -- leaving without a word
+# -- Readers that leave without cancelling.
 
 
 async def leave_a_loop(result: StreamResult) -> object:
@@ -333,8 +339,8 @@ LEAVES: dict[str, Callable[[StreamResult], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("leave", LEAVES)
-async def test_however_a_stream_is_left_its_call_is_cancelled(leave: str) -> None:
-    """And nothing of it is left behind: no reader, no task, no open log."""
+async def test_a_stream_without_a_reader_is_cancelled(leave: str) -> None:
+    """No reader, task or open log remains."""
     async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
         kept = await LEAVES[leave](engine.stream("s:m", "Hi"))
         gc.collect()
@@ -346,8 +352,8 @@ async def test_however_a_stream_is_left_its_call_is_cancelled(leave: str) -> Non
         del kept
 
 
-async def test_a_stream_that_somebody_keeps_goes_on() -> None:
-    """Leaving a loop is no farewell while the result is there."""
+async def test_a_stream_that_is_still_referenced_continues() -> None:
+    """The end of the loop over events does not cancel the call while the program has the result."""
     async with stalled("Hel", "lo", let=1) as (engine, gate, statuses):
         result = engine.stream("s:m", "Hi")
         async for event in result:
@@ -360,8 +366,8 @@ async def test_a_stream_that_somebody_keeps_goes_on() -> None:
         assert [piece async for piece in result.text_stream] == ["lo"]
 
 
-async def test_a_stream_that_is_never_read_never_begins() -> None:
-    """Asking for one sends nothing; a closed one says that it was."""
+async def test_a_stream_that_is_never_read_never_starts() -> None:
+    """Creating a stream sends nothing. A read after `aclose` is an error."""
     async with running(Say("never")) as (engine, events):
         result: StreamResult | None = engine.stream("s:m", "Hi")
         del result
@@ -372,12 +378,11 @@ async def test_a_stream_that_is_never_read_never_begins() -> None:
         assert topics(events.take(), "session.") == []
 
 
-async def test_a_stream_that_is_closed_while_it_begins_is_cancelled() -> None:
-    """The engine is still starting; nothing of the call outlives the close."""
+async def test_a_stream_that_is_closed_while_the_engine_starts_is_cancelled() -> None:
     engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), trace=False)
     result = engine.stream("s:m", "Hi")
     beginning = asyncio.create_task(result.response())
-    while engine._host.life is None:  # noqa: ASYNC110 (nothing tells it)
+    while engine._host.life is None:  # noqa: ASYNC110 (no event reports it)
         await asyncio.sleep(0)
     await result.aclose()
     with pytest.raises(CancelledError):
@@ -385,8 +390,8 @@ async def test_a_stream_that_is_closed_while_it_begins_is_cancelled() -> None:
     await engine.aclose()
 
 
-async def test_what_a_host_s_own_code_raises_comes_out_once() -> None:
-    """Of middleware, for example: as an event, then raised; leaving the context doesn't raise it again."""
+async def test_an_exception_of_the_hosts_code_is_raised_once() -> None:
+    """The stream has the exception as an event and then raises it. Leaving the context does not raise it again."""
 
     async def odd(request: CanonicalRequest, next: object) -> CallOutcome:
         raise LookupError("odd")
@@ -399,30 +404,30 @@ async def test_what_a_host_s_own_code_raises_comes_out_once() -> None:
                 await anext(result)
 
 
-# -- what it uses
+# -- Usage and warnings.
 
 
-async def test_usage_is_estimated_until_the_provider_has_said_it(tmp_path: Path) -> None:
-    """C8: with a cost, every few deltas and not at each; the last figure is the reported one."""
-    told: list[UsageSoFar] = []
+async def test_usage_is_estimated_until_the_provider_reports_it(tmp_path: Path) -> None:
+    """C8: Each estimate has a cost and comes after several deltas. The last figure is the reported usage."""
+    estimates: list[UsageSoFar] = []
     pieces = ["word "] * (3 * DELTAS_PER_ESTIMATE)
     (tmp_path / "prices.yaml").write_text(PRICES)
     async with running(Say(*pieces), prices=PriceTable.from_yaml(tmp_path / "prices.yaml")) as (engine, _):
-        result = engine.stream("s:m", "Hi", on_usage=told.append)
+        result = engine.stream("s:m", "Hi", on_usage=estimates.append)
         assert result.usage_so_far.usage.total_tokens == 0
         async for _ in result:
             pass
-        assert result.usage_so_far == told[-1]
-    assert [each.estimated for each in told] == [True] * 4 + [False] * 2
-    assert told[-1].usage.output_tokens == 5
-    assert told[-1].cost.nano_usd == 10 * 1000 + 5 * 10_000
-    for each in told:
+        assert result.usage_so_far == estimates[-1]
+    assert [each.estimated for each in estimates] == [True] * 4 + [False] * 2
+    assert estimates[-1].usage.output_tokens == 5
+    assert estimates[-1].cost.nano_usd == 10 * 1000 + 5 * 10_000
+    for each in estimates:
         assert each.cost.nano_usd == each.usage.input_tokens * 1000 + each.usage.output_tokens * 10_000
 
 
-async def test_what_a_call_warns_of_stands_at_its_beginning() -> None:
-    """M08: the first event carries the warnings that are known before the call, streamed or not."""
-    many = [Message.user("x")] * 13_000  # ten tokens each, for a window of 128,000
+async def test_the_first_event_has_the_warnings_of_the_request() -> None:
+    """M08: These warnings are known before the call."""
+    many = [Message.user("x")] * 13_000  # The messages have ten tokens each, and the window has 128,000.
     async with running(Say("Hello"), Say("Hello")) as (engine, _):
         result = engine.stream("s:m", messages=many)
         first = await anext(result)

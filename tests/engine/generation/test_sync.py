@@ -1,6 +1,6 @@
-"""The sync functions on their thread: in plain programs, next to and inside event loops, and at the end.
+"""The sync functions on their thread: in programs without a loop, with a loop, and at the end of a program.
 
-Real processes: what matters is that they end, in order, with everything in the trace.
+The tests use real processes. Each process must end, and its trace must have every call.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ anyio_backend = runs_on("asyncio")
 
 @pytest.fixture
 def engines() -> Iterator[list[Engine]]:
-    """Engines that are closed afterwards, in their thread."""
+    """Engines that the fixture closes at the end, in their thread."""
     made: list[Engine] = []
     yield made
     for each in made:
@@ -140,7 +140,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=2))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
-    """In time, with its own exit code, nothing on stderr and everything in the trace."""
+    """The exit code is the program's own, stderr is empty, and the trace has every call."""
     body, code, output, statuses = PROGRAMS[name]
     process = program(tmp_path / "trace.db", body)
     said, errors = process.communicate(timeout=30)
@@ -154,7 +154,7 @@ def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     first_is_quick(["list(stream_sync('s:m', 'Hi', engine=e))", "generate_sync('s:m', 'Hi', engine=e)"], "whole"),
 )
 def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
-    """KeyboardInterrupt where the program waits; the call is cancelled and stands in the trace."""
+    """The waiting function raises KeyboardInterrupt, and the trace has the cancelled call."""
     process = program(
         tmp_path / "trace.db",
         "async def wait():\n    print('waiting', flush=True)\n    await asyncio.sleep(600)\n"
@@ -168,10 +168,10 @@ def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
     assert rows(tmp_path / "trace.db") == ["cancelled"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork beside threads")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork of a process with threads")
 def test_a_forked_child_has_a_thread_of_its_own(tmp_path: Path) -> None:
-    """As in a server that loads its program first and forks its workers then."""
+    """Servers load the program first and then fork their workers."""
     process = program(
         tmp_path / "trace.db",
         "generate_sync('s:m', 'Hi', engine=plain)\n"
@@ -188,8 +188,8 @@ def test_a_forked_child_has_a_thread_of_its_own(tmp_path: Path) -> None:
     assert (process.returncode, said, errors) == (0, "child\nparent\n", "")
 
 
-def test_a_failure_is_raised_where_it_was_asked(engines: list[Engine]) -> None:
-    """The same exception, with what had been done."""
+def test_a_failure_is_raised_in_the_calling_thread(engines: list[Engine]) -> None:
+    """The exception has the turn."""
     engine = an_engine(engines, Say(fails=ServerError("down")), Say("Hel", fails=ServerError("down")))
     with pytest.raises(ServerError, match="down") as raised:
         generate_sync("s:m", "Hi", engine=engine)
@@ -201,8 +201,8 @@ def test_a_failure_is_raised_where_it_was_asked(engines: list[Engine]) -> None:
     assert types[-1] == "error"
 
 
-def test_a_stream_is_what_it_is_in_a_coroutine(engines: list[Engine]) -> None:
-    """Events, text, response, result, partial response and usage."""
+def test_a_sync_stream_has_the_same_properties(engines: list[Engine]) -> None:
+    """The properties are the events, the text, the response, the result, the partial response, and the usage."""
     engine = an_engine(engines, Say("Hel", "lo"))
     with stream_sync("s:m", "Hi", engine=engine) as result:
         assert result.partial_response is None
@@ -218,7 +218,7 @@ def test_a_stream_is_what_it_is_in_a_coroutine(engines: list[Engine]) -> None:
 
 
 def test_leaving_a_stream_cancels_it(engines: list[Engine]) -> None:
-    """By its context, and by losing it."""
+    """The end of its context cancels the call, and so does the loss of the last reference."""
     pauses = iter([0.0, 600.0, 0.0, 600.0])
     never = Say("Hel", "lo", pause=lambda: asyncio.sleep(next(pauses)))
     engine = an_engine(engines, never, never)
@@ -238,8 +238,7 @@ def test_leaving_a_stream_cancels_it(engines: list[Engine]) -> None:
     assert run_sync(ended()) == ["cancelled"]
 
 
-def test_a_signal_is_given_in_another_thread(engines: list[Engine]) -> None:
-    """Where the caller waits, somebody else can give up."""
+def test_a_signal_from_another_thread_cancels_the_call(engines: list[Engine]) -> None:
     controller, begun = AbortController(), threading.Event()
 
     async def wait() -> None:
@@ -257,7 +256,7 @@ def test_a_signal_is_given_in_another_thread(engines: list[Engine]) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
 def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine], streamed: bool) -> None:
-    """With the error that a coroutine gets; and what is asked for afterwards is refused."""
+    """The exception is the one that a coroutine gets. Later calls are refused."""
     begun = threading.Event()
 
     async def wait() -> None:
@@ -280,13 +279,13 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
         generate_sync("s:m", "Hi", engine=engine)
 
 
-async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engine]) -> None:
-    """In a thread beside a running loop nothing is held up; in the loop's own thread that loop is."""
-    engine = an_engine(engines, Say("beside"), Say("inside"), Say("stream"))
+async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
+    """A call in the thread of a loop blocks that loop. A call in another thread gives no warning."""
+    engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
     beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
-    assert beside.text == "beside"
+    assert beside.text == "thread"
     with pytest.warns(RuntimeWarning, match=r"generate_sync\(\) blocks the event loop.*await") as warned:
-        assert generate_sync("s:m", "Hi", engine=engine).text == "inside"
+        assert generate_sync("s:m", "Hi", engine=engine).text == "loop"
     assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(RuntimeWarning, match=r"stream_sync\(\) blocks") as warned:
         assert list(stream_sync("s:m", "Hi", engine=engine).text_stream) == ["stream"]
@@ -303,8 +302,8 @@ async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[En
         await theirs.generate("s:m", "Hi")
 
 
-def test_an_async_tool_can_t_wait_for_its_own_thread(engines: list[Engine]) -> None:
-    """It would wait for itself: the model gets the advice as the tool's error. A plain tool may."""
+def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> None:
+    """The tool would wait for its own thread. Its error has advice for the model. A plain function works."""
 
     async def ask(arguments: object) -> str:
         return generate_sync("s:m", "Hi", engine=engine).text
@@ -322,8 +321,8 @@ def test_an_async_tool_can_t_wait_for_its_own_thread(engines: list[Engine]) -> N
     assert answered.text == "from inside"
 
 
-def test_a_host_s_engine_serves_the_sync_functions(engines: list[Engine]) -> None:
-    """`set_default_engine` counts for them, too, if the engine has no loop yet."""
+def test_the_sync_functions_use_the_hosts_default_engine(engines: list[Engine]) -> None:
+    """The default engine must not have a loop yet."""
     set_default_engine(an_engine(engines, Say("Hello")))
     try:
         assert generate_sync("s:m", "Hi").text == "Hello"
@@ -332,7 +331,7 @@ def test_a_host_s_engine_serves_the_sync_functions(engines: list[Engine]) -> Non
 
 
 def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None:
-    """The thread that reads it, or the one of a tool: the next step has what they said."""
+    """The reader's thread and a tool's thread can steer the turn. The next step has their messages."""
 
     def work(arguments: object) -> str:
         result.steer("from the tool")
@@ -349,8 +348,8 @@ def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None
         result.steer("too late")
 
 
-def test_an_engine_that_is_entered_without_a_loop_is_closed_on_leaving() -> None:
-    """And may be entered once: then it stays closed."""
+def test_an_engine_in_a_plain_with_block_is_closed_at_its_end() -> None:
+    """The engine can be entered once."""
     engine = Engine(models=registry(Say("Hello"), Say(fails=ServerError("no"))), trace=False)
     with engine as entered:
         assert entered is engine
@@ -363,8 +362,8 @@ def test_an_engine_that_is_entered_without_a_loop_is_closed_on_leaving() -> None
         pass
 
 
-async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
-    """The error says what to do; and entering one within a coroutine is warned of, with the right word."""
+async def test_an_engine_of_a_loop_is_refused_by_send_sync() -> None:
+    """The error has advice. A plain `with Engine()` in a coroutine gives a warning that names `async with`."""
     async with Engine(models=registry(Say("Hello")), trace=False) as engine:
         session = engine.session("s:m")
         with pytest.warns(RuntimeWarning, match=r"send_sync\(\) blocks"):
@@ -375,11 +374,11 @@ async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
         pass
 
 
-def test_an_async_tool_that_calls_send_sync_is_told() -> None:
+def test_an_async_tool_that_calls_send_sync_gets_an_error() -> None:
     with Engine(models=registry(Say(calls=[("ask", {})]), Say("Done")), trace=False) as engine:
 
         async def ask() -> str:
-            """Ask."""
+            """Call send_sync."""
             return engine.session("s:m").send_sync("Hi").text
 
         session = engine.session("s:m", tools=[ask])

@@ -1,4 +1,4 @@
-"""The view of a stream: pure, from a turn's events. And the engine of the plain functions."""
+"""The view of a stream, made from a turn's events only, and the default engine of the functions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ COST = Cost(7, CostSource.COMPUTED)
 
 
 def message(message_id: str, *blocks: ContentBlock, cut: int = 2) -> list[TurnEvent]:
-    """A whole message, its text and arguments in pieces of so many characters."""
+    """A complete message. Its text and arguments come in pieces of `cut` characters."""
     events: list[TurnEvent] = [MessageStart(message_id, "m", "s", (CallWarning("odd", "It is odd."),))]
     for index, block in enumerate(blocks):
         match block:
@@ -111,8 +111,8 @@ CALL = ToolUseBlock("tu_1", "add", {"a": 1}, raw_arguments='{"a" : 1}')
 ODD = OpaqueBlock("web_search", ProviderRaw("s", {"q": "x"}))
 
 
-def test_every_segment_begins_and_ends_with_its_whole_value() -> None:
-    """Thinking, text, a tool call and an unknown block, in the order in which they came."""
+def test_every_segment_has_a_start_and_an_end_with_its_complete_value() -> None:
+    """The segments are thinking, text, a tool call and an unknown block, in order."""
     shown = viewed(message("msg_1", THINKING, TEXT, TextBlock("More."), CALL, ODD, cut=100))
     assert shown == [
         MessageStart("msg_1", "m", "s", (CallWarning("odd", "It is odd."),)),
@@ -136,7 +136,7 @@ def test_every_segment_begins_and_ends_with_its_whole_value() -> None:
 
 
 def test_a_delta_names_its_segment() -> None:
-    """The id of a delta is that of the start and the end around it."""
+    """A delta has the id of the start and the end around it."""
     shown = viewed(message("msg_1", THINKING, TEXT))
     ids = [
         event.segment_id
@@ -159,7 +159,7 @@ def two_steps() -> list[TurnEvent]:
 
 
 def test_the_last_event_has_the_sums_and_the_last_response() -> None:
-    """Usage and cost of all steps; stop reason and response of the last message."""
+    """The usage and the cost are of all steps. The stop reason and the response are of the last message."""
     last = viewed(two_steps())[-1]
     assert isinstance(last, Finish)
     assert (last.stop_reason, last.status) == (StopReason.END_TURN, "completed")
@@ -168,8 +168,8 @@ def test_the_last_event_has_the_sums_and_the_last_response() -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [("failed", CallboardError), ("cancelled", CancelledError)])
-def test_what_failed_ends_in_an_error(status: str, error: type[Exception]) -> None:
-    """The open segment is closed first; of the events alone, the error has the turn's text."""
+def test_a_turn_that_did_not_complete_ends_in_an_error(status: str, error: type[Exception]) -> None:
+    """The open segment ends first. The error has the text of the turn's last event."""
     partial = MessageComplete((TextBlock("Le"),), StopReason.ERROR, None, USAGE, "msg_1")
     shown = viewed([*message("msg_1", TEXT)[:2], partial, TurnComplete(status, "ServerError: no")])
     assert [event.type for event in shown[2:]] == ["text.delta", "text.end", "message.complete", "error"]
@@ -180,7 +180,9 @@ def test_what_failed_ends_in_an_error(status: str, error: type[Exception]) -> No
 
 
 def joined(events: Sequence[ViewEvent]) -> list[object]:
-    """The events with each segment's deltas as one, and without the arguments' pieces, which a fold may lose."""
+    """The events, with the deltas of each segment joined, and without pieces of arguments, which a fold can
+    remove.
+    """
     found: list[object] = []
     for event in events:
         before = found[-1] if found else None
@@ -197,8 +199,8 @@ def joined(events: Sequence[ViewEvent]) -> list[object]:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_a_reader_that_was_too_slow_sees_one_row_of_events(data: st.DataObject) -> None:
-    """Wherever a reader stands, and wherever the log was folded meanwhile, it gets the rest, once."""
+def test_a_slow_reader_sees_every_event_once(data: st.DataObject) -> None:
+    """The test tries every place of the reader and every place of the fold."""
     events = two_steps()
     first = data.draw(st.integers(0, len(events)), "read")
     folded = data.draw(st.integers(first, len(events)), "folded")
@@ -209,8 +211,8 @@ def test_a_reader_that_was_too_slow_sees_one_row_of_events(data: st.DataObject) 
 
 @settings(max_examples=100)
 @given(st.data())
-def test_arguments_are_never_given_twice_nor_wrongly(data: st.DataObject) -> None:
-    """What is given of a call's arguments is a beginning of the provider's text; all of it, if nothing is lost."""
+def test_pieces_of_arguments_are_never_repeated_or_wrong(data: st.DataObject) -> None:
+    """The pieces are a prefix of the provider's text. Without a loss they are the complete text."""
     events = message("msg_1", CALL, cut=1)
     first = data.draw(st.integers(0, len(events)), "read")
     folded = data.draw(st.integers(first, len(events)), "folded")
@@ -222,8 +224,8 @@ def test_arguments_are_never_given_twice_nor_wrongly(data: st.DataObject) -> Non
         assert given_text == CALL.raw_arguments
 
 
-def test_a_late_reader_of_a_folded_log_gets_everything() -> None:
-    """Each block comes in one piece, with its beginning and its end."""
+def test_a_late_reader_of_a_folded_log_gets_every_block() -> None:
+    """Each block has one delta between its start and its end."""
     shown = viewed([StreamReset(fold(two_steps()), len(two_steps()))])  # type: ignore[list-item]
     assert [event.type for event in shown] == [
         *("message.start", "text.start", "text.delta", "text.end"),
@@ -236,8 +238,8 @@ def test_a_late_reader_of_a_folded_log_gets_everything() -> None:
 TOLD = ProviderEvent("searching", {"n": 1}, "msg_1")
 
 
-def test_what_is_told_beside_the_content_breaks_no_segment() -> None:
-    """It is passed on where it came, and a log that was folded meanwhile doesn't tell it again."""
+def test_a_provider_event_does_not_end_a_segment() -> None:
+    """The event keeps its place, and a folded log does not repeat it."""
     start, first, second, *rest = message("msg_1", TEXT)
     shown = viewed([start, first, TOLD, second, StreamReset((start, first, TOLD, second), 4), *rest])
     assert [event for event in shown if event is not TOLD] == viewed(message("msg_1", TEXT))
@@ -245,7 +247,7 @@ def test_what_is_told_beside_the_content_breaks_no_segment() -> None:
     assert shown.count(TOLD) == 1
 
 
-# The engine of those who name none. Seed 2, section 2.5 and row 8.1.
+# The default engine of the functions. Seed 2, section 2.5 and row 8.1.
 
 
 MODELS = """
@@ -267,8 +269,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @row("8.1.7")
-def test_each_loop_has_an_engine_of_its_own_that_ends_with_it(home: Path) -> None:
-    """Two runs, two engines; nobody closes them, and the trace has everything."""
+def test_each_loop_has_its_own_engine_that_ends_with_it(home: Path) -> None:
+    """Two runs use two engines. The engines close by themselves, and the trace has every call."""
     seen: list[Engine] = []
 
     async def ask() -> None:
@@ -289,9 +291,7 @@ def test_each_loop_has_an_engine_of_its_own_that_ends_with_it(home: Path) -> Non
     assert asyncio.run(rows()) == ["completed"] * 4
 
 
-def test_what_was_raised_in_a_run_comes_out_of_it() -> None:
-    """The engine's end hides no exception of the program."""
-
+def test_an_exception_of_the_program_is_raised_by_its_run() -> None:
     async def fail() -> None:
         await generate("s:m", "Hi")
         raise ZeroDivisionError
@@ -300,9 +300,7 @@ def test_what_was_raised_in_a_run_comes_out_of_it() -> None:
         asyncio.run(fail())
 
 
-def test_a_closed_default_engine_is_followed_by_another() -> None:
-    """Who closes it doesn't end all that is to come."""
-
+def test_a_closed_default_engine_is_replaced() -> None:
     async def ask() -> None:
         await generate("s:m", "Hi")
         await default_engine().aclose()
@@ -313,7 +311,7 @@ def test_a_closed_default_engine_is_followed_by_another() -> None:
 
 @row("8.1.7")
 def test_a_host_sets_the_engine() -> None:
-    """8.1: for all functions, until it is taken back; it belongs to one loop, and says so."""
+    """8.1: All functions use that engine until it is unset. In another loop the engine is refused."""
     mine = Engine(models=registry(Say("mine")), trace=False)
     set_default_engine(mine)
 
@@ -327,15 +325,14 @@ def test_a_host_sets_the_engine() -> None:
     assert asyncio.run(ask()) == "Hello"
 
 
-def test_without_a_loop_the_sync_functions_are_named() -> None:
-    """`stream()` in plain code."""
+def test_stream_without_a_loop_is_refused_with_the_sync_function() -> None:
     with pytest.raises(CallboardError, match=r"stream_sync\(\)"):
         stream("s:m", "Hi")
 
 
 @row("8.1.5")
 def test_a_key_that_is_missing_is_named(home: Path) -> None:
-    """8.1: ConfigurationError, with the variable to set."""
+    """8.1: ConfigurationError names the variable to set."""
     (home / "models.yaml").unlink()
 
     async def ask() -> None:

@@ -1,6 +1,6 @@
 """The properties of a stream before its first event, while it arrives, after its end, and after an early exit.
 
-And what an error says of the call that it ended: `cost`, whoever asked and however.
+The `cost` of an error is also tested, for every way to make a call.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ async def first_text(stream: Any_Stream) -> None:
 
 
 @pytest.mark.parametrize("open_", OPEN)
-async def test_a_stream_says_what_it_costs_before_it_begins_while_it_comes_and_afterwards(open_: Open) -> None:
-    """Nothing, then an estimate, then what the provider said; and the end is what `result()` has."""
+async def test_a_stream_has_its_cost_at_any_time(open_: Open) -> None:
+    """The cost is zero at first, then an estimate, and then the reported cost, which `result()` has too."""
     gate = asyncio.Event()
     steps = iter(range(99))
 
@@ -115,8 +115,8 @@ async def test_a_stream_says_what_it_costs_before_it_begins_while_it_comes_and_a
 
 @pytest.mark.parametrize("open_", OPEN)
 @pytest.mark.parametrize("way", ["left", "cancelled", "failed"])
-async def test_a_stream_that_did_not_end_well_says_what_it_cost(open_: Open, way: str) -> None:
-    """Left, cancelled or failed in the middle: what had come is counted, and `status` says how it ended."""
+async def test_a_stream_that_did_not_complete_has_its_cost(open_: Open, way: str) -> None:
+    """The part that arrived is counted, and `status` is failed or cancelled."""
 
     async def pause() -> None:
         if way != "failed" and next(steps) >= 2:
@@ -145,8 +145,8 @@ async def test_a_stream_that_did_not_end_well_says_what_it_cost(open_: Open, way
 
 
 @pytest.mark.parametrize("open_", OPEN)
-async def test_a_stream_that_never_began_has_cost_nothing(open_: Open) -> None:
-    """It was closed before it was asked for anything."""
+async def test_a_stream_that_never_started_costs_nothing(open_: Open) -> None:
+    """The stream is closed before it is read."""
     async with priced() as engine:
         stream = open_(engine)
         await stream.aclose()
@@ -158,7 +158,7 @@ async def test_a_stream_of_several_steps_counts_them_all() -> None:
     calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
 
     def weather(city: str) -> str:
-        """Tell it."""
+        """Return the city."""
         return city
 
     async with priced(calls, Say("Rain.")) as engine, engine.stream("s:m", "Hi", tools=[weather]) as stream:
@@ -167,8 +167,8 @@ async def test_a_stream_of_several_steps_counts_them_all() -> None:
         assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
 
 
-async def test_the_text_of_a_reader_goes_on_after_the_log_was_folded() -> None:
-    """Where it stopped, and nothing twice."""
+async def test_the_text_of_a_reader_continues_after_a_fold_of_the_log() -> None:
+    """The text continues after the last piece and repeats nothing."""
     gate = asyncio.Event()
     steps = iter(range(99))
 
@@ -186,8 +186,8 @@ async def test_the_text_of_a_reader_goes_on_after_the_log_was_folded() -> None:
         assert "".join([piece async for piece in text]) == "lo you"
 
 
-async def test_a_fallback_says_which_model_served() -> None:
-    """Routing and model are those of the last call, and the failed one is paid for."""
+async def test_a_stream_with_a_fallback_has_the_model_that_served() -> None:
+    """The routing and the model are those of the last call."""
     replies = {"t": [Say("Hello")]}
     async with running(Say(fails=ServerError("overloaded")), prices=PRICES, **replies) as (engine, _):
         async with engine.stream("s:m", "Hi", fallback=["t:m"]) as stream:
@@ -197,8 +197,8 @@ async def test_a_fallback_says_which_model_served() -> None:
         assert result.routing.requested == "s:m"
 
 
-def test_a_sync_stream_says_the_same() -> None:
-    """While it comes and when it was left, from another thread than the call's."""
+def test_a_sync_stream_has_the_same_properties() -> None:
+    """The properties can be read in another thread than the call's."""
     engine = Engine(models=registry(Say(*["word "] * 50)), trace=False, prices=PRICES)
     with stream_sync("s:m", "Hi", engine=engine) as stream:
         assert isinstance(stream, SyncStreamResult)
@@ -209,10 +209,10 @@ def test_a_sync_stream_says_the_same() -> None:
     assert stream.cost.usd
     assert stream.routing is not None
     assert stream.warnings == ()
-    assert stream.status in ("completed", "cancelled")  # as the reply may have come whole before it was left
+    assert stream.status in ("completed", "cancelled")  # The reply can arrive completely before the early exit.
 
 
-# -- Errors
+# -- Errors.
 
 Ask: TypeAlias = Callable[[Engine], Awaitable[object]]
 ASK: dict[str, Ask] = {
@@ -226,8 +226,8 @@ ASK: dict[str, Ask] = {
 
 
 @pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
-async def test_an_error_says_what_its_call_cost(ask: Ask) -> None:
-    """However it was asked: nothing for a refusal, and what had come for a stream that broke off."""
+async def test_an_error_has_the_cost_of_its_call(ask: Ask) -> None:
+    """A refusal costs nothing. A broken stream costs the part that arrived."""
     async with priced(Say("Hel", fails=ServerError("broken", provider_status=529))) as engine:
         with pytest.raises(ServerError) as raised:
             await ask(engine)
@@ -235,8 +235,8 @@ async def test_an_error_says_what_its_call_cost(ask: Ask) -> None:
     assert raised.value.cost.usd >= Decimal(0)
 
 
-async def test_the_cost_of_a_call_that_was_never_answered_is_not_known() -> None:
-    """It is a Cost that says so, and never taken for nothing; a request that nobody got costs nothing."""
+async def test_the_cost_of_a_call_without_a_reply_is_unknown() -> None:
+    """An unknown cost is a Cost without an amount. A request that was not sent costs nothing."""
     async with priced(Say(fails=ServerError("lost"))) as engine:
         with pytest.raises(ServerError) as raised:
             await engine.generate("s:m", "Hi")
@@ -247,8 +247,8 @@ async def test_the_cost_of_a_call_that_was_never_answered_is_not_known() -> None
 
 
 @pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
-async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
-    """`engine.cancel` by somebody else, while the provider is at work."""
+async def test_a_cancelled_call_has_its_cost(ask: Ask) -> None:
+    """Another task calls `engine.cancel` while the call is in progress."""
     begun = asyncio.Event()
 
     async def pause() -> None:
@@ -269,11 +269,11 @@ async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
     assert raised.value.cost.usd is not None
 
 
-# -- The text of each reader
+# -- The text of each reader.
 
 
-async def test_an_attached_view_gives_what_stream_gives() -> None:
-    """Event for event; its last event says how the turn ended, and an error isn't raised to it."""
+async def test_an_attached_view_has_the_events_of_the_stream() -> None:
+    """The last event has the status of the turn. A failed turn raises nothing to the view."""
     async with priced(Say("Hel", "lo"), Say("Hel", fails=ServerError("broken"))) as engine:
         stream = engine.stream("s:m", "Hi")
         events = [event async for event in stream]
@@ -289,7 +289,7 @@ async def test_an_attached_view_gives_what_stream_gives() -> None:
 
 
 async def test_each_reader_has_a_text_stream() -> None:
-    """Of a function's stream, of a session's, of one that was attached to; a view has it from the beginning."""
+    """The reader can belong to a function's stream, a session's stream, or an attached view."""
     async with priced(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
         for stream in (engine.stream("s:m", "Hi"), engine.session("s:m").stream("Hi")):
             reader = stream.reader()
@@ -301,16 +301,15 @@ async def test_each_reader_has_a_text_stream() -> None:
                 engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
 
 
-# What is left of a turn that is over: nothing, however it was asked for and whatever it ended in.
+# After a turn, its objects are released, for every way to call and every kind of end.
 #
-# An error knows the frames that it went through, and with them what their functions had at hand: whoever keeps an
-# error keeps all of that.
+# An error keeps the frames that raised it, and their local variables.
 
 Way = Callable[[Engine, bool], Awaitable[object]]
 
 
 async def streamed(stream: Any, cancelled: bool, read: Callable[[Any], Any] = aiter) -> object:
-    """What is read of a stream, which is cancelled when its reader is there."""
+    """Read a stream to its end. With `cancelled`, cancel the stream first."""
     async with stream:
         reader = read(stream)
         if cancelled:
@@ -335,7 +334,7 @@ WAYS: dict[str, Way] = {
 
 @pytest.fixture
 def only_new_objects() -> None:
-    """Leave out the objects of earlier tests: to look through them takes a third of a second."""
+    """Leave out the objects of earlier tests, because a search through them takes a third of a second."""
     gc.collect()
     gc.freeze()
 
@@ -343,8 +342,8 @@ def only_new_objects() -> None:
 @pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("ending", ["well", "broken", "cancelled"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_nothing_is_left_of_a_turn(way: str, ending: str) -> None:
-    """Neither the turn nor its stream nor its session, while the engine lives on."""
+async def test_a_turns_objects_are_released(way: str, ending: str) -> None:
+    """The turn, its stream and its session are released while the engine is open."""
     async with running(*([] if ending == "broken" else [Say("{}")])) as (engine, _):
         before = [weakref.ref(each) for each in _alive()]
         try:
@@ -358,13 +357,13 @@ async def test_nothing_is_left_of_a_turn(way: str, ending: str) -> None:
 
 
 def _alive() -> list[object]:
-    """What turns are made of, as far as anybody has it."""
+    """The turns, streams and sessions that are still referenced."""
     gc.collect()
     kinds = (Turn, StreamResult, TurnStream, ObjectStream, Session)
     return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
 
-# `StreamAccumulator`: from any stream's events to a response. Seed 2, section 4.4; over recorded replies.
+# `StreamAccumulator`: from the events of a stream to a response. Seed 2, section 4.4. It uses recorded replies.
 
 
 def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
@@ -376,7 +375,9 @@ def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_recorded_streams_add_up_to_their_responses(name: str) -> None:
-    """With every event, and from the deltas alone; before the end, to what had come."""
+    """All events add up to the response, and so do the deltas alone. A part of the events adds up to a partial
+    response.
+    """
     _, options, talk = CONVERSATIONS[name]
     adapter, _ = replaying_adapter(FOLDER / f"{name}.json", options)
     replies = await talk(adapter)
@@ -415,14 +416,14 @@ def reply() -> list[StreamEvent]:
     return whole_reply(*CONTENT)
 
 
-def test_redacted_thinking_of_a_whole_reply_reaches_readers_as_it_came() -> None:
-    """A reply that was not streamed shows its readers the same block as a streamed one."""
+def test_redacted_thinking_of_a_whole_reply_is_an_unchanged_block() -> None:
+    """A reply that was not streamed has the same events as a streamed one."""
     events = whole_reply(RedactedThinkingBlock("c2VjcmV0"))
     assert events[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg_1")
 
 
-def test_blocks_of_one_kind_stay_apart() -> None:
-    """Two texts in a row are two blocks; a signature, a call and an unknown block are kept."""
+def test_consecutive_blocks_of_one_kind_stay_separate() -> None:
+    """Two texts in a row are two blocks. A signature, a call and an unknown block are kept."""
     content = accumulated(reply()[:-1]).content
     assert Message(Role.ASSISTANT, content).text == "OneTwo"
     assert [type(block) for block in content] == [type(block) for block in CONTENT]
@@ -430,8 +431,10 @@ def test_blocks_of_one_kind_stay_apart() -> None:
     assert content[4] == CONTENT[4]
 
 
-def test_what_is_cut_off_says_how_to_end_it() -> None:
-    """An open call is marked and never complete; a message that has not begun, or has ended, needs nothing."""
+def test_a_truncated_stream_has_closing_events() -> None:
+    """An open call is marked as incomplete. A message that has not started, or has ended, needs no closing
+    events.
+    """
     events = reply()
     place = next(place for place, event in enumerate(events) if isinstance(event, ToolUseStart))
     cut = accumulated(events[: place + 2])
@@ -444,7 +447,7 @@ def test_what_is_cut_off_says_how_to_end_it() -> None:
 
 
 def test_the_last_of_several_messages_counts() -> None:
-    """And a reset begins with what it says; before the first event there is no response."""
+    """A reset replaces the previous events. Before the first event there is no response."""
     second = (
         MessageStart("msg_2", "m", "s"),
         ThinkingDelta("Hm", None, 0, "msg_2"),

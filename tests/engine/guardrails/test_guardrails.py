@@ -1,4 +1,4 @@
-"""Guardrails: which text they hold back, which they let through, and the state after a stop."""
+"""Guardrails: held text, passed text, and the state after a stop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def masked_later(held: Held) -> str:
 
 
 def no_secrets(held: Held) -> str | Stop:
-    return Stop("it tells the secret") if "secret" in held.text else held.text
+    return Stop("the text has the secret") if "secret" in held.text else held.text
 
 
 async def no_secrets_later(held: Held) -> str | Stop:
@@ -60,7 +60,7 @@ async def no_secrets_later(held: Held) -> str | Stop:
 
 
 async def answer(session: Session, streamed: bool, read: list[str]) -> str:
-    """A session's answer; `read` gets what readers of the stream had."""
+    """Return a session's reply. `read` collects the text of the stream's reader."""
     if not streamed:
         return (await session.send("Hi")).text
     async with session.stream("Hi") as turn:
@@ -79,8 +79,10 @@ def data_of(envelope: Envelope) -> object:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_what_is_changed_is_changed_for_everybody(streamed: bool, check: Callable[[Held], str]) -> None:
-    """For readers, in the reply, and in what the model is told of it later, also across the deltas' borders."""
+async def test_a_change_reaches_readers_the_reply_and_the_history(
+    streamed: bool, check: Callable[[Held], str]
+) -> None:
+    """The changed text may be spread over several deltas."""
     fragments = ("Your card is 41", "11 1111 11", "11 1111, she said.", " Bye.")
     rail = Guardrail(check, window=Window.characters(12, overlap=30))
     read: list[str] = []
@@ -96,17 +98,17 @@ async def test_what_is_changed_is_changed_for_everybody(streamed: bool, check: C
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("check", [no_secrets, no_secrets_later])
-async def test_a_stop_ends_the_reply_with_what_had_passed(
+async def test_a_stop_ends_the_reply_with_the_text_that_passed(
     streamed: bool, check: Callable[[Held], str | Stop], tmp_path: Path
 ) -> None:
-    """The error has it and the cost; the history keeps it; no other model is asked; the trace says why."""
+    """The error has the text and the cost. No fallback is called. The trace has the reason."""
     rail = Guardrail(check, window=Window.sentences())
     read: list[str] = []
     say = Say("Well. ", "The secret ", "is 42. ", "And more.")
     replies, others = (say, Say("Fine")), {"z": [Say("never")]}
     async with running(*replies, middleware=[rail], store=tmp_path / "t.db", **others) as (engine, events):  # type: ignore[arg-type]
         session = engine.session("s:m", fallback=["z:m"])
-        with pytest.raises(GuardrailStopped, match="it tells the secret") as stopped:
+        with pytest.raises(GuardrailStopped, match="the text has the secret") as stopped:
             await answer(session, streamed, read)
         error = stopped.value
         assert isinstance(error, ContentFilterError)
@@ -118,13 +120,12 @@ async def test_a_stop_ends_the_reply_with_what_had_passed(
         ends = [event for event in told if isinstance(event, LlmCallFailed)]
         assert [end.error_class for end in ends] == ["cancelled"]
         rails = [event for event in told if isinstance(event, LlmCallGuarded)]
-        assert [(rail.action, rail.reason) for rail in rails] == [("stopped", "it tells the secret")]
+        assert [(rail.action, rail.reason) for rail in rails] == [("stopped", "the text has the secret")]
         await session.send("And now?")
         assert "secret" not in str(requests_of(engine)[-1].messages)
 
 
-async def test_readers_have_a_piece_before_the_next_is_whole() -> None:
-    """A window holds back what isn't looked at, and no more."""
+async def test_readers_get_a_piece_before_the_next_is_complete() -> None:
     gate = anyio.Event()
     steps = iter(range(9))
 
@@ -141,8 +142,8 @@ async def test_readers_have_a_piece_before_the_next_is_whole() -> None:
 
 
 @pytest.mark.parametrize("check", [masked, masked_later, no_secrets])
-async def test_tools_run_with_their_own_arguments_behind_the_text(check: Callable[[Held], str]) -> None:
-    """A call keeps its place behind the text that was held, and its arguments; none of a stopped reply runs."""
+async def test_a_guardrail_does_not_change_the_arguments_of_tools(check: Callable[[Held], str]) -> None:
+    """A tool call comes after the held text. After a stop, no tool of the reply runs."""
     ran: list[object] = []
     stops = check is no_secrets
     number = "4111 1111 1111 1111"
@@ -157,10 +158,10 @@ async def test_tools_run_with_their_own_arguments_behind_the_text(check: Callabl
 
 
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_a_reply_that_breaks_off_while_it_is_held_is_asked_of_another_model(
+async def test_a_held_reply_that_fails_falls_back_to_another_model(
     check: Callable[[Held], str],
 ) -> None:
-    """Nobody has read anything of it; what was held is dropped, and what had passed stays."""
+    """The held text is dropped. If text has passed, the call fails and the text stays."""
     gone = ServerError("gone", retryable=False)
     replies = Say("Half a sent", fails=gone), Say("Whole. Half a sent", fails=gone)
     async with running(*replies, middleware=[Guardrail(check)], z=[Say("Whole.")]) as (engine, _):
@@ -177,7 +178,7 @@ async def test_a_reply_that_breaks_off_while_it_is_held_is_asked_of_another_mode
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_cancelling_does_not_wait_for_a_guardrail(streamed: bool) -> None:
-    """What it is looking at is dropped, and what the provider has made of it is paid."""
+    """The text in the guardrail is dropped, and the usage of the reply is counted."""
     asked = anyio.Event()
 
     async def never(held: Held) -> str:
@@ -202,7 +203,7 @@ async def test_cancelling_does_not_wait_for_a_guardrail(streamed: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_exception_of_a_guardrail_ends_the_call(streamed: bool) -> None:
-    """It is raised as it is, whether the guardrail waits or not."""
+    """The exception is raised unchanged, by sync and async guardrails."""
 
     def breaks(held: Held) -> str:
         raise ZeroDivisionError
@@ -217,8 +218,8 @@ async def test_an_exception_of_a_guardrail_ends_the_call(streamed: bool) -> None
 
 
 @pytest.mark.parametrize("waits", [(False, False), (True, False), (False, True), (True, True)])
-async def test_the_outer_of_two_guardrails_sees_what_the_inner_let_pass(waits: tuple[bool, bool]) -> None:
-    """The first that is given is the outermost."""
+async def test_the_outer_of_two_guardrails_gets_the_output_of_the_inner(waits: tuple[bool, bool]) -> None:
+    """The first guardrail in the list is the outermost."""
     seen: dict[str, list[str]] = {"outer": [], "inner": []}
 
     def check(name: str) -> Callable[[Held], str]:
@@ -243,7 +244,7 @@ async def test_the_outer_of_two_guardrails_sees_what_the_inner_let_pass(waits: t
     assert seen == {"outer": ["bb"], "inner": ["aa"]}
 
 
-async def test_a_reader_that_comes_late_has_the_same() -> None:
+async def test_a_late_reader_gets_the_changed_text() -> None:
     async with running(Say("4111 1111 1111 1111. Bye."), middleware=[Guardrail(masked)]) as (engine, _):
         async with engine.session("s:m").stream("Hi") as turn:
             await turn.message()
@@ -251,8 +252,8 @@ async def test_a_reader_that_comes_late_has_the_same() -> None:
     assert "".join(late) == "****. Bye."
 
 
-async def test_objects_are_read_from_what_passed() -> None:
-    """A guardrail stands before the reader of an object, too."""
+async def test_the_result_has_the_text_that_passed() -> None:
+    """The event of the guardrail has its name."""
     rail = Guardrail(lambda held: held.text.replace("Ann", "***"), window=Window.block(), name="names")
     async with running(Say('{"name": "Ann"}'), middleware=[rail]) as (engine, events):
         assert (await engine.generate("s:m", "Who?")).text == '{"name": "***"}'
@@ -260,7 +261,7 @@ async def test_objects_are_read_from_what_passed() -> None:
 
 
 def test_only_text_and_thinking_can_be_held() -> None:
-    """Another kind is refused when the guardrail is made."""
+    """Another kind is refused when the guardrail is created."""
     with pytest.raises(ValueError, match="not tools"):
         Guardrail(masked, kinds=("text", "tools"))  # type: ignore[arg-type]
 
@@ -274,7 +275,7 @@ def through(rail: Guardrail, events: list[StreamEvent], judged: list[Judged]) ->
 
 
 def message(*blocks: tuple[str, list[str]], signature: str | None = None) -> list[StreamEvent]:
-    """The events of a message of texts and thinking, in these fragments."""
+    """The events of a message with texts and thinking, in these fragments."""
     events: list[StreamEvent] = [MessageStart("msg", "m", "s")]
     content: list[TextBlock | ThinkingBlock] = []
     for index, (kind, fragments) in enumerate(blocks):
@@ -294,10 +295,10 @@ BLOCKS = st.lists(st.tuples(*BLOCK), min_size=1, max_size=4)
 
 
 @given(BLOCKS, st.integers(1, 9), st.integers(0, 9), st.sampled_from([("text",), ("text", "thinking")]))
-def test_a_guardrail_that_lets_all_pass_changes_no_word(
+def test_a_guardrail_without_changes_keeps_the_text(
     blocks: list[tuple[str, list[str]]], size: int, overlap: int, kinds: tuple[str, ...]
 ) -> None:
-    """Whatever is held, the stream's invariants hold, nothing is reported, and the content is the same."""
+    """The stream keeps its invariants, no event reports a change, and the content is the same."""
     judged: list[Judged] = []
     events = message(*blocks, signature="signed")
     rail = Guardrail(lambda held: held.text, window=Window.characters(size, overlap=overlap), kinds=kinds)  # type: ignore[arg-type]
@@ -310,8 +311,8 @@ def test_a_guardrail_that_lets_all_pass_changes_no_word(
 @given(
     st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=5), min_size=1, max_size=12), st.integers(1, 6)
 )
-def test_what_is_looked_for_is_found_wherever_it_is_cut(fragments: list[str], size: int) -> None:
-    """With an overlap of one character less than its length."""
+def test_a_pattern_is_found_for_every_cut_of_the_text(fragments: list[str], size: int) -> None:
+    """The overlap is one character less than the length of the pattern."""
     rail = Guardrail(lambda held: held.text.replace("aba", "X"), window=Window.characters(size, overlap=2))
     passed = through(rail, message(("text", fragments)), [])
     text = "".join(event.text for event in passed if isinstance(event, TextDelta))
@@ -319,8 +320,8 @@ def test_what_is_looked_for_is_found_wherever_it_is_cut(fragments: list[str], si
     assert text.count("a") + 2 * text.count("X") == "".join(fragments).count("a")
 
 
-def test_thinking_that_was_changed_is_no_longer_signed() -> None:
-    """Its provider would refuse it; unchanged it keeps its signature."""
+def test_changed_thinking_loses_its_signature() -> None:
+    """The provider would refuse changed thinking with its signature. Unchanged thinking keeps its signature."""
     events = message(("thinking", ["the plan"]), signature="signed")
     rail = Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block())
     end = through(rail, events, [])[-1]
@@ -331,15 +332,15 @@ def test_thinking_that_was_changed_is_no_longer_signed() -> None:
     assert [event.signature for event in kept if isinstance(event, ThinkingDelta)][-1] == "signed"
 
 
-def test_what_a_provider_tells_beside_the_text_does_not_pass() -> None:
-    """It might say the text that is held."""
+def test_provider_events_do_not_pass() -> None:
+    """A provider event can contain the text that is held."""
     start, *rest = message(("text", ["My number is 12."]))
     told = ProviderEvent("repeated", {"text": "My number is 12."}, "m")
     passed = through(Guardrail(masked), [start, told, *rest], [])
     assert not any(isinstance(event, ProviderEvent) for event in passed)
 
 
-# Pieces of a text that comes in fragments.
+# Pieces of a text that arrives in fragments.
 
 WINDOWS = st.one_of(
     st.builds(Window.characters, st.integers(1, 20)),
@@ -357,8 +358,8 @@ def pieces_of(window: Window, fragments: list[str]) -> list[str]:
 
 
 @given(WINDOWS, st.lists(TEXTS, max_size=8))
-def test_the_pieces_are_those_of_the_text_however_it_is_cut(window: Window, fragments: list[str]) -> None:
-    """Whole, in any fragments, and character by character; and together they are the text."""
+def test_the_pieces_are_the_same_for_every_cut_of_the_text(window: Window, fragments: list[str]) -> None:
+    """The pieces together are the text."""
     text = "".join(fragments)
     pieces = pieces_of(window, [text])
     assert pieces_of(window, fragments) == pieces
@@ -376,13 +377,13 @@ def test_the_pieces_are_those_of_the_text_however_it_is_cut(window: Window, frag
         (Window.block(), ['Is it 3.14? She said "No." First line\nthe rest']),
     ],
 )
-def test_what_ends_a_piece(window: Window, pieces: list[str]) -> None:
-    """Sentences end where white space follows their mark, lines at their end, words behind their space."""
+def test_the_end_of_a_piece(window: Window, pieces: list[str]) -> None:
+    """A sentence ends at white space after its mark, a line at its break, and a word after its space."""
     assert pieces_of(window, ['Is it 3.14? She said "No." First line\nthe rest']) == pieces
 
 
 def test_sentences_without_spaces_end_at_their_mark_and_long_lines_are_cut() -> None:
-    """As in Chinese and Japanese, with the closing bracket; a long line without an end is not held for ever."""
+    """Chinese and Japanese sentences end at their mark or its closing bracket. A long line is cut at a limit."""
     assert pieces_of(Window.sentences(), ["你好。（再见。）好！"]) == ["你好。", "（再见。）", "好！"]
     pieces = pieces_of(Window.sentences(), ["x" * 500] * 20)
     assert [len(piece) for piece in pieces] == [MOST_CHARACTERS, MOST_CHARACTERS, 2000]

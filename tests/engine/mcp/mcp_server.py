@@ -1,4 +1,4 @@
-"""An MCP server to test against, written with the library's server side. Run it as a program."""
+"""An MCP server for tests, written with the library's server side. Run it as a program."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def cover() -> list[object]:
 
 @server.tool()
 def count(numbers: list[int]) -> dict[str, int]:
-    """Structured."""
+    """Add numbers up."""
     return {"sum": sum(numbers)}
 
 
 @server.tool()
 def fail() -> str:
-    """Fails."""
+    """Fail."""
     raise ToolError("out of paper")
 
 
 @server.tool()
 def die() -> str:
-    """Ends the server."""
+    """End the server."""
     os._exit(3)
 
 
 @server.tool()
 async def slow(marks: str, context: Context) -> str:
-    """Reports progress, and writes down whether it was cancelled."""
-    await context.report_progress(1, 4, "begun")
+    """Report progress, and write a file if the call is cancelled."""
+    await context.report_progress(1, 4, "started")
     try:
         await anyio.sleep(30)
     except anyio.get_cancelled_exc_class():
@@ -69,10 +69,10 @@ async def slow(marks: str, context: Context) -> str:
 
 @server.tool()
 async def grow(context: Context) -> str:
-    """Adds a tool."""
+    """Add a tool."""
 
     def fresh() -> str:
-        """New."""
+        """Return a text."""
         return "fresh"
 
     server.add_tool(fresh)
@@ -81,7 +81,7 @@ async def grow(context: Context) -> str:
 
 
 class Reader(BaseModel):
-    """Who reads."""
+    """The reader of a book."""
 
     name: str
     age: int = 30
@@ -93,7 +93,7 @@ async def who() -> Elicit[Reader]:
 
 @server.tool()
 def lend(reader: Annotated[Reader, Resolve(who)]) -> str:
-    """Asks the user of the client."""
+    """Ask the client's user for the reader."""
     return f"{reader.name} ({reader.age})"
 
 

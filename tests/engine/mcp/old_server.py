@@ -1,11 +1,10 @@
-"""An MCP server of the year 2025 in plain Python: JSON lines over stdin and stdout, and nothing of the library.
+"""An MCP server with the protocol of 2025, in plain Python: JSON lines over stdin and stdout, without the library.
 
 python old_server.py NAME [--tools a,b] [--crash] [--crash-until FILE] [--strict]
 
---tools         offers only these of its tools
---crash         ends at its start, with words on stderr
---crash-until   does so until this file exists; it makes the file itself
---strict        ends if the first message is not `initialize`
+--tools         offers only these of its tools --crash         exits at its start, with a text on stderr
+--crash-until   exits in the same way until this file exists, and creates the file --strict        exits if the
+first message is not `initialize`
 """
 
 from __future__ import annotations

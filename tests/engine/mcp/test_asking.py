@@ -35,7 +35,7 @@ def _every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def asked(age: str, *replies: Say, tools: list[Tool] | None = None, **client: Any) -> AsyncIterator[Client]:
-    """A client of a server whose conversations are sessions of a scripted model."""
+    """A client of a server. The server's conversations are sessions of a scripted model."""
     async with running(*replies) as (engine, _):
         service = mcp_service(session=conversations(engine, tools or []))
         async with Client(service._server, mode=age, **client) as found:
@@ -73,10 +73,10 @@ async def test_the_text_and_the_tools_of_a_reply_are_progress(age: str) -> None:
     assert "".join(map(str, progress[2:])) == "It is 3."
 
 
-async def test_a_conversation_goes_on_by_its_id_and_an_unknown_one_is_an_error(
+async def test_a_conversation_continues_by_its_id_and_an_unknown_one_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The conversation that was used least recently is forgotten first."""
+    """The least recently used conversation is dropped first."""
     monkeypatch.setattr(asking, "MOST_CONVERSATIONS", 2)
     async with asked(NEW, *(Say(str(number)) for number in range(4))) as client:
         first, second = [(await ask(client, "Hi"))["conversation"] for _ in range(2)]
@@ -110,7 +110,7 @@ async def test_a_client_that_cancels_its_call_cancels_the_turn(age: str) -> None
 @ages
 @pytest.mark.parametrize("action", ["accept", "decline"])
 async def test_the_user_of_the_client_decides_about_the_sessions_tools(age: str, action: str) -> None:
-    """In two rounds. A newer client calls again with the answer, and the turn continues where it was."""
+    """The user answers two questions. A newer client calls again with each answer, and the turn continues."""
     ran, questions = list[int](), list[str]()
 
     @tool(needs_approval=True)
@@ -135,7 +135,7 @@ async def test_the_user_of_the_client_decides_about_the_sessions_tools(age: str,
 
 
 @ages
-async def test_without_a_way_to_ask_the_model_learns_that_its_call_is_refused(age: str) -> None:
+async def test_without_elicitation_the_tool_call_is_refused(age: str) -> None:
     @tool(needs_approval=True)
     def delete() -> str:
         """Delete a file."""
@@ -145,8 +145,8 @@ async def test_without_a_way_to_ask_the_model_learns_that_its_call_is_refused(ag
         assert (await ask(client, "Delete it."))["reply"] == "I can't."
 
 
-async def test_a_question_without_an_answer_is_a_refusal_for_the_next_message() -> None:
-    """A newer client that never calls again leaves the call of the tool open."""
+async def test_the_next_message_refuses_a_question_without_an_answer() -> None:
+    """A newer client that never calls again leaves the tool call open."""
 
     @tool(needs_approval=True)
     def delete() -> str:

@@ -1,4 +1,4 @@
-"""Logins at HTTP servers, against a small authorization server in the same process."""
+"""Logins at HTTP servers, with a small authorization server in the same process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_RESTART = RestartPolicy(max_failures=1)
 
 
 class Guarded(ThreadingHTTPServer):
-    """An MCP server that wants a login, and the authorization server for it."""
+    """An MCP server that requires a login, and its authorization server."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             case "tools/list":
                 result = {"tools": [{"name": "secret", "inputSchema": {"type": "object"}}]}
             case "tools/call":
-                result = {"content": [{"type": "text", "text": "told"}]}
+                result = {"content": [{"type": "text", "text": "the secret"}]}
             case _ if "id" in message:
                 self.reply({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}})
                 return
@@ -115,13 +115,13 @@ def guarded() -> Iterator[Guarded]:
 
 @pytest.fixture
 def redirect() -> str:
-    """Where the browser comes back to: a port that is free."""
+    """The address to which the browser returns, at a free port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}/callback"
 
 
 def browse(url: str) -> None:
-    """A browser, with a person who agrees immediately."""
+    """A browser, with a user who accepts immediately."""
     with urllib.request.urlopen(url) as page:
         assert "You are logged in" in page.read().decode()
 
@@ -132,7 +132,7 @@ async def tools_of(guarded: Guarded, auth: McpOAuth) -> tuple[list[str], str | N
 
 
 async def test_a_login_is_stored_and_used_again(guarded: Guarded, tmp_path: Path, redirect: str) -> None:
-    """The file is its owner's alone. Another object on the file needs no browser."""
+    """Only the owner can read the file. A second object for the file needs no browser."""
     path = tmp_path / "inner" / "logins.json"
     login = McpOAuth(McpTokenFile(path), open_url=browse, redirect_uri=redirect)
     assert await tools_of(guarded, login) == (["secret"], None)
@@ -143,7 +143,7 @@ async def test_a_login_is_stored_and_used_again(guarded: Guarded, tmp_path: Path
 
 
 async def test_a_stored_login_that_has_expired_is_renewed(guarded: Guarded, tmp_path: Path, redirect: str) -> None:
-    """By the authorization server that gave it, without a browser."""
+    """The authorization server renews the login without a browser."""
     guarded.expires_in = -1
     path = tmp_path / "logins.json"
     await tools_of(guarded, McpOAuth(McpTokenFile(path), open_url=browse, redirect_uri=redirect))
@@ -154,15 +154,13 @@ async def test_a_stored_login_that_has_expired_is_renewed(guarded: Guarded, tmp_
     assert guarded.grants == ["refresh_token"]
 
 
-async def test_a_login_that_ends_while_the_server_is_used_is_asked_for_again(
-    guarded: Guarded, redirect: str
-) -> None:
-    """Within the call that meets it."""
+async def test_a_login_that_expires_during_use_is_repeated(guarded: Guarded, redirect: str) -> None:
+    """The new login happens within the tool call."""
     opened: list[str] = []
     auth = McpOAuth(open_url=lambda url: (opened.append(url), browse(url)), redirect_uri=redirect)
     async with mcp_servers({"far": {"url": f"{guarded.url}/mcp"}}, auth=auth, restarts=NO_RESTART) as servers:
         guarded.token = "another"
-        assert (await result_of(servers.tools[0])).text == "told"
+        assert (await result_of(servers.tools[0])).text == "the secret"
     assert len(opened) == 2
 
 
@@ -173,12 +171,12 @@ async def test_a_refused_login_is_the_servers_error(guarded: Guarded, redirect: 
     assert "the login was refused: access_denied" in str(error)
 
 
-async def test_a_server_that_wants_a_login_which_the_host_lacks_says_its_status(guarded: Guarded) -> None:
+async def test_without_a_login_the_error_has_the_status_of_the_server(guarded: Guarded) -> None:
     async with mcp_servers({"far": {"url": f"{guarded.url}/mcp"}}, restarts=NO_RESTART) as servers:
         assert "(HTTP 401)" in str(servers.status()[0].error)
 
 
-async def test_a_taken_port_names_the_way_to_another(guarded: Guarded) -> None:
+async def test_the_error_of_a_port_in_use_names_the_option_for_another(guarded: Guarded) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         taken = f"http://127.0.0.1:{listener.getsockname()[1]}/callback"

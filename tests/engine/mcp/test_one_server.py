@@ -1,4 +1,4 @@
-"""Tools of a real MCP server, a process written with the official library's server side."""
+"""Tools of a real MCP server: a process that uses the official library's server side."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ anyio_backend = runs_on("asyncio", scope="module")
 
 @pytest.fixture(scope="module")
 async def tools() -> AsyncIterator[tuple[Tool, ...]]:
-    """The tools of one server, which takes two seconds of CPU to start."""
+    """The tools of one server. Its start takes two seconds of CPU time, so tests share it."""
     async with mcp_tools(COMMAND) as found:
         yield found
 
@@ -41,7 +41,7 @@ def named(tools: tuple[Tool, ...], name: str) -> Tool:
 
 
 async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
-    """With description, schema and annotations; a call goes to the server and its text comes back."""
+    """A tool has a description, a schema and annotations. A call goes to the server and returns its text."""
     find = named(tools, "find")
     assert find.definition.description == "Find a book."
     assert find.definition.annotations == ToolAnnotations(read_only=True, open_world=False, title="Look it up")
@@ -53,8 +53,10 @@ async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
 
 
 @pytest.mark.deep("another start of a server")
-async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> None:
-    """The call goes to the original; the warning names both. Opening and closing may be apart."""
+async def test_a_name_that_models_do_not_accept_is_replaced() -> None:
+    """The call uses the original name, and the warning has both names. The connection also works without `async
+    with`.
+    """
     connection = mcp_tools(COMMAND)
     with captured_logs() as logged:
         tools = await connection.__aenter__()
@@ -69,8 +71,8 @@ async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> No
         await connection.__aexit__(None, None, None)
 
 
-async def test_images_structures_and_errors_come_back_as_what_they_are(tools: tuple[Tool, ...]) -> None:
-    """Content blocks, JSON, and error results."""
+async def test_images_structures_and_errors_keep_their_kind(tools: tuple[Tool, ...]) -> None:
+    """Results become content blocks, JSON text, and error results."""
     picture = await result_of(named(tools, "cover"))
     assert isinstance(picture.content, tuple)
     assert picture.content[0] == TextBlock("the cover:")
@@ -82,22 +84,22 @@ async def test_images_structures_and_errors_come_back_as_what_they_are(tools: tu
     assert "out of paper" in failed.text
 
 
-async def test_arguments_are_checked_here_first(tools: tuple[Tool, ...]) -> None:
-    """The server's schema is the tool's."""
+async def test_arguments_are_checked_before_the_call(tools: tuple[Tool, ...]) -> None:
+    """The tool has the server's schema."""
     result = await result_of(named(tools, "count"), {"numbers": ["x"]})
     assert result.is_error
     assert "$.numbers[0]" in result.text
 
 
 async def test_progress_and_cancellation_are_passed_on(tools: tuple[Tool, ...], tmp_path: Path) -> None:
-    """The server's progress is told; a call that is given up is cancelled on the server."""
+    """An event has the server's progress. The server cancels its call when the caller cancels."""
     marks = tmp_path / "marks"
     begun = anyio.Event()
-    told: Told = []
+    events: Told = []
 
     class Hearing(list[object]):
         def append(self, event: object) -> None:
-            told.append(event)  # type: ignore[arg-type]
+            events.append(event)  # type: ignore[arg-type]
             if isinstance(event, ToolProgress):
                 begun.set()
 
@@ -106,17 +108,17 @@ async def test_progress_and_cancellation_are_passed_on(tools: tuple[Tool, ...], 
         group.start_soon(run, [slow], [named(tools, "slow")], Hearing())
         await begun.wait()
         group.cancel_scope.cancel()
-    assert [event for event in told if isinstance(event, ToolProgress)] == [
-        ToolProgress(tool_use_id="tu_1", tool_name="slow", message="begun", fraction=0.25)
+    assert [event for event in events if isinstance(event, ToolProgress)] == [
+        ToolProgress(tool_use_id="tu_1", tool_name="slow", message="started", fraction=0.25)
     ]
     with anyio.fail_after(30):
-        while not (marks.exists() and marks.read_text()):  # the server cancels a call in its own time
+        while not (marks.exists() and marks.read_text()):  # The server cancels the call some time later.
             await result_of(named(tools, "find"), {"title": "Emma"})
     assert marks.read_text() == "cancelled"
 
 
 async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
-    """In the middle of a call, and for those after it; leaving the context raises nothing."""
+    """Later calls are errors too. Leaving the context raises nothing."""
     async with mcp_tools(COMMAND) as tools:
         died = await result_of(named(tools, "die"))
         assert died.is_error
@@ -138,7 +140,7 @@ def url() -> Iterator[str]:
 
 
 async def test_a_server_behind_a_url_works_the_same(url: str) -> None:
-    """Streamable HTTP, with headers of one's own."""
+    """The transport is streamable HTTP, with custom headers."""
     async with mcp_tools(
         url, headers={"Authorization": "Bearer x"}, prefix="lib_", include={"find"}.__contains__
     ) as tools:
@@ -149,10 +151,10 @@ async def test_a_server_behind_a_url_works_the_same(url: str) -> None:
 @pytest.mark.parametrize(
     "server",
     [["/nowhere/at/all"], [sys.executable, "-c", "pass"], "http://user:secret@127.0.0.1:9/mcp?key=secret"],
-    ids=["no command", "ends at once", "no server"],
+    ids=["no command", "exits immediately", "no server"],
 )
-async def test_a_server_that_cannot_be_reached_says_so(server: object) -> None:
-    """Entering raises one error, without secrets."""
+async def test_a_server_that_cannot_be_reached_is_an_error(server: object) -> None:
+    """Entering raises one error, and the error has no secrets."""
     with pytest.raises(CallboardError, match="can't be reached") as caught:
         async with mcp_tools(server):
             pass
@@ -160,27 +162,27 @@ async def test_a_server_that_cannot_be_reached_says_so(server: object) -> None:
 
 
 async def test_a_server_that_does_not_answer_is_given_up() -> None:
-    """After the time that was set."""
+    """The connection fails after `connect_seconds`."""
     with pytest.raises(CallboardError, match=r"no answer within 0\.01 s"):
         async with mcp_tools([sys.executable, "-c", "import sys; sys.stdin.read()"], connect_seconds=0.01):
             pass
 
 
 async def test_a_command_in_one_string_is_refused() -> None:
-    """With the list to write instead."""
+    """The error shows the list to write."""
     with pytest.raises(ConfigurationError, match=r"as a list of its parts: \['npx', \.\.\.\]"):
         mcp_tools("npx server")
 
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And how to install it."""
+    """The error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'callboard\[mcp\]'"):
         mcp_tools(COMMAND)
 
 
 def test_names_are_legal_and_different() -> None:
-    """What is legal stays; what would collide is told apart, whatever the order."""
+    """A legal name does not change. Names that would be equal get different names, in any order of the tools."""
     names = ["a.b", "a/b", "a_b", "ok-name", "1st", "x" * 80, "日本"]
     found = legal_names(names)
     assert found["ok-name"] == "ok-name"

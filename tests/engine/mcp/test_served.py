@@ -29,7 +29,7 @@ ages = pytest.mark.parametrize("age", [OLD, NEW])
 
 
 class Heard:
-    """The changes of which a client was notified."""
+    """The notifications that a client has received."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
@@ -59,7 +59,7 @@ EVENTS = {
 
 @asynccontextmanager
 async def client_of(service: McpService, age: str, heard: Heard | None = None) -> AsyncIterator[Client]:
-    """A client. An old one hears all changes, and a new one subscribes to them."""
+    """A client. An old client receives all changes, and a new client subscribes to changes."""
     handler = None if heard is None or age == NEW else heard.notification
     async with Client(service._server, mode=age, message_handler=handler) as client:
         if heard is None or age == OLD:
@@ -94,12 +94,12 @@ def add(a: int) -> int:
     return a + 1
 
 
-# --- Changes ---
+# -- Changes.
 
 
 @ages
 async def test_a_tool_that_changes_the_lists_announces_them(age: str) -> None:
-    """Each list that has changed, once. What has not changed is not announced."""
+    """Each changed list is announced once, and the unchanged lists are not announced."""
     notes: dict[str, object] = {}
     prompts: list[Any] = []
 
@@ -119,7 +119,7 @@ async def test_a_tool_that_changes_the_lists_announces_them(age: str) -> None:
 @pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")
 @ages
 async def test_a_change_at_another_time_is_announced_by_the_program(age: str) -> None:
-    """Of a list, and of the content of a resource for clients that have subscribed to it."""
+    """The program announces a list, or a resource to the clients that have subscribed to it."""
     heard = Heard()
     service = mcp_service([add], resources={"note:1": "one", "note:2": "two"})
     async with client_of(service, age, heard) as client:
@@ -137,8 +137,8 @@ async def test_a_change_at_another_time_is_announced_by_the_program(age: str) ->
 
 
 @ages
-async def test_changed_tools_of_other_servers_are_announced_at_once(age: str) -> None:
-    """Also if no client calls a tool."""
+async def test_changed_tools_of_other_servers_are_announced(age: str) -> None:
+    """The client gets the announcement even if no client calls a tool."""
     settings = McpServerSettings(command=sys.executable, args=[str(OLD_SERVER), "lib", "--tools", "add_tool"])
     heard = Heard()
     async with mcp_servers({"lib": settings}) as servers:
@@ -149,12 +149,12 @@ async def test_changed_tools_of_other_servers_are_announced_at_once(age: str) ->
             assert "fresh" in [each.name for each in (await client.list_tools()).tools]
 
 
-# --- Resources ---
+# -- Resources.
 
 
 @ages
 async def test_resources_are_texts_data_files_and_functions(age: str, tmp_path: Path) -> None:
-    """The kind of a file is known from its name. A function's docstring describes its resource."""
+    """A file's name decides its type. A function's docstring describes its resource."""
     file = tmp_path / "table.csv"
     file.write_text("a,b")
 
@@ -207,12 +207,12 @@ def test_a_template_needs_a_function_of_its_variables(value: object) -> None:
         mcp_service(resources={"app:{id}": value})
 
 
-# --- Prompts ---
+# -- Prompts.
 
 
 @ages
 async def test_prompts_are_functions_whose_parameters_are_the_arguments(age: str) -> None:
-    """A result is a text, blocks, or messages. Choices of an argument complete it."""
+    """A prompt's result is a text, blocks, or messages. Literal values complete an argument."""
 
     def review(book: str, tone: Literal["kind", "keen", "harsh"] = "kind") -> str:
         """Review a book.
@@ -243,7 +243,7 @@ async def test_prompts_are_functions_whose_parameters_are_the_arguments(age: str
             await client.get_prompt("other")
 
 
-# --- Tools ---
+# -- Tools.
 
 
 @ages
@@ -253,8 +253,8 @@ async def test_an_unknown_tool_is_an_error_of_the_protocol(age: str) -> None:
             await client.call_tool("other", {})
 
 
-async def test_a_client_that_cannot_ask_its_user_is_refused() -> None:
-    """An older client gets a result, and a newer one the error that names the capability."""
+async def test_a_client_without_elicitation_is_refused() -> None:
+    """An older client gets an error result. A newer client gets an error with the missing capability."""
     service = mcp_service([tool(add, needs_approval=True)])
     async with client_of(service, OLD) as client:
         result = await client.call_tool("add", {"a": 1})

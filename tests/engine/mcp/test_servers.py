@@ -1,8 +1,4 @@
-"""Several MCP servers of a host, as real processes.
-
-The siblings: stdio, streamable HTTP, SSE; async and sync hosts; session and plain call; two servers with one name
-of a tool; a server that dies before, in and after a call; a cancelled call; a second use of one object.
-"""
+"""Several MCP servers of a host, as real processes."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ def old(name: str, *options: str, **settings: Any) -> McpServerSettings:
 
 @asynccontextmanager
 async def one(*options: str, settings: dict[str, Any] | None = None, **more: Any) -> AsyncIterator[McpServers]:
-    """One server named "lib"."""
+    """A server with the name "lib"."""
     more.setdefault("restarts", QUICK)
     async with mcp_servers({"lib": old("lib", *options, **(settings or {}))}, **more) as servers:
         yield servers
@@ -64,11 +60,11 @@ async def text_of(servers: McpServers, name: str, arguments: dict[str, Any] | No
     return (await result_of(named(servers, name), arguments)).text
 
 
-# --- The tools of several servers ---
+# -- The tools of several servers.
 
 
-async def test_a_name_that_two_servers_have_gets_the_servers_name_in_front() -> None:
-    """Other names stay as they are; each call goes to its server."""
+async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None:
+    """Other names do not change. Each call goes to its own server."""
     settings = {"one": old("one", "--tools", "echo,left"), "two": old("two", "--tools", "echo,right")}
     async with mcp_servers(settings) as servers:
         assert [tool.name for tool in servers] == ["one_echo", "left", "two_echo", "right"]
@@ -79,7 +75,7 @@ async def test_a_name_that_two_servers_have_gets_the_servers_name_in_front() -> 
 
 
 async def test_allowed_tools_are_offered_unless_they_are_denied() -> None:
-    """By patterns over the server's own names."""
+    """The patterns match the server's own names."""
     async with one(settings={"allow": ["die_*", "echo"], "deny": ["*_in_call"]}) as servers:
         assert [tool.name for tool in servers] == ["echo", "die_after_call"]
 
@@ -88,7 +84,7 @@ async def test_a_tool_of_the_host_takes_precedence() -> None:
     """The server's tool of the same name is left out with a warning."""
 
     def echo(text: str) -> str:
-        """Mine."""
+        """The host's tool."""
         return f"mine: {text}"
 
     async with one("--tools", "echo,left") as servers:
@@ -102,7 +98,7 @@ async def test_a_tool_of_the_host_takes_precedence() -> None:
 
 @pytest.mark.parametrize("fork", [False, True], ids=["session", "fork"])
 async def test_a_changed_list_of_tools_is_followed_between_the_steps_of_a_turn(fork: bool) -> None:
-    """A tool that a call has added can be called in the next step of the same turn."""
+    """A tool that a call adds can be called in the next step of the same turn."""
     replies = Say(calls=[("add_tool", {"name": "fresh"})]), Say(calls=[("fresh", {"text": "x"})]), Say("done")
     async with one() as servers, talking(*replies, tools=servers) as (session, _):
         if fork:
@@ -112,17 +108,17 @@ async def test_a_changed_list_of_tools_is_followed_between_the_steps_of_a_turn(f
         assert "fresh" in [tool.name for tool in session.tools]
 
 
-async def test_a_plain_call_takes_servers_too() -> None:
+async def test_generate_accepts_servers() -> None:
     replies = Say(calls=[("echo", {"text": "hi"})]), Say("done")
     async with one() as servers, running(*replies) as (engine, _):
         result = await engine.generate("s:m", "go", tools=servers)
         assert result.messages[2].content[0].text == "lib: hi"  # type: ignore[union-attr]
 
 
-# --- Servers that die ---
+# -- Servers that die.
 
 
-async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_comes_back() -> None:
+async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_restarts() -> None:
     """The next call waits for the restart, and runs in another process."""
     async with one() as servers:
         first = await text_of(servers, "pid")
@@ -136,21 +132,21 @@ async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_comes_
 
 @pytest.mark.parametrize("how", ["after a call", "between calls"])
 async def test_a_server_that_dies_between_calls_is_not_noticed_by_the_model(how: str) -> None:
-    """The call after it waits for the restart."""
+    """The next call waits for the restart."""
     async with one() as servers:
         if how == "after a call":
             assert await text_of(servers, "die_after_call") == "last words"
         else:
             os.kill(int(await text_of(servers, "pid")), signal.SIGKILL)
         result = await result_of(named(servers, "echo"), {"text": "hi"})
-        if result.is_error:  # the call was sent before the end was noticed
+        if result.is_error:  # The call was sent before the death was detected.
             assert "stopped during this call" in result.text
             result = await result_of(named(servers, "echo"), {"text": "hi"})
         assert result.text == "lib: hi"
 
 
-async def test_other_servers_serve_while_one_is_given_up() -> None:
-    """The reason has the last words of the command. `restart` tries it again."""
+async def test_other_servers_work_when_one_has_failed() -> None:
+    """The error has the last stderr text of the command. `restart` starts the server again."""
     settings = {"good": old("good", "--tools", "echo"), "bad": old("bad", "--crash")}
     async with running() as (engine, _), engine.bus.subscribe("actor.stopped") as stops:
         async with mcp_servers(settings, engine=engine, restarts=QUICK) as servers:
@@ -175,7 +171,7 @@ async def test_a_server_that_failed_at_its_first_start_offers_its_tools_later(tm
 
 
 async def test_servers_are_part_of_the_engines_supervision() -> None:
-    """While they are open, each is an actor below "mcp servers"."""
+    """Each open server is an actor below "mcp servers"."""
     async with running() as (engine, _):
         async with one("--tools", "echo", engine=engine):
             tree = engine.statistics().supervisor
@@ -189,7 +185,7 @@ async def test_servers_are_part_of_the_engines_supervision() -> None:
 
 
 async def test_an_engine_that_ends_first_ends_its_servers() -> None:
-    """Leaving the servers' context afterwards raises nothing, and calls of the tools fail."""
+    """Closing the servers afterwards raises nothing, and calls of the tools fail."""
     async with running() as (engine, _):
         servers = await mcp_servers({"lib": old("lib")}, engine=engine).__aenter__()
         tool = named(servers, "echo")
@@ -215,17 +211,17 @@ async def test_servers_open_once() -> None:
         await servers.__aenter__()
 
 
-async def test_a_server_that_takes_only_initialize_first_is_reached() -> None:
-    """Some servers end when they are asked for their version first."""
+async def test_a_server_that_accepts_only_initialize_first_can_be_used() -> None:
+    """Some servers exit if the first message is another one."""
     async with one("--strict") as servers:
         assert await text_of(servers, "echo", {"text": "hi"}) == "lib: hi"
 
 
-# --- Long results ---
+# -- Long results.
 
 
-async def test_a_long_result_goes_to_the_model_cut_and_is_kept_whole(tmp_path: Path) -> None:
-    """Its start and its end are kept, with a note that names the file."""
+async def test_a_long_result_is_cut_for_the_model_and_stored_completely(tmp_path: Path) -> None:
+    """The start and the end stay, with a note that names the file."""
     async with one(settings={"max_result_chars": 40}, results_folder=tmp_path) as servers:
         cut = await text_of(servers, "big", {"size": 1000})
         path = tmp_path / "tu_1.txt"
@@ -234,7 +230,7 @@ async def test_a_long_result_goes_to_the_model_cut_and_is_kept_whole(tmp_path: P
         assert servers.whole_result("tu_1") == path.read_text() == "a" * 997 + "end"
 
 
-# --- A server's requests ---
+# -- Requests of a server.
 
 
 @pytest.mark.parametrize(
@@ -248,8 +244,8 @@ async def test_a_long_result_goes_to_the_model_cut_and_is_kept_whole(tmp_path: P
     ],
     ids=["filled in", "declined", "nothing", "cancelled", "wrong"],
 )
-async def test_a_question_goes_to_the_hosts_hook(answer: Any, seen: Any) -> None:
-    """Defaults fill in what is left out, and an answer that does not follow the schema is an error."""
+async def test_an_elicitation_goes_to_the_hosts_hook(answer: Any, seen: Any) -> None:
+    """Defaults fill in missing fields. An answer that does not follow the schema is an error."""
     asked: list[Elicitation] = []
 
     def elicit(question: Elicitation) -> Any:
@@ -262,7 +258,7 @@ async def test_a_question_goes_to_the_hosts_hook(answer: Any, seen: Any) -> None
     assert seen in text if isinstance(seen, str) else json.loads(text) == seen
 
 
-async def test_a_page_to_visit_is_a_question_too() -> None:
+async def test_a_page_to_open_is_an_elicitation() -> None:
     async def elicit(question: Elicitation) -> str:
         assert (question.url, question.schema) == ("https://example.com/", None)
         return "accept"
@@ -271,8 +267,8 @@ async def test_a_page_to_visit_is_a_question_too() -> None:
         assert json.loads(await text_of(servers, "ask", {"mode": "url"})) == {"action": "accept"}
 
 
-async def test_a_servers_request_for_a_reply_is_a_child_of_the_turn() -> None:
-    """Its cost is in the turn's tree, and not in the turn's own."""
+async def test_a_sampling_request_is_a_child_of_the_turn() -> None:
+    """The cost of the request is in the cost of the tree, and not in the turn's own cost."""
     replies = Say(calls=[("sample", {"text": "What sings?"})]), Say("a bird"), Say("done")
     async with running(*replies) as (engine, _), one(engine=engine, sampling="s:m") as servers:
         result = await engine.generate("s:m", "go", tools=servers)
@@ -281,7 +277,7 @@ async def test_a_servers_request_for_a_reply_is_a_child_of_the_turn() -> None:
         assert (result.cost_sum.calls, result.tree_cost.calls) == (2, 3)
 
 
-async def test_a_host_may_refuse_to_ask_a_model() -> None:
+async def test_a_host_can_refuse_a_sampling_request() -> None:
     seen: list[SamplingRequest] = []
 
     async with one(sampling=seen.append) as servers:  # type: ignore[arg-type]
@@ -291,7 +287,7 @@ async def test_a_host_may_refuse_to_ask_a_model() -> None:
     assert (seen[0].system_prompt, seen[0].max_output_tokens, seen[0].tool_name) == ("Be short.", 50, "sample")
 
 
-async def test_roots_are_given_and_changed(tmp_path: Path) -> None:
+async def test_roots_are_sent_and_changed(tmp_path: Path) -> None:
     async with one(roots=[tmp_path, "file:///srv/a"]) as servers:
         assert json.loads(await text_of(servers, "roots")) == [tmp_path.as_uri(), "file:///srv/a"]
         await servers.set_roots([])
@@ -299,7 +295,7 @@ async def test_roots_are_given_and_changed(tmp_path: Path) -> None:
 
 
 async def test_log_messages_are_forwarded() -> None:
-    """To the log, and to the host's hook."""
+    """A message goes to the log and to the host's hook."""
     heard: list[tuple[str, object]] = []
     with captured_logs() as logged:
         async with one(on_log=lambda message: heard.append((message.level, message.data))) as servers:
@@ -321,16 +317,16 @@ async def test_resources_and_prompts_are_listed_and_read() -> None:
         assert (message.role, message.text) == (Role.USER, "Review Emma")
 
 
-# --- Other hosts ---
+# -- Other hosts.
 
 
 def test_a_program_without_an_event_loop_uses_servers() -> None:
-    """`with mcp_servers(...)` and the sync functions."""
+    """The program uses `with mcp_servers(...)`."""
     with mcp_servers({"lib": old("lib")}) as servers:
         tool = named(servers, "echo")
         context = ToolContext(tool_call_id="tu_1", tool_name="echo")
 
-        async def use() -> object:  # on another event loop than the servers' own
+        async def use() -> object:  # The call runs on another event loop than the servers'.
             assert tool.execute is not None
             return await tool.execute({"text": "hi"}, context=context)  # type: ignore[misc]
 

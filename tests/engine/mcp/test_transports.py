@@ -58,8 +58,8 @@ def settings_of(kind: str, port: int) -> McpServerSettings:
 
 
 @pytest.mark.parametrize("kind", first_is_quick(["sse", "http"], "test_one_server has a server over HTTP"))
-async def test_a_server_behind_a_url_that_is_restarted_is_used_again(kind: str) -> None:
-    """While it is away, calls are error results that name it."""
+async def test_a_restarted_server_behind_a_url_can_be_used_again(kind: str) -> None:
+    """While the server is down, calls are error results with its name."""
     with serving(kind) as (process, port):
         async with mcp_servers({"far": settings_of(kind, port)}, restarts=QUICK) as servers:
             find = named(servers, "find")
@@ -73,8 +73,8 @@ async def test_a_server_behind_a_url_that_is_restarted_is_used_again(kind: str) 
                 assert (await result_of(find, {"title": "Emma"})).text == "Emma x1"
 
 
-async def test_a_question_and_a_new_tool_of_a_newer_server() -> None:
-    """Its question is a result that asks for input, and its changes come by a subscription."""
+async def test_an_elicitation_and_a_new_tool_of_a_newer_server() -> None:
+    """An elicitation is a result that requests input. Changes arrive through a subscription."""
     command = McpServerSettings(command=sys.executable, args=[str(FOLDER / "mcp_server.py")])
     async with mcp_servers({"lib": command}, elicit=lambda _: {"name": "Emma"}) as servers:
         assert (await result_of(named(servers, "lend"))).text == "Emma (30)"
@@ -84,13 +84,13 @@ async def test_a_question_and_a_new_tool_of_a_newer_server() -> None:
         assert session.messages[4].content[0].text == "fresh"  # type: ignore[union-attr]
 
 
-# --- The call that a request of a server belongs to ---
+# -- The call of a server's request.
 
 turn: contextvars.ContextVar[str] = contextvars.ContextVar("turn", default="none")
 
 
 async def test_a_servers_request_runs_in_the_context_of_the_call(tmp_path: Path) -> None:
-    """So a call of the engine in a hook belongs to it. A request that could be of two turns belongs to neither."""
+    """A hook runs in the context of the tool call. With calls of two turns, it runs in neither context."""
     old = McpServerSettings(command=sys.executable, args=[str(FOLDER / "old_server.py"), "lib"])
     seen: list[tuple[str, str | None]] = []
 
@@ -111,7 +111,7 @@ async def test_a_servers_request_runs_in_the_context_of_the_call(tmp_path: Path)
     assert seen == [("first", "sample"), ("none", None)]
 
 
-# --- Tools as a server ---
+# -- Tools as a server.
 
 
 async def add(a: int, context: ToolContext) -> int:
@@ -125,7 +125,7 @@ async def add(a: int, context: ToolContext) -> int:
 
 
 async def test_tools_are_served_with_their_schema_progress_and_errors() -> None:
-    """A round trip over the client of this library."""
+    """The test uses the client of this library."""
     told: Told = []
     async with mcp_tools(mcp_service([add])._server) as (tool,):
         assert (tool.name, tool.definition.description) == ("add", "Add one.")

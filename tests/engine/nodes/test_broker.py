@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats()
 
 @asynccontextmanager
 async def running(server: NatsServer) -> AsyncIterator[Broker]:
-    """A broker at work, connected."""
+    """A broker that runs and is connected."""
     broker = Broker(server.url, "test")
     connected = anyio.Event()
     broker.on_reconnect(connected.set)
@@ -34,7 +34,7 @@ async def running(server: NatsServer) -> AsyncIterator[Broker]:
 
 
 class Inbox:
-    """Messages as they come."""
+    """The messages that a subscription has received."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -51,7 +51,7 @@ class Inbox:
                 await self._came.wait()
 
 
-async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
+async def test_messages_arrive_in_order(server: NatsServer) -> None:
     inbox = Inbox()
     async with running(server) as one, running(server) as other:
         await other.subscribe("a.*", inbox.receive)
@@ -62,10 +62,12 @@ async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
     assert inbox.messages == [b"%d" % number for number in range(100)]
 
 
-async def test_what_has_arrived_is_asked_for_after_it_was_sent(server: NatsServer) -> None:
-    """The client's own ping overtakes what waits in the client; an answer to that one says nothing."""
+async def test_the_ping_follows_the_subscription(server: NatsServer) -> None:
+    """The client's own ping can overtake a subscription that waits in the client. Its answer then proves
+    nothing.
+    """
     sent: list[bytes] = []
-    write: Any = TcpTransport.write  # nats-py's, which has no types
+    write: Any = TcpTransport.write  # The library nats-py has no types.
     write_all: Any = TcpTransport.writelines
 
     def noting(self: TcpTransport, line: bytes) -> None:
@@ -86,8 +88,8 @@ async def test_what_has_arrived_is_asked_for_after_it_was_sent(server: NatsServe
     assert b"PING\r\n" in sent[subscribed:]
 
 
-async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> None:
-    """Once each time, from the beginning on; an orderly end is none of it."""
+async def test_each_loss_and_return_of_the_broker_is_reported(server: NatsServer) -> None:
+    """Each change is reported once, from the start. Closing the connection is not reported."""
     server.stop()
     told: list[bool] = []
     changed = anyio.Event()
@@ -117,8 +119,8 @@ async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> Non
 
 @pytest.mark.deep("a wait for a real time limit")
 @pytest.mark.timeout(30)
-async def test_no_connection_is_left_behind_at_a_server_that_hangs(server: NatsServer) -> None:
-    """It takes connections and says nothing: each attempt closes the one before."""
+async def test_a_server_that_hangs_has_one_open_connection(server: NatsServer) -> None:
+    """The server accepts connections and sends nothing. Each attempt closes the previous connection."""
     broker = Broker(server.url, "test")
     opened: list[asyncio.StreamWriter] = []
     connect = TcpTransport.connect
@@ -140,8 +142,8 @@ async def test_no_connection_is_left_behind_at_a_server_that_hangs(server: NatsS
             group.cancel_scope.cancel()
 
 
-async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
-    """Where nobody listens, it is known at once."""
+async def test_a_request_has_an_answer_or_none(server: NatsServer) -> None:
+    """Without a listener the request returns None immediately."""
     async with running(server) as one, running(server) as other:
         await other.subscribe("ask", lambda _subject, payload, reply: other.publish(reply, payload + b"!") or None)
         await other.arrived(30)
@@ -150,14 +152,14 @@ async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
             assert await one.request("nobody", b"Hello", 30) is None
 
 
-async def test_subscriptions_hold_when_the_broker_was_away(server: NatsServer) -> None:
-    """What is published meanwhile is lost, and whoever publishes is told."""
+async def test_subscriptions_survive_an_absence_of_the_broker(server: NatsServer) -> None:
+    """Messages during the absence are lost, and `publish` returns False."""
     inbox, back = Inbox(), anyio.Event()
     async with running(server) as one:
         await one.subscribe("a", inbox.receive)
         server.stop()
         with anyio.fail_after(10):
-            while one.connected:  # noqa: ASYNC110 (it tells nobody)
+            while one.connected:  # noqa: ASYNC110 (no event reports it)
                 await anyio.sleep(0.01)
         assert not one.publish("a", b"lost")
         one.on_reconnect(back.set)
@@ -170,8 +172,8 @@ async def test_subscriptions_hold_when_the_broker_was_away(server: NatsServer) -
     assert inbox.messages == [b"again"]
 
 
-async def test_subscriptions_may_be_made_before_there_is_a_broker(server: NatsServer) -> None:
-    """They hold from the first connection on."""
+async def test_subscriptions_can_be_made_before_the_first_connection(server: NatsServer) -> None:
+    """The subscriptions are active from the first connection."""
     inbox, connected = Inbox(), anyio.Event()
     server.stop()
     broker = Broker(server.url, "test")
@@ -190,7 +192,6 @@ async def test_subscriptions_may_be_made_before_there_is_a_broker(server: NatsSe
 
 
 async def test_a_receiver_that_fails_gets_the_next_message(server: NatsServer) -> None:
-    """One bad message must not end the others."""
     inbox = Inbox()
 
     def receive(subject: str, payload: bytes, reply: str) -> None:

@@ -38,15 +38,15 @@ STORE = "postgresql://u@127.0.0.1:1/d"
     ],
     ids=str,
 )
-def test_a_cluster_that_can_not_be_is_refused(wrong: dict[str, Any]) -> None:
-    """Before anything starts, and without the password."""
+def test_wrong_options_of_a_cluster_are_refused(wrong: dict[str, Any]) -> None:
+    """The error has no password."""
     with pytest.raises(ConfigurationError) as refused:
         Cluster(**wrong)
     assert "p@ss" not in str(refused.value)
 
 
 def test_the_trace_is_shipped_to_the_store_of_the_cluster() -> None:
-    """Where it is a file; and nowhere else."""
+    """Only a trace in a file is shipped."""
     cluster = Cluster(store=STORE)
     assert cluster.ships_to(None, from_file=True) == STORE
     assert cluster.ships_to(STORE, from_file=True) == STORE
@@ -57,7 +57,7 @@ def test_the_trace_is_shipped_to_the_store_of_the_cluster() -> None:
 
 
 class Recorder:
-    """A part that notes what happens to it."""
+    """A part that records its calls."""
 
     name = "recorder"
 
@@ -97,8 +97,8 @@ def engine_with(tmp_path: Path, **options: Any) -> tuple[Engine, Recorder]:
     return engine, part
 
 
-async def test_parts_begin_with_the_engine_and_end_in_two_steps(tmp_path: Path) -> None:
-    """Behind the turns, the trace still open; and at last, when everything else is over."""
+async def test_parts_start_with_the_engine_and_end_in_two_steps(tmp_path: Path) -> None:
+    """A part drains after the turns end, while the trace is open. It closes after everything else."""
     engine, part = engine_with(tmp_path)
     async with engine:
         await engine.session("s:m").send("Hi")
@@ -106,7 +106,7 @@ async def test_parts_begin_with_the_engine_and_end_in_two_steps(tmp_path: Path) 
     assert part.said == ["run", "stopped", "drain, store open", "close, store closed"]
 
 
-async def test_a_part_that_crashes_is_started_again(tmp_path: Path) -> None:
+async def test_a_part_that_crashes_is_restarted(tmp_path: Path) -> None:
     engine, part = engine_with(tmp_path, fails=1)
     async with engine:
         with anyio.fail_after(10):
@@ -114,10 +114,10 @@ async def test_a_part_that_crashes_is_started_again(tmp_path: Path) -> None:
     assert part.said[:3] == ["run", "run", "stopped"]
 
 
-async def test_a_part_that_hangs_holds_the_end_up_for_a_moment_only(
+async def test_a_part_that_hangs_delays_the_end_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut off, and what follows is done all the same."""
+    """The part is cancelled, and the other steps follow."""
     monkeypatch.setattr(node, "PART_SECONDS", 0.01)
     engine, part = engine_with(tmp_path, stuck=True)
     with anyio.fail_after(10):
@@ -126,16 +126,16 @@ async def test_a_part_that_hangs_holds_the_end_up_for_a_moment_only(
     assert part.said[-2:] == ["drain, store open", "close, store closed"]
 
 
-async def test_a_call_that_was_sent_is_on_record_whatever_becomes_of_the_node(tmp_path: Path) -> None:
-    """What a process leaves that dies with the request under way has a row for it: nothing that was paid for is
-    missing in the shared sums.
+async def test_a_sent_call_has_a_row_if_the_node_dies(tmp_path: Path) -> None:
+    """The file of a process that dies during the request has a row for the call, so the shared sums include the
+    call.
     """
     (alive := tmp_path / "alive").mkdir()
     dead = tmp_path / "dead"
 
     class Dying(ScriptedAdapter):
         def say(self, request: CanonicalRequest) -> Say:
-            copytree(alive, dead)  # which is what a kill would leave
+            copytree(alive, dead)  # The copy is the folder that a kill would leave.
             return super().say(request)
 
     models = serving(s=scripted_type(Say("One."), base=Dying))
@@ -148,7 +148,7 @@ async def test_a_call_that_was_sent_is_on_record_whatever_becomes_of_the_node(tm
     assert (call.status, call.error_class) == ("failed", "process_lost")
 
 
-# What is found about an engine's neighbours, and the remedy beside it.
+# Checks of the other parts of a cluster, with advice.
 
 
 with_nats = pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")
@@ -160,12 +160,12 @@ async def named(engine: Engine, prefix: str) -> list[Check]:
 
 
 @with_nats
-async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsServer, tmp_path: Path) -> None:
-    """With what goes on while the broker is away."""
+async def test_the_health_report_has_the_broker_and_the_sent_events(server: NatsServer, tmp_path: Path) -> None:
+    """If the broker is down, the report names the parts that continue."""
     engine = Engine(models=registry(Say("Hello.")), store=tmp_path / "trace.db", cluster=Cluster(nats=server.url))
     async with engine:
         with anyio.fail_after(10):
-            while not (await named(engine, "broker"))[0].ok:  # noqa: ASYNC110 (a turn may be over before it is)
+            while not (await named(engine, "broker"))[0].ok:  # noqa: ASYNC110 (a turn can end before it is ok)
                 await anyio.sleep(0.01)
         await engine.session("s:m").send("Hi")
         await engine.flush()
@@ -193,8 +193,8 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
 
 
 @with_nats
-async def test_a_broker_that_can_not_be_used_is_told_without_its_password(server: NatsServer) -> None:
-    """One that isn't there, and one that keeps no messages."""
+async def test_the_check_of_an_unusable_broker_has_no_password(server: NatsServer) -> None:
+    """One broker is down, and one has no JetStream."""
     port = server.port
     server.stop()
     (check,) = await check_broker(f"nats://user:secret@127.0.0.1:{port}", "callboard")
@@ -207,6 +207,6 @@ async def test_a_broker_that_can_not_be_used_is_told_without_its_password(server
 
 
 @with_nats
-def test_the_doctor_looks_at_a_broker(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_checks_a_broker(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--offline", "--nats", server.url, "--cluster", "other"])
     assert "no events of this cluster yet" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A tool that another node runs: edge, costs, budgets, limits and end apply on both nodes."""
+"""A tool on another node: the tree, costs, budgets, limits and the end of a turn span both nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 
 PRICES = PriceTable([PriceRow(model=f"{name}:m", input=1_000_000, output=1_000_000) for name in "sa"], "test")
 A_CALL = 15_000
-"""The cost of a scripted call in nano-USD: 15 tokens."""
+"""The cost of a scripted call of 15 tokens, in nano-USD."""
 
 Work = Callable[[Engine], Awaitable[Any]]
 
@@ -47,7 +47,7 @@ Work = Callable[[Engine], Awaitable[Any]]
 async def nodes(
     server: NatsServer, home: list[Say], far: list[Say], **options: Any
 ) -> AsyncIterator[list[Engine]]:
-    """Two nodes of a cluster that hear each other; the first has the model `s:m`, the second `a:m`."""
+    """Two nodes of a cluster that are connected. The first has the model `s:m`, the second `a:m`."""
     cluster = Cluster(nats=server.url)
     async with contextlib.AsyncExitStack() as stack:
         engines = [
@@ -68,11 +68,11 @@ async def nodes(
 
 
 def elsewhere(other: Engine, work: Work, begun: Callable[[asyncio.Task[str]], object] | None = None) -> Tool:
-    """A tool whose work another node does, which gets the place of the tool with the request."""
+    """A tool that runs its work on another node. The request carries the tool's trace context."""
 
     @tool
     async def look() -> str:
-        """Look."""
+        """Run the work."""
         carried = trace_context()
 
         async def there() -> str:
@@ -82,7 +82,7 @@ def elsewhere(other: Engine, work: Work, begun: Callable[[asyncio.Task[str]], ob
                 except (BudgetExceededError, CancelledError) as error:
                     return type(error).__name__
 
-        # As at a server: the task inherits nothing from its caller, not even its end.
+        # The task inherits nothing from its caller, as at a server. It is not cancelled with its caller either.
         task = asyncio.get_running_loop().create_task(there(), context=contextvars.Context())
         if begun is not None:
             begun(task)
@@ -104,7 +104,7 @@ ASKS = Say(calls=[("look", {})])
 
 
 async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsServer) -> None:
-    """The turn has them when it ends, with the calls below them, and knows its children's streams."""
+    """At its end, the turn has the costs of its children and of deeper calls. Its stream lists its children."""
 
     async def deep(engine: Engine) -> str:
         @tool
@@ -126,7 +126,7 @@ async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsSer
 
 
 async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(server: NatsServer) -> None:
-    """While they run, and with a child of theirs."""
+    """The text arrives while the children run, and includes the text of their children."""
     said = anyio.Event()
 
     async def deep(engine: Engine) -> str:
@@ -151,7 +151,7 @@ async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(serve
 
 
 async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(server: NatsServer) -> None:
-    """The far call ends as cancelled, and the place refuses further ones."""
+    """The call on the other node ends as cancelled, and further calls there are refused."""
     begun, after = anyio.Event(), list[str]()
     far_tasks: list[asyncio.Task[str]] = []
 
@@ -192,7 +192,7 @@ async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(ser
 
 @pytest.mark.parametrize("by_budget", [False, True], ids=["limits of the turn", "a budget per root"])
 async def test_money_of_a_tree_is_spent_once_over_all_nodes(server: NatsServer, by_budget: bool) -> None:
-    """Many far calls start at the same time. The rest of the money decides how many are made."""
+    """Many calls start concurrently on the other node. The remaining money decides how many are made."""
     most = Decimal(24 * A_CALL).scaleb(-9)
     answers: list[str] = []
 
@@ -222,7 +222,7 @@ async def test_money_of_a_tree_is_spent_once_over_all_nodes(server: NatsServer, 
 
 
 async def test_without_a_broker_no_money_is_granted(server: NatsServer) -> None:
-    """A far call under a limit of money is refused, and the turn goes on."""
+    """A call on the other node under a limit on cost is refused, and the turn continues."""
 
     async def work(engine: Engine) -> str:
         await anyio.to_thread.run_sync(server.stop)

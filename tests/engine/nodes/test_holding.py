@@ -1,4 +1,4 @@
-"""A node's knowledge about its lease and its sessions, in the pure class and in random histories."""
+"""The lease and the sessions that a node has, by its own state, in the pure class and in random histories."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def held(**sessions: int) -> Holding:
     return holding
 
 
-def test_a_node_without_a_lease_may_not_act() -> None:
-    """It has not said yet that it lives."""
+def test_a_node_without_a_lease_cannot_act() -> None:
+    """The node has not registered yet."""
     holding = Holding(9.0)
     assert not holding.lives(0)
     assert holding.pause(0) == 0.0
 
 
-def test_a_lease_is_counted_from_before_it_was_asked_for() -> None:
+def test_a_lease_counts_from_before_its_request() -> None:
     holding = Holding(9.0)
     asked = holding.asks(2 * SECOND)
     holding.renewed(asked, Renewed(lease=1, owned={}))
@@ -41,8 +41,8 @@ def test_a_lease_is_counted_from_before_it_was_asked_for() -> None:
     assert holding.seconds_left(5 * SECOND) == 6.0
 
 
-def test_a_lease_is_renewed_at_a_third_and_soon_again_if_that_fails() -> None:
-    """And the end of the lease is noticed."""
+def test_a_lease_is_renewed_after_a_third_and_soon_after_a_failure() -> None:
+    """The last pause ends with the lease."""
     holding = held()
     assert holding.pause(0) == 3.0
     holding.not_renewed(3 * SECOND)
@@ -51,7 +51,7 @@ def test_a_lease_is_renewed_at_a_third_and_soon_again_if_that_fails() -> None:
     assert abs(holding.pause(int(8.9 * SECOND)) - 0.1) < 1e-9
 
 
-def test_it_acts_for_a_session_in_the_epoch_in_which_it_has_it() -> None:
+def test_a_node_acts_for_a_session_only_in_its_epoch() -> None:
     holding = held(s=3)
     assert holding.may_act("s", 3, SECOND)
     assert not holding.may_act("s", 2, SECOND)
@@ -61,8 +61,8 @@ def test_it_acts_for_a_session_in_the_epoch_in_which_it_has_it() -> None:
     assert not holding.may_act("s", 3, SECOND)
 
 
-def test_an_unbroken_lease_loses_nothing_and_a_broken_one_what_others_have_taken() -> None:
-    """What was claimed while the answer was on its way is not judged by it."""
+def test_only_a_broken_lease_loses_sessions_of_other_nodes() -> None:
+    """The answer to a renewal does not apply to sessions that were claimed after its request."""
     holding = held(kept=1, taken=1, again=2)
     assert holding.renewed(holding.asks(SECOND), UNBROKEN) == {}
     breaks = holding.breaks
@@ -75,8 +75,8 @@ def test_an_unbroken_lease_loses_nothing_and_a_broken_one_what_others_have_taken
     assert holding.lives(28 * SECOND)
 
 
-def test_an_answer_that_comes_late_shortens_nothing() -> None:
-    """Two renewals may overlap."""
+def test_a_late_answer_does_not_shorten_the_lease() -> None:
+    """Two renewals can overlap."""
     holding = held()
     early, late = holding.asks(SECOND), holding.asks(3 * SECOND)
     holding.renewed(late, UNBROKEN)
@@ -84,11 +84,11 @@ def test_an_answer_that_comes_late_shortens_nothing() -> None:
     assert holding.lives(12 * SECOND - 1)
 
 
-# -- Several nodes and one table, in any order
+# -- Several nodes and one table, in any order.
 
 
 class Host:
-    """A node with a clock of its own, whose requests may take their time or be lost."""
+    """A node with a clock of its own. Its requests can be late or lost."""
 
     def __init__(self, number: int, model: OwnershipModel, lease: float) -> None:
         self.info = NodeInfo(node=f"run_{number}", lease_seconds=lease)
@@ -125,12 +125,12 @@ class Host:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nobody."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:
         return done.value
-    raise AssertionError("it waits")
+    raise AssertionError("the coroutine waits")
 
 
 class Store:
@@ -161,7 +161,7 @@ STEPS = st.lists(
 
 
 class Story:
-    """Three nodes, two sessions, one table."""
+    """Three nodes, two sessions, and one table."""
 
     def __init__(self) -> None:
         self.model = OwnershipModel()
@@ -198,15 +198,15 @@ class Story:
     def check(self) -> None:
         for session_id, store in self.stores.items():
             acting = [host.info.node for host in self.hosts if host.acts_for(session_id)]
-            assert len(acting) <= 1, f"{acting} act for {session_id} at once"
+            assert len(acting) <= 1, f"{acting} act for {session_id} at the same time"
             assert [epoch for epoch, _ in store.written] == sorted(epoch for epoch, _ in store.written)
             assert len(dict.fromkeys(store.written)) == len({epoch for epoch, _ in store.written})
 
 
 @settings(max_examples=80, deadline=None)
 @given(STEPS)
-def test_no_two_nodes_act_for_a_session_and_none_writes_in_another_s_epoch(steps: list[Any]) -> None:
-    """Whatever is lost, late or restarted, and however far the nodes' clocks are apart."""
+def test_one_node_acts_for_a_session_and_writes_in_its_own_epoch(steps: list[Any]) -> None:
+    """The test draws lost and late messages, restarts, and any difference between clocks."""
     story = Story()
     for step in steps:
         story.do(*step)
@@ -215,14 +215,16 @@ def test_no_two_nodes_act_for_a_session_and_none_writes_in_another_s_epoch(steps
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.lists(st.integers(-3600, 3600), min_size=80, max_size=80))
-def test_a_database_whose_clock_jumps_lets_no_two_write_in_one_epoch(steps: list[Any], jumps: list[int]) -> None:
-    """Two may believe to be the owner then, and the store takes the later claim."""
+def test_a_jump_of_the_databases_clock_lets_one_node_write_in_each_epoch(
+    steps: list[Any], jumps: list[int]
+) -> None:
+    """Two nodes may both act as the owner. The store accepts the later claim."""
     story = Story()
     for step, jump in zip(steps, jumps, strict=False):
         story.do(*step)
         if step[0] == "long":
             story.model.now += jump
-            for host in story.hosts:  # their own clocks go on as ever
+            for host in story.hosts:  # The clocks of the nodes do not jump.
                 host.offset_ns -= jump * SECOND
         for store in story.stores.values():
             epochs = [epoch for epoch, _ in store.written]
@@ -230,18 +232,18 @@ def test_a_database_whose_clock_jumps_lets_no_two_write_in_one_epoch(steps: list
             assert len(dict.fromkeys(store.written)) == len(set(epochs))
 
 
-def test_what_belongs_to_a_session() -> None:
-    """By the claim under which it was said; outside of a cluster by the run."""
+def test_which_events_belong_to_a_session() -> None:
+    """In a cluster the epoch of the claim decides. Elsewhere the run decides."""
 
     def says(run: int, epoch: int, owner: tuple[int, int] | None, claimed: int = 0, begins: bool = False) -> bool:
         return belongs(run, epoch, begins=begins, owner=owner, claimed=claimed)
 
-    # Outside of a cluster
+    # Outside of a cluster.
     assert says(1, 0, None)
     assert says(1, 0, (1, 0))
     assert not says(2, 0, (1, 0))
     assert says(2, 0, (1, 0), begins=True)
-    # In a cluster
+    # In a cluster.
     assert says(2, 1, None, 1)
     assert says(2, 2, (1, 1), 2)
     assert not says(1, 1, (1, 1), 2)
@@ -249,9 +251,9 @@ def test_what_belongs_to_a_session() -> None:
     assert not says(1, 2, (2, 2), 2)
     assert says(1, 3, (2, 2), 3)
     assert not says(1, 1, (1, 3), 3)
-    # Its claims are not known here, as in a trace file
+    # The claims are unknown here, as in a trace file.
     assert says(1, 2, (1, 2))
     assert says(2, 3, (1, 2))
-    # Somebody outside, in a session of a cluster
+    # An engine outside of the cluster writes in a session of the cluster.
     assert not says(3, 0, (1, 2), 2, begins=True)
     assert says(3, 0, (3, 0), 4)

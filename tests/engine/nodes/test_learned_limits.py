@@ -28,13 +28,13 @@ from ...support.nats_server import own_nats_server, why_no_nats
 from ...support.scripted import Say, scripted_type
 from ...support.virtual_time import FakeClock, run_virtual
 
-# What one node learns of a provider's rate limits, all nodes act by.
+# Rate limits that one node learns apply to all nodes.
 
 ENTRY = AdapterEntry(name="s", type="scripted", config=AdapterConfig())
 
 
 class Wire:
-    """A broker whose messages arrive at once, at everybody."""
+    """A broker that delivers each message immediately to all receivers."""
 
     def __init__(self) -> None:
         self.receivers: list[Callable[[str, bytes, str], None]] = []
@@ -52,7 +52,7 @@ class Wire:
 
 
 class Host:
-    """A node, and the limits of its engine."""
+    """A node, and the rate limits of its engine."""
 
     def __init__(self, wire: Wire, name: str) -> None:
         self.part = LearnedLimits(name, "c", wire)
@@ -60,12 +60,12 @@ class Host:
         self.part.share(self.limits)
 
     def goes(self) -> bool:
-        """Whether a request would go at once. The first one makes the gate."""
+        """Whether a request could be sent now. The first request creates the limiter."""
         return self.limits.lease(ENTRY, "", "s:m", 0, (1, 0)).ask()
 
 
 async def both(wire: Wire, say: Callable[[Host, Host], Awaitable[object]]) -> Host:
-    """Two nodes at work, of which the first one learns something. Returns the second one."""
+    """Run two nodes and call `say` with them. Return the second node."""
     one, other = Host(wire, "one"), Host(wire, "other")
     async with anyio.create_task_group() as group:
         for host in (one, other):
@@ -86,8 +86,8 @@ def left(requests: float) -> LimitObservation:
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_refusal_of_one_node_keeps_the_others_away(used: bool) -> None:
-    """Also one that has not used the provider yet, and only for as long as was said."""
+def test_a_refusal_of_one_node_pauses_the_others(used: bool) -> None:
+    """A node that has not used the provider yet pauses too. The pause has the length that the provider gave."""
 
     async def work() -> None:
         async def say(one: Host, other: Host) -> None:
@@ -98,15 +98,15 @@ def test_a_refusal_of_one_node_keeps_the_others_away(used: bool) -> None:
         other = await both(Wire(), say)
         assert not other.goes()
         await anyio.sleep(8)
-        assert not other.goes(), "whoever waits already goes first"
+        assert not other.goes(), "the request that already waits must go first"
         (line,) = other.limits.queues("s")
         assert line.why == "probe"
 
     run_virtual(work)
 
 
-def test_what_is_left_is_told_once_in_a_second() -> None:
-    """However many replies say so; the last one counts."""
+def test_the_remaining_requests_are_published_once_a_second() -> None:
+    """If several replies report the remaining requests, the last report counts."""
 
     async def work() -> None:
         wire = Wire()
@@ -123,8 +123,8 @@ def test_what_is_left_is_told_once_in_a_second() -> None:
     run_virtual(work)
 
 
-def test_a_refusal_is_told_at_once() -> None:
-    """Though something was told a moment ago."""
+def test_a_refusal_is_published_immediately() -> None:
+    """A refusal does not wait for the pause between other messages."""
 
     async def work() -> None:
         wire = Wire()
@@ -142,10 +142,10 @@ def test_a_refusal_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.skipif(why_no_nats() is not None, reason=str(why_no_nats()))
-async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_one(
+async def test_an_engine_sends_nothing_to_a_provider_that_refused_another_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows when there is room again."""
+    """The error has the time until a request is possible."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     config = AdapterConfig(max_wait_seconds=0)
     refusal = Say(fails=RateLimitError("slow down", retry_after_seconds=30.0, retryable=True, provider="s"))
@@ -166,14 +166,14 @@ async def test_an_engine_sends_nothing_to_a_provider_that_has_refused_another_on
             assert 20 < waits.value.retry_after_seconds <= 30
 
 
-# What one node finds of a provider, all nodes act by: closed until the latest time that any of them has said.
+# The availability that one node finds applies to all nodes. The latest retry time counts.
 
 SECOND = 1_000_000
 REASON = "server_error: ServerError"
 
 
 class ProbeWire:
-    """A broker whose messages arrive at once, at everybody."""
+    """A broker that delivers each message immediately to all receivers."""
 
     def __init__(self) -> None:
         self.receivers: list[Callable[[str, bytes, str], None]] = []
@@ -191,7 +191,7 @@ class ProbeWire:
 
 
 class ProbeHost:
-    """A node, whose clock may be wrong."""
+    """A node with a clock that can be wrong."""
 
     def __init__(self, wire: ProbeWire, name: str, clock_is_wrong_by: float = 0.0) -> None:
         self.clock = FakeClock()
@@ -203,7 +203,7 @@ class ProbeHost:
         wire.receivers.append(self.part.receive)
 
     def finds(self, state: str, seconds: float | None = None, reason: str = REASON) -> None:
-        """What its own calls have shown."""
+        """Publish the state that the node found by its own calls."""
         at = None if seconds is None else self.now + round(seconds * SECOND)
         change = ProviderAvailabilityChanged(
             provider="p", model=None, previous="available", current=state, reason=reason, retry_at_us=at
@@ -214,14 +214,14 @@ class ProbeHost:
 
     @property
     def waits(self) -> float | None:
-        """Seconds until a call with a choice may go there; 0 if it may now."""
+        """The seconds until a call with a choice can use the provider, or 0 if the provider is available."""
         standing = self.table.readiness("p", "p:m", self.now)
         return 0.0 if standing.kind != "closed" else standing.retry_after_seconds
 
 
 @pytest.mark.parametrize("hours", [0, 1, -1])
-def test_a_provider_that_one_node_leaves_alone_is_left_alone_by_all(hours: int) -> None:
-    """For the seconds that it said, by whatever clock the others have."""
+def test_a_provider_that_is_unavailable_for_one_node_is_avoided_by_all(hours: int) -> None:
+    """The pause has the same length on every node, even with a wrong clock."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other", hours * 3600.0)
     heard = other.bus.subscribe("provider.availability_changed")
@@ -233,16 +233,15 @@ def test_a_provider_that_one_node_leaves_alone_is_left_alone_by_all(hours: int) 
 
 
 @pytest.mark.parametrize("reason", ["network: NetworkError", "adapter_crashed", "key refused"])
-def test_what_only_one_host_can_know_is_not_told(reason: str) -> None:
-    """Its network, its process and its key."""
+def test_local_reasons_are_not_published(reason: str) -> None:
+    """Such reasons are the host's network, its process and its key."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     one.finds("unavailable", 30.0, reason)
     assert other.waits == 0.0
 
 
-def test_what_others_have_found_is_not_passed_on() -> None:
-    """Or it would go round for ever."""
+def test_a_received_state_is_not_published_again() -> None:
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     heard = other.bus.subscribe("provider.availability_changed")
@@ -253,8 +252,8 @@ def test_what_others_have_found_is_not_passed_on() -> None:
     assert (other.part._open, wire.sent) == ({}, sent)
 
 
-def test_a_provider_that_is_back_at_one_node_is_tried_by_all() -> None:
-    """At once, and with one call: what others have found is no proof."""
+def test_a_provider_that_is_available_again_for_one_node_is_probed_by_all() -> None:
+    """The other node makes one probe call immediately. The state of another node is no proof."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     one.finds("unavailable", 30.0)
@@ -265,10 +264,8 @@ def test_a_provider_that_is_back_at_one_node_is_tried_by_all() -> None:
     assert other.table.state("p") == "probing"
 
 
-def test_a_node_goes_by_what_it_found_itself() -> None:
-    """That it is well elsewhere opens nothing here that was closed by calls from here; and a call that probes here
-    decides.
-    """
+def test_a_nodes_own_calls_decide() -> None:
+    """A recovery on another node does not open a provider that local calls have closed. A local probe decides."""
     table = AvailabilityTable()
     table.crashed("p", 0)
     assert table.found_elsewhere("p", None, "available", "", None, 0, "other") == ()
@@ -282,8 +279,8 @@ told = st.tuples(st.sampled_from(["degraded", "unavailable"]), st.integers(1, 10
 
 
 @given(st.lists(told, min_size=1, max_size=8), st.data())
-def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], data: Any) -> None:
-    """Messages may come in any order, and more than once."""
+def test_the_latest_time_counts_in_any_order(said: list[tuple[str, int]], data: Any) -> None:
+    """Messages can arrive in any order and repeatedly."""
 
     def heard(order: list[tuple[str, int]]) -> float | None:
         table = AvailabilityTable()
@@ -297,8 +294,10 @@ def test_the_latest_time_counts_in_whatever_order(said: list[tuple[str, int]], d
 
 
 @pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")
-async def test_engines_of_a_cluster_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the broker; a node that comes later is told, too."""
+async def test_engines_of_a_cluster_share_the_state_of_providers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state goes over the broker. A node that starts later receives it too."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(availability, "REPEAT_SECONDS", 0.1)
     with own_nats_server() as server:

@@ -1,4 +1,4 @@
-"""Turns in progress while the shared store is unreachable for longer than a lease; and nodes without a file."""
+"""Turns in progress while the shared store is unreachable for longer than a lease, and nodes without a file."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LEASE = 1.5
 
 @pytest.mark.deep("a wait for the length of a lease")
 @pytest.mark.parametrize("back", [True, False])
-async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bool) -> None:
-    """The store is back when the turn ends, and the session is still this node's; else its outcome is unknown."""
+async def test_a_turn_outlives_a_lease_that_no_other_node_took(tmp_path: Path, back: bool) -> None:
+    """If the store is back at the turn's end, this node keeps the session. Otherwise the outcome is unknown."""
     limiter, steps = anyio.Event(), iter(range(99))
 
     async def pause() -> None:
@@ -73,14 +73,14 @@ async def test_a_turn_outlives_a_lease_that_nobody_used(tmp_path: Path, back: bo
 
 @asynccontextmanager
 async def lease_over(engine: Engine) -> AsyncIterator[None]:
-    """The block is entered when the engine's lease is over."""
+    """Enter the block when the engine's lease has ended."""
     with engine.bus.subscribe("nodes.lease_changed") as told:
         assert (await anext(aiter(told))).data.current == "over"  # type: ignore[attr-defined]
         yield
 
 
-async def test_nodes_whose_traces_are_on_the_server_share_sessions_too(postgres_dsn: str, tmp_path: Path) -> None:
-    """Nothing is shipped: what was said is there when it is committed."""
+async def test_nodes_with_traces_on_the_server_share_sessions(postgres_dsn: str, tmp_path: Path) -> None:
+    """Nothing is shipped. Messages are available when they are committed."""
 
     def node(name: str, *replies: Say) -> Engine:
         return Engine(
@@ -110,7 +110,7 @@ async def test_nodes_whose_traces_are_on_the_server_share_sessions_too(postgres_
 
 
 async def test_the_doctor_lists_the_nodes_that_share_a_trace(postgres_dsn: str, tmp_path: Path) -> None:
-    """From anywhere, by the server alone; and a node names the others."""
+    """The command needs only the server. A node lists the other nodes."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -124,10 +124,8 @@ async def test_the_doctor_lists_the_nodes_that_share_a_trace(postgres_dsn: str, 
         assert "b" not in nodes.detail.split("(", 1)[0]
 
 
-async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
-    """What would be sent in another node's session can be asked anywhere."""
+async def test_an_engine_without_content_reads_the_shared_trace(postgres_dsn: str, tmp_path: Path) -> None:
+    """`preview` works on any node for a session of another node."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -139,7 +137,7 @@ async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
             assert seen.input_tokens == (await a.preview(session.id, "And then?")).input_tokens
 
 
-# What a former owner still says of a session: refused by the shared store, and kept beside it.
+# Events of a former owner: the shared store refuses them for the session and stores them under another name.
 
 CAPTURE = Capture(None)
 
@@ -172,7 +170,7 @@ class Says:
 
 
 class Shared:
-    """A shared store, and hosts that write into it: each directly, or by shipping a file."""
+    """A shared store, and hosts that write to it directly or ship a file."""
 
     def __init__(self, dsn: str, folder: Path, way: str) -> None:
         self.dsn = dsn
@@ -182,7 +180,7 @@ class Shared:
         self.ownership = PostgresOwnership(self.database)
 
     async def claim(self, run_id: str) -> int:
-        """Take the session, whoever has it."""
+        """Claim the session for the run, whatever its owner."""
         found = await self.ownership.claim("s", run_id)
         return found.epoch  # type: ignore[union-attr]
 
@@ -215,7 +213,7 @@ async def shared(request: pytest.FixtureRequest, postgres_dsn: str, tmp_path: Pa
 
 
 async def began(shared: Shared) -> tuple[Says, Says]:
-    """A says two messages in epoch 1; B takes the session and says two more in epoch 2."""
+    """Run A writes two messages in epoch 1, and run B claims the session for epoch 2."""
     a, b = Says("run_a"), Says("run_b")
     assert await shared.claim("run_a") == 1
     await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1), a.message(1, "a1", 1))
@@ -223,8 +221,10 @@ async def began(shared: Shared) -> tuple[Says, Says]:
     return a, b
 
 
-async def test_what_a_former_owner_says_is_kept_under_a_name_of_its_own(shared: Shared) -> None:
-    """A claim alone is enough to refuse it: it is never mixed in, and nothing of it is lost."""
+async def test_messages_of_a_former_owner_are_stored_under_another_name(shared: Shared) -> None:
+    """A claim alone is enough to refuse messages of the former owner. No message is mixed in, and no message is
+    lost.
+    """
     a, b = await began(shared)
     await shared.write("run_a", a.message(2, "late", 1))
     assert await shared.texts() == ["a0", "a1"]
@@ -234,16 +234,18 @@ async def test_what_a_former_owner_says_is_kept_under_a_name_of_its_own(shared: 
     assert await shared.texts("s.run_a") == ["a0", "a1", "late", "later"]
 
 
-async def test_an_owner_that_comes_back_begins_where_the_session_is(shared: Shared) -> None:
-    """Messages of a former time beyond that go."""
+async def test_an_owner_that_returns_continues_at_its_setup(shared: Shared) -> None:
+    """The owner's earlier messages after that position are removed."""
     a, _ = await began(shared)
     assert await shared.claim("run_a") == 3
     await shared.write("run_a", a.setup(1, 3), a.message(1, "a1 again", 3))
     assert await shared.texts() == ["a0", "a1 again"]
 
 
-async def test_a_run_that_owns_the_session_again_says_nothing_under_its_old_claim(shared: Shared) -> None:
-    """A, then B, then A: what A had left unsaid of its first time isn't in the session."""
+async def test_a_run_that_owns_the_session_again_writes_nothing_under_its_old_claim(shared: Shared) -> None:
+    """Run A owns the session, then run B, and then run A again. The session does not get the unsent message of A's
+    first epoch.
+    """
     a, b = await began(shared)
     unsaid = a.message(2, "of the first time", 1)
     await shared.write("run_b", b.setup(2, 2), b.message(2, "b2", 2))
@@ -254,8 +256,8 @@ async def test_a_run_that_owns_the_session_again_says_nothing_under_its_old_clai
     assert await shared.texts("s.run_a") == ["a0", "a1", "of the first time"]
 
 
-async def test_a_message_that_the_next_owner_has_put_together_is_no_conflict(shared: Shared) -> None:
-    """The first owner's own copy comes later, and is the same. If it says more, it is kept beside."""
+async def test_a_message_that_the_next_owner_restored_is_no_conflict(shared: Shared) -> None:
+    """The copy of the first owner arrives later and is the same. A longer copy is stored under another name."""
     a, b = await began(shared)
     await shared.write(
         "run_b", b.setup(2, 2), b.message(2, "asked", 2, "msg_x"), b.message(3, "half an ans", 2, "msg_y")
@@ -267,20 +269,18 @@ async def test_a_message_that_the_next_owner_has_put_together_is_no_conflict(sha
     assert (await shared.texts("s.run_a") or [])[-1] == "half an answer"
 
 
-async def test_a_former_owner_s_setup_changes_nothing(shared: Shared) -> None:
-    """Not even one that begins the session anew."""
+async def test_a_setup_of_a_former_owner_changes_nothing(shared: Shared) -> None:
+    """The late setup is ignored even if it starts the session again."""
     a, b = await began(shared)
     await shared.write("run_b", b.setup(2, 2, prompt="B's"))
-    await shared.write("run_a", a.setup(2, 1, prompt="late"), a.setup(0, 1, begins=True, prompt="anew"))
+    await shared.write("run_a", a.setup(2, 1, prompt="late"), a.setup(0, 1, begins=True, prompt="new"))
     saved = await shared.saved()
     assert (saved.setup.system_prompt, len(saved.messages)) == ("B's", 2)
     assert await shared.saved("s.run_a") is None
 
 
-async def test_what_a_former_owner_says_comes_too_late_though_the_session_was_forgotten(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
-    """Its name is claimed anew, under a higher epoch than ever."""
+async def test_messages_of_a_former_owner_are_refused_after_a_deletion(postgres_dsn: str, tmp_path: Path) -> None:
+    """A new claim of the session's name gets the highest epoch so far."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
     _, b = await began(shared)
     await shared.ownership.release("run_b", {"s": 2})
@@ -295,10 +295,8 @@ async def test_what_a_former_owner_says_comes_too_late_though_the_session_was_fo
     await shared.database.close()
 
 
-async def test_what_was_said_before_a_session_was_deleted_comes_back_under_no_name(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
-    """Not even beside the session that has begun anew, when a dead node's file is shipped; what is new is kept."""
+async def test_messages_before_a_deletion_never_return(postgres_dsn: str, tmp_path: Path) -> None:
+    """The file of a dead node may be shipped after the session has started again. Later messages are kept."""
     shared = Shared(postgres_dsn, tmp_path, "shipped")
     a, _ = await began(shared)
     async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
@@ -320,10 +318,10 @@ async def test_what_was_said_before_a_session_was_deleted_comes_back_under_no_na
     await shared.database.close()
 
 
-async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_that_lives(
+async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_live_node(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Of one that has let go of it, it does, and the node says nothing more in it."""
+    """The engine can take a released session, and the node then writes nothing to that session."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
     await shared.ownership.renew(NodeInfo(node="run_a"), 0)
     a, c = Says("run_a"), Says("run_c")
@@ -339,8 +337,7 @@ async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_tha
     await shared.database.close()
 
 
-def test_the_epoch_is_stored_where_there_is_one_and_survives_a_spill_file() -> None:
-    """Outside of a cluster nothing more is written."""
+def test_the_epoch_is_stored_in_a_cluster_and_survives_a_spill_file() -> None:
     says = Says("run_a")
     for epoch in (0, 7):
         for envelope in (says.setup(0, epoch), says.message(0, "Hi", epoch)):

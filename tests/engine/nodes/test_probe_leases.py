@@ -1,4 +1,4 @@
-"""One probe call of the whole cluster checks whether a provider works again."""
+"""One probe call for the whole cluster checks whether a provider works again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ anyio_backend = runs_on("virtual-asyncio")
 
 
 class Rows(ProbeModel):
-    """The rows by the loop's time, some milliseconds away, which may be out of reach."""
+    """The rows by the loop's time, with a delay of some milliseconds. The rows can be unavailable."""
 
     gone = False
 
@@ -36,7 +36,7 @@ class Rows(ProbeModel):
 
 
 class Host:
-    """A node for which a provider, and one of its models, may be tried again now."""
+    """A node that can probe a provider and one of its models now."""
 
     def __init__(self, rows: Rows, name: str) -> None:
         self.clock = FakeClock()
@@ -49,7 +49,7 @@ class Host:
         self.probes = 0
 
     async def call(self) -> bool:
-        """A call with a choice. Returns whether it probed."""
+        """Make a call with a choice. Return whether it probed."""
         while self.table.readiness("p", "p:m", self.clock.now_us()).kind != "closed":
             if await self.leases.may_go("p", "p:m"):
                 self.probes += 1
@@ -59,13 +59,13 @@ class Host:
         return False
 
     def end(self) -> None:
-        """The probe ends without an answer."""
+        """End the probe without an answer."""
         for change in self.table.abandon(f"req_{self.probes}", self.clock.now_us()):
             self.bus.publish(change)
 
 
 async def test_one_call_of_all_nodes_probes() -> None:
-    """However many come at once, on however many nodes; the next one when it has ended."""
+    """Many calls run concurrently on several nodes. The next call can probe after the end of the first probe."""
     rows = Rows()
     hosts = [Host(rows, name) for name in "abc"]
     async with anyio.create_task_group() as group:
@@ -74,14 +74,16 @@ async def test_one_call_of_all_nodes_probes() -> None:
         probed = await asyncio.gather(*(host.call() for host in hosts * 5))
         assert probed.count(True) == 1
         await anyio.sleep(5 * LEASE_SECONDS)
-        assert await asyncio.gather(*(host.call() for host in hosts)) == [False] * 3, "it is still under way"
+        assert await asyncio.gather(*(host.call() for host in hosts)) == [False] * 3, (
+            "the probe is still in progress"
+        )
         next(host for host in hosts if host.probes).end()
         await anyio.sleep(LEASE_SECONDS)
         assert (await asyncio.gather(*(host.call() for host in hosts))).count(True) == 1
         group.cancel_scope.cancel()
 
 
-async def test_the_lease_of_a_node_that_died_is_over_soon() -> None:
+async def test_the_lease_of_a_dead_node_ends_soon() -> None:
     rows = Rows()
     a, b = Host(rows, "a"), Host(rows, "b")
     assert await a.call()
@@ -91,7 +93,7 @@ async def test_the_lease_of_a_node_that_died_is_over_soon() -> None:
 
 
 async def test_without_the_store_each_node_probes_by_itself() -> None:
-    """A provider that is back is more than one call too many."""
+    """One probe for each node is better than no probe."""
     rows = Rows()
     rows.gone = True
     hosts = [Host(rows, name) for name in "ab"]
@@ -102,9 +104,9 @@ async def test_without_the_store_each_node_probes_by_itself() -> None:
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: str, tmp_path: Path) -> None:
-    """The lease is in PostgreSQL, and nobody waits for the probe."""
+    """The lease is in PostgreSQL, and no call waits for the probe."""
     all_wait, answered = asyncio.Event(), asyncio.Event()
-    steps = itertools.count(1)  # each call waits in its first until all are answered
+    steps = itertools.count(1)  # Each call waits in its first step until all calls have started.
 
     async def answer() -> None:
         if next(steps) == len(calls):

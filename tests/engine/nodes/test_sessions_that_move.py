@@ -41,10 +41,10 @@ def texts(session: Any) -> list[str]:
     return [message.text for message in session.messages]
 
 
-async def test_a_session_is_resumed_on_another_node_when_the_first_one_has_closed(
+async def test_a_session_is_resumed_on_another_node_after_the_first_has_closed(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """With its whole history, at once, and under a higher epoch."""
+    """The session has its complete history immediately, with a higher epoch."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m", system_prompt="Be brief.")
         await session.send("Hi")
@@ -62,8 +62,8 @@ async def test_a_session_is_resumed_on_another_node_when_the_first_one_has_close
         assert [row.session_id for row in await store.sessions()] == [session.id]
 
 
-async def test_a_session_that_nobody_uses_is_handed_over(postgres_dsn: str, tmp_path: Path) -> None:
-    """While its owner lives; and the one that held it learns so with its next turn."""
+async def test_an_idle_session_is_handed_over(postgres_dsn: str, tmp_path: Path) -> None:
+    """The owner is running. The owner's next turn raises SessionTakenOver."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Four.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b,
@@ -88,10 +88,10 @@ async def test_a_session_that_nobody_uses_is_handed_over(postgres_dsn: str, tmp_
         assert [row.session_id for row in await store.sessions()] == [session.id]
 
 
-async def test_a_session_whose_turn_runs_is_not_to_be_had(
+async def test_a_session_with_a_running_turn_is_not_handed_over(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks for it is told who has it."""
+    """The error names the owner."""
     from callboard.engine.nodes import ownership
 
     monkeypatch.setattr(ownership, "HANDOVER_SECONDS", 0.3)
@@ -115,8 +115,8 @@ async def test_a_session_whose_turn_runs_is_not_to_be_had(
             assert (await turn.result()).text == "Twothree"
 
 
-async def test_a_session_of_nobody_s_handle_is_let_go_of(postgres_dsn: str, tmp_path: Path) -> None:
-    """Its owner ships it and releases it, so that nobody has to ask."""
+async def test_a_session_without_a_handle_is_released(postgres_dsn: str, tmp_path: Path) -> None:
+    """The owner ships and releases the session without a request."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -131,7 +131,7 @@ async def test_a_session_of_nobody_s_handle_is_let_go_of(postgres_dsn: str, tmp_
 
 
 async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: str, tmp_path: Path) -> None:
-    """And one that was never stored is not claimed."""
+    """A session that was never stored is not claimed."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -145,7 +145,7 @@ async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: st
 
 
 async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tmp_path: Path) -> None:
-    """Unless another node holds it. What comes later of it stays away."""
+    """Another node's session can't be deleted. Later messages of a deleted session are not stored in it."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Two.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("Three.")) as b,
@@ -162,16 +162,16 @@ async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tm
         assert await b.sessions() == []
         with pytest.raises(SessionTakenOver):
             await session.send("Still there?")
-        await there.send("Anew")
-        assert texts(there) == ["Anew", "Three."]
+        await there.send("Again")
+        assert texts(there) == ["Again", "Three."]
     async with PostgresStore(postgres_dsn, path=tmp_path / "p") as store:
         saved = await store.saved_session(session.id)
-        assert [message.text for message in saved.messages] == ["Anew", "Three."]
+        assert [message.text for message in saved.messages] == ["Again", "Three."]
         assert not await store.saved_session("ses_unknown")
 
 
-async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str, tmp_path: Path) -> None:
-    """Whether its owner deletes it, or another node one that nobody has."""
+async def test_a_deleted_session_has_no_owner(postgres_dsn: str, tmp_path: Path) -> None:
+    """The owner deletes a session, and another node deletes a released one."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Two.")) as a:
         held, left = a.session("s:m"), a.session("s:m")
         for session in (held, left):
@@ -184,8 +184,10 @@ async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str,
 
 
 @pytest.mark.deep("a wait for the length of a lease")
-async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(tmp_path: Path) -> None:
-    """Then turns are refused, with what to do; calls without a session go on; and all is well when it is back."""
+async def test_without_the_shared_store_the_owner_continues_until_its_lease_ends(tmp_path: Path) -> None:
+    """After that, turns are refused with advice, and calls without a session continue. When the store is back,
+    turns work.
+    """
     with own_server() as server, server.database() as dsn:
         replies = [Say(f"{number}.") for number in range(9)]
         async with node_engine("a", dsn, tmp_path, *replies, cluster={"lease_seconds": 2.0}) as a:
@@ -219,8 +221,8 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
 
 
 @pytest.mark.deep("another way to open a session")
-async def test_a_session_is_opened_by_its_id_wherever_the_host_is_asked(postgres_dsn: str, tmp_path: Path) -> None:
-    """The first node begins it, the next ones go on with it, and each owns it from then on."""
+async def test_a_session_is_opened_by_its_id_on_any_node(postgres_dsn: str, tmp_path: Path) -> None:
+    """The first node creates the session. Each further node continues it and is its owner from then on."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Three.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b,
@@ -244,8 +246,8 @@ async def test_a_session_is_opened_by_its_id_wherever_the_host_is_asked(postgres
         assert texts(await a.open_session("tenant/x")) == texts(back)
 
 
-async def test_two_nodes_that_begin_one_id_at_once_have_one_session(postgres_dsn: str, tmp_path: Path) -> None:
-    """One of them begins it and lets the other go on with it."""
+async def test_two_nodes_that_open_one_id_concurrently_have_one_session(postgres_dsn: str, tmp_path: Path) -> None:
+    """One node creates the session, and the other node continues it."""
     async with (
         node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a,
         node_engine("b", postgres_dsn, tmp_path, Say("One.")) as b,
@@ -264,8 +266,8 @@ async def test_two_nodes_that_begin_one_id_at_once_have_one_session(postgres_dsn
         assert (await found["a" if owned[0] is a else "b"].send("Hi")).text == "One."
 
 
-async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn: str, tmp_path: Path) -> None:
-    """Nothing of it was shared, so nobody knows what was said; and deleting it lets one begin."""
+async def test_a_session_that_died_with_its_node_is_not_created_again(postgres_dsn: str, tmp_path: Path) -> None:
+    """No message was shared, so the history is unknown. After a deletion the id can be used."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         node = node_of(a)
         tables = node.ownership.tables
@@ -281,8 +283,8 @@ async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn:
         assert (await a.open_session("x", model="s:m")).messages == ()
 
 
-async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, tmp_path: Path) -> None:
-    """The shared trace knows that it was answered, by an engine that kept no content."""
+async def test_a_session_without_stored_messages_is_not_created_again(postgres_dsn: str, tmp_path: Path) -> None:
+    """The shared trace has its calls, from an engine without content."""
     async with Engine(
         models=registry(Say("One.")), store=PostgresStore(postgres_dsn, path=tmp_path / "p")
     ) as plain:
@@ -293,7 +295,7 @@ async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, 
                 await a.open_session("x", model="s:m")
 
 
-# Nodes in processes of their own that are killed or suspended at work, and what becomes of their sessions.
+# Nodes in processes of their own that are killed or suspended, and the next owners of their sessions.
 
 NODE = "from tests.support.cluster_node import main; main()"
 LEASE = 2.0
@@ -308,7 +310,7 @@ def nats() -> Iterator[str]:
 
 
 class Node:
-    """A node at work in a process of its own."""
+    """A node in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -317,14 +319,14 @@ class Node:
         self.text = ""
 
     async def word(self, kind: str) -> str:
-        """The next line of that kind; text is noted on the way."""
+        """The next line of that kind. Lines with text before that line are collected."""
         while line := await anyio.to_thread.run_sync(self._lines.readline):
             said, _, rest = line.rstrip("\n").partition(" ")
             if said == "text":
                 self.text += rest
             if said == kind:
                 return rest
-        raise AssertionError(f"it ended without saying {kind}: {self._errors()}")
+        raise AssertionError(f"the node ended without the line {kind}: {self._errors()}")
 
     async def streams(self, pieces: int) -> None:
         for _ in range(pieces):
@@ -357,8 +359,8 @@ async def turns_ended(dsn: str, folder: Path, session_id: str) -> list[str]:
 
 
 @with_nats
-async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats: str, tmp_path: Path) -> None:
-    """Within the lease and a second; with the text that had come, and without anything asked again."""
+async def test_a_session_continues_after_its_node_was_killed(postgres_dsn: str, nats: str, tmp_path: Path) -> None:
+    """The lease ends before the session continues. The delivered text is kept, and no request is repeated."""
     with node_at_work(postgres_dsn, nats, tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, nats, tmp_path, Say("Three.")) as engine:
@@ -373,7 +375,7 @@ async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats
             assert node.text.replace(" ", "").startswith(said[3].replace(" ", "")[:40])
             assert session.messages[3].metadata.usage.source == "partial"
             await session.send("And now?")
-    # The file of the dead node comes late, and changes nothing.
+    # The file of the dead node arrives late and changes nothing.
     async with TraceStore(tmp_path / "a.db") as file:
         await file.close_lost_runs()
     shipper = TraceShipper(tmp_path / "a.db", postgres_dsn)
@@ -391,14 +393,14 @@ async def test_a_session_goes_on_where_a_killed_node_was(postgres_dsn: str, nats
 
 
 @pytest.mark.deep("another way to lose a node")
-async def test_without_a_broker_what_was_not_shipped_is_missing_and_the_rest_goes_on(
+async def test_without_a_broker_unshipped_messages_are_missing_and_the_session_continues(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """The stored history is what there is."""
+    """The session has the stored messages only."""
     with node_at_work(postgres_dsn, "", tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, None, tmp_path, Say("Three.")) as engine:
-            await node.streams(60)  # more than a second, in which what came before is shipped
+            await node.streams(60)  # This takes more than a second, so the earlier messages are shipped.
             node.send(signal.SIGKILL)
             with anyio.fail_after(LEASE + 15):
                 session = await engine.resume(session_id)
@@ -408,10 +410,10 @@ async def test_without_a_broker_what_was_not_shipped_is_missing_and_the_rest_goe
 
 
 @with_nats
-async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
+async def test_a_killed_nodes_call_counts_the_output_that_readers_got(
     postgres_dsn: str, nats: str, tmp_path: Path
 ) -> None:
-    """The call is counted with the tokens of the text that the next owner of the session keeps."""
+    """The call counts the tokens of the text that the session's next owner keeps."""
     with node_at_work(postgres_dsn, nats, tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, nats, tmp_path) as engine:
@@ -430,10 +432,10 @@ async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
 
 @pytest.mark.deep("another way to lose a node")
 @with_nats
-async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
+async def test_a_suspended_node_that_wakes_up_writes_nothing_to_the_session(
     postgres_dsn: str, nats: str, tmp_path: Path
 ) -> None:
-    """Its turn ends with SessionTakenOver, and as everybody else has been told."""
+    """The turn of that node ends with SessionTakenOver, and with the status that other nodes have."""
     with node_at_work(postgres_dsn, nats, tmp_path) as node:
         session_id = await node.word("session")
         async with other(postgres_dsn, nats, tmp_path, Say("Three.")) as engine:
@@ -455,10 +457,10 @@ async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
 
 
 @with_nats
-async def test_an_owner_hears_that_its_session_is_waited_for(
+async def test_an_owner_receives_the_request_for_its_session(
     postgres_dsn: str, nats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It need not look for it, as it has to without a broker."""
+    """Without a broker the owner would have to poll."""
     from callboard.engine.nodes import ownership
 
     monkeypatch.setattr(ownership, "LOOK_SECONDS", 3600.0)

@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/background.md run unchanged, also over a close of the engine."""
+"""The programs of docs/how-to/background.md run unchanged, also when the engine is closed in between."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundServer]:
         yield running
 
 
-async def test_the_pages_programs_leave_a_reply_and_take_it_up(
+async def test_the_pages_programs_start_a_reply_and_resume_it(
     server: BackgroundServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One with its session, one without."""
+    """One reply belongs to a session, and one does not."""
     page: dict[str, Any] = definitions(DOCS / "how-to" / "background.md")
     store = tmp_path / "trace.db"
     async with engine_at(server.url, store) as engine:
@@ -47,7 +47,7 @@ async def test_the_pages_programs_leave_a_reply_and_take_it_up(
 
 
 async def left(engine: Engine, ask: Callable[[], Awaitable[object]]) -> None:
-    """Close an engine when the provider has begun the reply that is asked for."""
+    """Close the engine after the provider has accepted the request."""
 
     async def asking() -> None:
         with pytest.raises(CancelledError):

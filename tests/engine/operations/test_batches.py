@@ -1,4 +1,4 @@
-"""Batches on each wire: results, prices, records, and no double payment after lost answers."""
+"""Batches on each protocol: results, prices, records, and no double payment after lost answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def rows_of(engine: Engine, operation: str) -> list[CallRow]:
 
 
 def sum_of(rows: Iterable[CallRow]) -> int:
-    """The cost of some calls in nano-USD."""
+    """The cost of these calls in nano-USD."""
     return sum(row.cost.nano_usd or 0 for row in rows if row.cost)
 
 
@@ -64,12 +64,12 @@ def billed(server: BatchServer, batch_id: str) -> list[str]:
 
 
 def jobs_of(server: BatchServer, batch_id: str) -> list[dict[str, Any]]:
-    """The jobs that the server has made of a batch."""
+    """The server's jobs for a batch."""
     return [job for job in server.books()["jobs"] if job["mark"].startswith(f"{batch_id}/")]
 
 
 async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, store: Path) -> None:
-    """Its creation and its requests count in the tree, each once."""
+    """The creation of the batch and each of its requests count once in the tree."""
     wire = next(iter(MODELS))
 
     @tool
@@ -95,7 +95,7 @@ async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, sto
 async def test_each_request_is_a_row_of_the_trace_at_batch_prices(
     server: BatchServer, store: Path, wire: str
 ) -> None:
-    """To the nano-dollar, and nothing for what came to nothing."""
+    """The costs are exact to the nano-dollar. A failed request costs nothing."""
     async with engine_at(server.url, store) as engine:
         requests = requests_of(wire, "one", "fail", "a third one")
         batch = await engine.create_batch(requests, batch_id=f"rows-{wire}", polling=OFTEN)
@@ -115,10 +115,10 @@ async def test_each_request_is_a_row_of_the_trace_at_batch_prices(
 
 
 @WIRES
-async def test_another_process_resumes_and_counts_nothing_twice(
+async def test_other_processes_resume_a_batch_and_count_nothing_twice(
     server: BatchServer, store: Path, wire: str
 ) -> None:
-    """One engine creates, the next waits, a third looks again."""
+    """The first engine creates the batch, the second waits for it, and the third reads it again."""
     name = f"resumed-{wire}"
     async with engine_at(server.url, store) as engine:
         await engine.create_batch(requests_of(wire, "one", "two"), batch_id=name)
@@ -136,8 +136,8 @@ async def test_another_process_resumes_and_counts_nothing_twice(
 
 
 @WIRES
-async def test_a_lost_answer_makes_no_second_job(server: BatchServer, store: Path, wire: str) -> None:
-    """The job that was made all the same is found, with a warning."""
+async def test_a_lost_reply_makes_no_second_job(server: BatchServer, store: Path, wire: str) -> None:
+    """The engine finds the existing job and gives a warning."""
     async with engine_at(server.url, store) as engine:
         server.fail("lose create")
         padding = ["padding"] * (len(wire) + 20)
@@ -148,7 +148,7 @@ async def test_a_lost_answer_makes_no_second_job(server: BatchServer, store: Pat
 
 
 async def test_the_same_batch_created_again_is_the_same_batch(server: BatchServer, store: Path) -> None:
-    """In one engine and in the next; with other requests it is refused."""
+    """The same engine and a later one return the same batch. Other requests under the same id are refused."""
     requests = requests_of("openai", "one", "two", ids=False)
     async with engine_at(server.url, store) as engine:
         first = await engine.create_batch(requests, batch_id="again", polling=OFTEN)
@@ -166,9 +166,9 @@ async def test_the_same_batch_created_again_is_the_same_batch(server: BatchServe
 @pytest.mark.parametrize(
     ("fault", "wire", "timeout", "made"),
     [("drop create", "mistral", None, 0), ("hold create", "gemini", 0.5, 1), ("lose create", "groq", None, 1)],
-    ids=["it came to nothing", "its time was over", "it is listed late"],
+    ids=["no job was made", "the time limit ended", "the job is listed late"],
 )
-async def test_a_creation_of_unknown_outcome_is_settled_when_it_is_asked_for_again(
+async def test_a_second_creation_settles_an_unknown_outcome(
     server: BatchServer,
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -178,7 +178,7 @@ async def test_a_creation_of_unknown_outcome_is_settled_when_it_is_asked_for_aga
     made: int,
     traced: bool,
 ) -> None:
-    """It looks before it sends: a job that was made is found, and one that wasn't is sent."""
+    """The second creation looks for the job first, and sends the requests only if there is no job."""
     monkeypatch.setattr(jobs, "_LOOKS", 0)
     requests, name = requests_of(wire, "one"), f"{wire}-{traced}"
     async with engine_at(server.url, store if traced else None) as engine:
@@ -191,8 +191,8 @@ async def test_a_creation_of_unknown_outcome_is_settled_when_it_is_asked_for_aga
     assert len(jobs_of(server, name)) == len(billed(server, name)) == 1
 
 
-async def test_a_handle_learns_of_parts_that_are_sent_after_it_was_made(server: BatchServer, store: Path) -> None:
-    """What was never confirmed is an error there, and a result as soon as it was sent after all."""
+async def test_a_handle_includes_parts_that_are_sent_later(server: BatchServer, store: Path) -> None:
+    """A part without an acknowledgement is an error, and becomes a result after it is sent."""
     requests = requests_of("openai", "one")
     async with engine_at(server.url, store) as engine:
         server.fail("drop create")
@@ -212,16 +212,16 @@ def two_in_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @WIRES
-async def test_a_lost_part_is_told_from_the_parts_that_are_known(
+async def test_a_lost_part_is_distinguished_from_the_known_parts(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, wire: str
 ) -> None:
-    """Also where jobs bear no mark, and those of one batch have one size."""
+    """The lost part is found even if jobs have no mark and all jobs of a batch have the same size."""
     monkeypatch.setattr(jobs, "_LOOKS", 0)
     two_in_each_job(monkeypatch)
     texts = ["one", "two", "three", "four"]
     requests = requests_of(wire, *texts)
-    with batch_server(tmp_path) as server:  # where nobody else has jobs
-        for _ in range(2):  # the first part is lost, and then, when it is found, the second one
+    with batch_server(tmp_path) as server:  # Only this test has jobs at that server.
+        for _ in range(2):  # The first part is lost. When it has been found, the second part is lost.
             async with engine_at(server.url, store) as engine:
                 server.fail("lose create")
                 with pytest.raises(OutcomeUnknownError, match="connection"):
@@ -232,10 +232,10 @@ async def test_a_lost_part_is_told_from_the_parts_that_are_known(
         assert billed(server, "parts") == [f"parts-{place}" for place in range(4)]
 
 
-async def test_a_large_batch_goes_in_several_jobs(
+async def test_a_large_batch_becomes_several_jobs(
     server: BatchServer, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its results are in one row all the same; a second process goes on with what was sent."""
+    """The results are one sequence. A second process resumes the jobs that were sent."""
     two_in_each_job(monkeypatch)
     texts = ["one", "two", "three", "four", "five"]
     requests = requests_of("openai", *texts)
@@ -250,8 +250,10 @@ async def test_a_large_batch_goes_in_several_jobs(
 
 
 @WIRES
-async def test_a_cancelled_batch_is_billed_for_what_was_done(server: BatchServer, store: Path, wire: str) -> None:
-    """And its other requests are cancelled errors that cost nothing."""
+async def test_a_cancelled_batch_is_billed_for_its_completed_requests(
+    server: BatchServer, store: Path, wire: str
+) -> None:
+    """The other requests are errors that cost nothing."""
     async with engine_at(server.url, store) as engine:
         requests = requests_of(wire, "one", "half", "three")
         batch = await engine.create_batch(requests, batch_id=f"ended-{wire}", polling=OFTEN)
@@ -267,8 +269,8 @@ async def test_a_cancelled_batch_is_billed_for_what_was_done(server: BatchServer
         assert (total.calls, total.unknown, total.unpriced) == (3, 0, 0)
 
 
-async def test_looks_that_fail_are_waited_out(server: BatchServer) -> None:
-    """Lost connections tell nothing of the batch."""
+async def test_a_failed_poll_is_repeated(server: BatchServer) -> None:
+    """A lost connection says nothing about the batch."""
     async with engine_at(server.url) as engine:
         batch = await engine.create_batch(requests_of("anthropic", "one"), polling=OFTEN)
         server.fail("lose look", "lose look")
@@ -278,10 +280,12 @@ async def test_looks_that_fail_are_waited_out(server: BatchServer) -> None:
         assert seen[-1] == "completed"
 
 
-async def test_a_budget_holds_the_worst_case_until_the_results_are_counted(
+async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
     server: BatchServer, store: Path
 ) -> None:
-    """A batch that doesn't fit is not sent; another process knows what is under way; then the cost counts."""
+    """A batch that does not fit is not sent. Another process has the same reservation. At the end the cost
+    counts.
+    """
     requests = requests_of("openai", "one", "two")
     small, large = Budget(max_cost_usd="0.000001"), Budget(max_cost_usd="1")
     async with engine_at(server.url, store, [small]) as engine:
@@ -310,8 +314,8 @@ async def test_a_budget_holds_the_worst_case_until_the_results_are_counted(
         assert state.held.nano_usd == 0
 
 
-async def test_failures_of_a_batch_tell_nothing_of_the_provider(server: BatchServer) -> None:
-    """Twenty requests that were late, and the provider is as available as before."""
+async def test_failures_of_a_batch_do_not_change_the_providers_availability(server: BatchServer) -> None:
+    """The provider stays available after twenty requests that expired."""
     async with engine_at(server.url) as engine:
         told: list[LlmCallFailed] = []
         with engine.bus.subscribe("llm.call_failed") as events:
@@ -328,7 +332,7 @@ async def test_failures_of_a_batch_tell_nothing_of_the_provider(server: BatchSer
         assert table.state("openai", name_of("openai")) == "available"
 
 
-async def test_events_tell_of_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
+async def test_events_report_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
     async with engine_at(server.url) as engine:
         told: list[Envelope] = []
         with engine.bus.subscribe("batch.*") as events:
@@ -346,7 +350,7 @@ async def test_events_tell_of_a_batch_from_its_plan_to_its_end(server: BatchServ
 
 
 async def test_batches_are_listed_the_latest_first(server: BatchServer, store: Path) -> None:
-    """With how they were last seen."""
+    """Each batch has its last known state."""
     async with engine_at(server.url, store) as engine:
         await engine.create_batch(requests_of("openai", "one"), batch_id="first")
         batch = await engine.create_batch(requests_of("openai", "one"), batch_id="second", polling=OFTEN)
@@ -357,8 +361,8 @@ async def test_batches_are_listed_the_latest_first(server: BatchServer, store: P
             await engine.resume_batch("third")
 
 
-async def test_what_is_no_batch_is_refused_before_anything_is_sent(server: BatchServer) -> None:
-    """No requests, an impossible id, one id twice, and two models."""
+async def test_a_wrong_batch_is_refused_before_a_request(server: BatchServer) -> None:
+    """The faults are: no requests, an invalid id, a repeated id, and two models."""
     before = len(server.books()["jobs"])
     one, two = requests_of("openai", "one", "two")
     wrong: list[tuple[list[Any], str | None, str]] = [
@@ -375,8 +379,8 @@ async def test_what_is_no_batch_is_refused_before_anything_is_sent(server: Batch
     assert len(server.books()["jobs"]) == before + 1
 
 
-async def test_postgresql_knows_batches_as_well(server: BatchServer, postgres_dsn: str) -> None:
-    """A batch is created by one engine, resumed and counted by the next, and listed."""
+async def test_batches_are_stored_in_postgresql(server: BatchServer, postgres_dsn: str) -> None:
+    """One engine creates the batch, and the next ones resume, count and list it."""
     async with engine_at(server.url, postgres_dsn) as engine:
         await engine.create_batch(requests_of("groq", "one", "two"), batch_id="on-server")
     for _ in range(2):
@@ -389,8 +393,10 @@ async def test_postgresql_knows_batches_as_well(server: BatchServer, postgres_ds
             assert (listed.batch_id, listed.completed, listed.submissions[1].ended) == ("on-server", True, True)
 
 
-async def test_two_processes_that_count_at_once_count_each_result_once(server: BatchServer, store: Path) -> None:
-    """In the trace, and in the budgets of both, to the nano-dollar; nothing stays reserved."""
+async def test_two_engines_that_count_concurrently_count_each_result_once(
+    server: BatchServer, store: Path
+) -> None:
+    """The trace and both budgets are exact to the nano-dollar, and nothing stays reserved."""
     budget = Budget(max_cost_usd="1")
     texts = ["one", "fail", *(f"two {place}" for place in range(20))]
     paid = nano_of("openai", *[text for text in texts if text != "fail"])

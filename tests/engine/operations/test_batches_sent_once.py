@@ -1,6 +1,4 @@
-"""A batch is sent and paid once, by programs that are killed and started again, and by several at the same
-time.
-"""
+"""A batch is sent and paid once, by programs that are killed and restarted, and by concurrent programs."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ KILLED_BEFORE_ITS_ANSWER = """
     anyio.run(run_to_the_end, url, store, wire, name)
 """
 
-KILLED_AMONG_ITS_RESULTS = """
+KILLED_WHILE_COUNTING = """
     import os, signal, sys
     import anyio
     from tests.support import batch_engines as engines
@@ -77,7 +75,9 @@ KILLED_AMONG_ITS_RESULTS = """
 
 
 async def check_paid_once(server: BatchServer, store: Path, wire: str, name: str) -> None:
-    """The program ends well now; the provider made one job and bills each request once, and so do our books."""
+    """Check that the program now succeeds, that the provider has one job, and that each request is billed and
+    counted once.
+    """
     results = await run_to_the_end(server.url, str(store), wire, name)
     answered = [text for text in TEXTS if text != "fail"]
     assert [each.response.text for each in results if each.response] == [f"answer to {text}" for text in answered]
@@ -96,7 +96,7 @@ async def check_paid_once(server: BatchServer, store: Path, wire: str, name: str
 
 @pytest.mark.parametrize("wire", first_is_quick(MODELS, "a kill on each wire"))
 async def test_killed_after_the_sending_and_before_the_answer(wire: str, tmp_path: Path) -> None:
-    """The job is found in the list of a provider that was restarted meanwhile."""
+    """The provider restarts, and the next program finds the job in the provider's list."""
     with batch_server(tmp_path) as server:
         server.fail("hold create")
         killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, tmp_path / "trace.db", wire, "night", 0)
@@ -112,13 +112,13 @@ async def killed_with_a_job(server: BatchServer, store: Path) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-async def test_what_a_dead_program_left_is_read_before_anything_is_sent(
+async def test_the_files_of_a_dead_program_are_read_before_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it takes to take in the files beside the trace, the job that they tell of is looked for."""
+    """Reading the files can take long. Their job is found first."""
 
     async def at_length(*args: object, **options: object) -> bool:
-        for _ in range(3000):  # turns of the event loop, in which others could go on
+        for _ in range(3000):  # Other tasks of the event loop can run during these checkpoints.
             await anyio.lowlevel.checkpoint()
         return await adopt_leftovers(*args, **options)  # type: ignore[arg-type]
 
@@ -128,8 +128,10 @@ async def test_what_a_dead_program_left_is_read_before_anything_is_sent(
         await check_paid_once(server, tmp_path / "trace.db", "anthropic", "night")
 
 
-async def test_nothing_is_sent_while_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch may have been sent by who left it, so asking for one is an error until it can be read."""
+async def test_nothing_is_sent_while_those_files_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead program may have sent the batch, so a creation is an error until the files can be read."""
 
     async def not_now(*args: object, **options: object) -> bool:
         return False
@@ -143,10 +145,10 @@ async def test_nothing_is_sent_while_that_cannot_be_read(tmp_path: Path, monkeyp
         await check_paid_once(server, tmp_path / "trace.db", "anthropic", "night")
 
 
-async def test_killed_among_its_results(tmp_path: Path) -> None:
-    """Those that were counted are not counted again, and the others are."""
+async def test_killed_while_results_are_counted(tmp_path: Path) -> None:
+    """Counted results are not counted again, and the others are counted."""
     with batch_server(tmp_path) as server:
-        killed = ended(KILLED_AMONG_ITS_RESULTS, server.url, tmp_path / "trace.db", "openai", "night", 0)
+        killed = ended(KILLED_WHILE_COUNTING, server.url, tmp_path / "trace.db", "openai", "night", 0)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         await check_paid_once(server, tmp_path / "trace.db", "openai", "night")
 
@@ -168,7 +170,7 @@ def server(tmp_path: Path) -> Iterator[BatchServer]:
 
 
 async def created_by_all(engines: list[Engine], requests: list[CanonicalRequest]) -> list[BatchHandle]:
-    """The batch as each of the engines has it, in each of which two tasks create it."""
+    """The batch's handle in each engine. Two tasks of each engine create the batch."""
     handles = []
 
     async def create(engine: Engine) -> None:
@@ -181,8 +183,8 @@ async def created_by_all(engines: list[Engine], requests: list[CanonicalRequest]
 
 
 @pytest.mark.parametrize("wire", MODELS)
-async def test_many_engines_at_once_send_it_once(server: BatchServer, tmp_path: Path, wire: str) -> None:
-    """They share a trace file, and all of them have the batch in the end."""
+async def test_concurrent_engines_send_it_once(server: BatchServer, tmp_path: Path, wire: str) -> None:
+    """The engines share a trace file, and each gets the batch."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine_at(server.url, tmp_path / "trace.db")) for _ in range(3)]
         handles = await created_by_all(engines, requests_of(wire, "one", "two"))
@@ -195,10 +197,12 @@ async def test_many_engines_at_once_send_it_once(server: BatchServer, tmp_path: 
         assert len(await engine.store.calls(CallFilter(operation="batch_create"))) == 1
 
 
-async def test_so_do_engines_that_share_a_database(
+async def test_engines_that_share_a_database_send_it_once(
     server: BatchServer, tmp_path: Path, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on several machines: nothing is shared but the database; without a trace the engine remembers it."""
+    """The engines share only the database, as on several machines. An engine without a trace keeps the batch in
+    memory.
+    """
     async with AsyncExitStack() as stack:
         engines = []
         for host in range(3):
@@ -215,8 +219,10 @@ async def test_so_do_engines_that_share_a_database(
 
 
 @pytest.mark.parametrize("wire", first_is_quick(["anthropic", "openai"], "a kill on each wire"))
-async def test_who_waits_goes_on_where_one_was_killed(server: BatchServer, tmp_path: Path, wire: str) -> None:
-    """A program is killed before its answer comes, while two others wait for their turn; the job is found."""
+async def test_a_waiting_program_continues_after_another_was_killed(
+    server: BatchServer, tmp_path: Path, wire: str
+) -> None:
+    """A program is killed before its reply arrives, while two other programs wait. Those two find the job."""
     server.fail("hold create")
 
     def start() -> Popen[str]:
@@ -236,10 +242,12 @@ async def test_who_waits_goes_on_where_one_was_killed(server: BatchServer, tmp_p
     assert len(server.books()["billed"]) == len(TEXTS) - 1
 
 
-async def test_what_another_has_sent_since_is_not_sent_again(
+async def test_parts_that_another_engine_has_sent_are_not_sent_again(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine leaves off at the first of three parts, another one sends them all, and the first one goes on."""
+    """The first engine fails at the first of three parts. The second engine sends all parts, and the first one
+    continues.
+    """
     monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=1, max_bytes=10**6))
     monkeypatch.setattr(HttpBatches, "split", lambda _, items: (1,) * len(items))
     requests = requests_of("openai", "one", "two", "three")
@@ -254,7 +262,7 @@ async def test_what_another_has_sent_since_is_not_sent_again(
     assert sum(job["mark"].startswith("night/") for job in server.books()["jobs"]) == 3
 
 
-# Results of a batch that are handed out one by one: each once, in order, priced as they are, and none is kept.
+# `for_each`: a function gets each result once, in order, with its price. No result is kept in memory.
 
 HANDED_OUT = ["one", "fail", "two", "three"]
 ANSWERED = ["one", "two", "three"]
@@ -274,7 +282,7 @@ ALL = ["answer to one", "failed", "answer to two", "answer to three"]
 
 
 async def until_end(events: Subscription) -> AsyncIterator[Envelope]:
-    """What is told until the batch is over, which is the last of it."""
+    """Yield the events up to the end of the batch."""
     async for envelope in events:
         yield envelope
         if envelope.topic == "batch.completed":
@@ -282,15 +290,15 @@ async def until_end(events: Subscription) -> AsyncIterator[Envelope]:
 
 
 async def money_in(engine: Engine) -> int:
-    """What the trace says that all batches cost."""
+    """The cost of all batches in the trace."""
     await engine.flush()
     rows = await engine.store.calls(CallFilter(operation="batch"), limit=None)
     return sum(row.cost.nano_usd or 0 for row in rows if row.cost)
 
 
 @pytest.mark.parametrize("wire", MODELS)
-async def test_results_are_handed_out_in_order_and_not_kept(batch_provider: BatchServer, wire: str) -> None:
-    """Without a trace, to an async function; the end says what all of them cost."""
+async def test_for_each_passes_results_in_order_and_keeps_none(batch_provider: BatchServer, wire: str) -> None:
+    """The function is async, and there is no trace. The last event has the cost of all results."""
     got: list[BatchResult] = []
 
     async def take(result: BatchResult) -> None:
@@ -318,7 +326,7 @@ async def test_results_are_handed_out_in_order_and_not_kept(batch_provider: Batc
 async def test_a_function_that_fails_is_called_again_with_the_same_result(
     batch_provider: BatchServer, tmp_path: Path, postgres_dsn: str, kind: str, error: type[Exception]
 ) -> None:
-    """Its exception is raised as it is, whatever its type; nothing is counted twice, in any trace or in none."""
+    """The exception is raised unchanged, for every type. No result counts twice, with and without a trace."""
     store = {"none": None, "sqlite": tmp_path / "trace.db", "postgresql": postgres_dsn}[kind]
     got: list[BatchResult] = []
 
@@ -343,10 +351,10 @@ async def test_a_function_that_fails_is_called_again_with_the_same_result(
             assert await money_in(engine) == nano_of("openai", *ANSWERED)
 
 
-async def test_another_process_hands_out_all_results_and_pays_for_none(
+async def test_another_process_passes_all_results_and_counts_none_again(
     batch_provider: BatchServer, tmp_path: Path
 ) -> None:
-    """The first one ended among them; what it had counted is not counted again."""
+    """The first process ended after two results."""
     store = tmp_path / "trace.db"
     first: list[BatchResult] = []
 
@@ -369,8 +377,8 @@ async def test_another_process_hands_out_all_results_and_pays_for_none(
             assert await money_in(engine) == nano_of("groq", *ANSWERED)
 
 
-async def test_results_that_another_task_has_read_are_handed_out(batch_provider: BatchServer) -> None:
-    """One task waits while another hands out; each result is handed out once, and who waits is told."""
+async def test_results_that_were_read_before_are_passed(batch_provider: BatchServer) -> None:
+    """Each result is passed once. A second concurrent `for_each` is refused."""
     got: list[BatchResult] = []
     async with engine_at(batch_provider.url) as engine:
         batch = await engine.create_batch(requests_of("openai", *HANDED_OUT), batch_id="shared", polling=OFTEN)
@@ -391,7 +399,7 @@ async def test_results_that_another_task_has_read_are_handed_out(batch_provider:
 async def test_a_time_limit_ends_only_the_waiting(
     batch_provider: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result that was being taken is handed out again; a batch of several jobs is handed out whole."""
+    """The interrupted result is passed again. A batch of several jobs is passed completely."""
     monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
     monkeypatch.setattr(HttpBatches, "split", lambda _, items: (2, 2))
     got: list[BatchResult] = []
@@ -411,7 +419,7 @@ async def test_a_time_limit_ends_only_the_waiting(
 async def test_results_that_are_larger_than_the_memory(
     batch_provider: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They lie in a temporary file, and are read one at a time."""
+    """The results are in a temporary file and are read one at a time."""
     monkeypatch.setattr(batches, "MOST_IN_MEMORY", 250_000)
     texts = [f"{place} {'x' * 100_000}" for place in range(100)]
     async with engine_at(batch_provider.url, tmp_path / "trace.db") as engine:

@@ -67,12 +67,12 @@ prices:
 
 
 class Embedder(ScriptedAdapter):
-    """Embeds a text as its length, three texts at once at most."""
+    """Embeds a text as its length. A call accepts up to three texts."""
 
     faults: ClassVar[list[AdapterError | None]] = []
-    """What the next calls fail with, one each, over restarts."""
+    """The errors of the next calls, one for each call, also after restarts."""
     pause: Callable[[], Awaitable[object]] | None = None
-    """What is waited for before each answer."""
+    """Called before each reply."""
     dimensions = 1
     at_once = 0
     most_at_once = 0
@@ -121,7 +121,7 @@ class TokenEmbedder(Embedder):
 
 
 def embedder_type(name: str, **fields: object) -> str:
-    """A type for models.yaml, of its own class with these attributes."""
+    """An adapter type for models.yaml: a new class with these attributes."""
     kind = type(name, (Embedder,), {"script": [], "faults": [], "at_once": 0, "most_at_once": 0, **fields})
     globals()[name] = kind
     return f"{__name__}:{name}"
@@ -138,7 +138,7 @@ async def engine_of(
 
 
 async def seen(events: Subscription, engine: Engine) -> list[object]:
-    """What was published by now."""
+    """The events that have been published so far."""
     await engine.aclose()
     return [envelope.data async for envelope in events]
 
@@ -147,7 +147,7 @@ def small(adapter: str, **fields: object) -> ModelEntry:
     return model(f"{adapter}:small", **fields)
 
 
-async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
+async def test_texts_become_vectors_in_order_with_one_call_for_each_batch() -> None:
     texts = ["x" * n for n in range(1, 9)]
     async with engine_of(serving(small("a"), a=embedder_type("Plain"))) as (engine, events):
         result = await engine.embed(texts, model="a:small")
@@ -164,8 +164,8 @@ async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
     assert len([event for event in said if isinstance(event, LlmCallCompleted)]) == 3
 
 
-async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
-    """Dimensions that a model has not are refused before any call."""
+async def test_a_single_text_needs_no_list_and_no_text_costs_nothing() -> None:
+    """Unsupported dimensions are refused before a call."""
     async with engine_of(serving(small("a"), a=embedder_type("Alone"))) as (engine, events):
         assert [vector[0] for vector in (await engine.embed("four", model="a:small")).vectors] == [4.0]
         nothing = await engine.embed([], model="a:small")
@@ -187,8 +187,8 @@ async def test_an_adapter_without_embeddings_or_key_is_refused_before_any_call()
 
 
 @pytest.mark.parametrize(("tokens", "refused"), [([[5, 6], [7]], False), ([[5, 6], [7, 8]], True)])
-async def test_a_budget_counts_tokens_that_are_given_exactly(tokens: list[list[int]], refused: bool) -> None:
-    """A text's tokens are an estimate, of which a budget holds the upper end."""
+async def test_a_budget_counts_token_inputs_exactly(tokens: list[list[int]], refused: bool) -> None:
+    """The tokens of a text are estimated, and a budget reserves the upper end."""
     models = serving(small("a"), a=f"{__name__}:TokenEmbedder")
     async with Engine(models=models, trace=False, budgets=[Budget(max_tokens=3)]) as engine:
         if refused:
@@ -215,10 +215,10 @@ async def test_an_input_that_is_neither_a_text_nor_tokens_is_refused(inputs: Any
             await engine.embed(inputs, model="a:small")
 
 
-# -- failures
+# -- Failures.
 
 
-async def test_a_batch_that_fails_is_one_failed_call_and_the_others_stand() -> None:
+async def test_a_batch_that_fails_is_one_failed_call_and_the_others_are_kept() -> None:
     faults = [None, ServerError("broken"), None]
     async with engine_of(serving(small("a"), a=embedder_type("Partly", faults=faults))) as (engine, events):
         with pytest.raises(PartialEmbeddingError) as caught:
@@ -240,7 +240,7 @@ async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
     assert said[1].will_retry
 
 
-async def test_cancelling_who_embeds_ends_every_call_under_way() -> None:
+async def test_cancelling_embed_ends_every_call_in_progress() -> None:
     kind = embedder_type("Slow", pause=staticmethod(anyio.sleep_forever))
     async with engine_of(serving(small("a"), a=kind)) as (engine, events):
         with anyio.move_on_after(1.0):
@@ -251,18 +251,18 @@ async def test_cancelling_who_embeds_ends_every_call_under_way() -> None:
     assert len(said) == 6
 
 
-async def test_batches_keep_to_the_provider_s_slots() -> None:
+async def test_batches_respect_the_providers_slots() -> None:
     kind = embedder_type("Bounded", pause=staticmethod(lambda: anyio.sleep(1)))
     async with engine_of(serving(small("a"), a=entry("a", kind, max_concurrency=2))) as (engine, _):
         await engine.embed(["x"] * 30, model="a:small", at_once=8)
     assert globals()["Bounded"].most_at_once == 2
 
 
-# -- fallbacks
+# -- Fallbacks.
 
 
-async def test_a_fallback_is_another_way_to_the_same_model() -> None:
-    """The failed call and the one that it caused are two calls; the vectors are complete."""
+async def test_a_fallback_is_another_provider_of_the_same_model() -> None:
+    """The failed call and its fallback are two calls. No vector is missing."""
     models = serving(
         small("a", fallback=("b:small",)),
         small("b"),
@@ -281,7 +281,7 @@ async def test_a_fallback_is_another_way_to_the_same_model() -> None:
 
 
 async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> None:
-    """The same model has the same window at every provider."""
+    """A model has the same context window at every provider."""
     models = serving(
         small("a", fallback=("b:small",)),
         small("b"),
@@ -296,8 +296,8 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
 
 
 @pytest.mark.parametrize("listed", [True, False])
-async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) -> None:
-    """Not by models.yaml, and not if the caller says so."""
+async def test_a_fallback_to_another_model_is_refused(listed: bool) -> None:
+    """A fallback in models.yaml and one in the `fallback` argument are refused."""
     other = small("b", id="b:large", wire_name="large")
     models = serving(
         small("a", fallback=("b:large",) if listed else ()),
@@ -311,8 +311,8 @@ async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) ->
         assert await seen(events, engine) == []
 
 
-async def test_models_yaml_says_which_names_are_one_space(tmp_path: Path) -> None:
-    """A deployment's name says nothing of its model."""
+async def test_models_yaml_sets_the_embedding_space_of_a_name(tmp_path: Path) -> None:
+    """A deployment may have a name without the name of its model."""
     down = embedder_type("Broken", faults=[ServerError("down")])
     (tmp_path / "models.yaml").write_text(
         f"""
@@ -329,8 +329,8 @@ async def test_models_yaml_says_which_names_are_one_space(tmp_path: Path) -> Non
         assert (await engine.embed(["x"], model="a:small")).model == "b:mine"
 
 
-async def test_an_organisation_before_a_model_s_name_is_no_other_space() -> None:
-    """As gateways write it."""
+async def test_an_organisation_before_a_models_name_does_not_change_the_space() -> None:
+    """Gateways use such names."""
     models = serving(
         small("a", fallback=("b:org/small",)),
         small("b", id="b:org/small", wire_name="org/Small:latest"),
@@ -347,14 +347,14 @@ async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
     assert [named.model for named in expand(models, ModelChoice()).named] == ["b:small"]
 
 
-def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: sound}}\n")
     with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat, embedding, image or video"):
         read_models_yaml(path, {})
 
 
-async def test_a_refused_key_sets_the_provider_back_as_by_any_call() -> None:
+async def test_a_refused_key_makes_the_provider_unavailable() -> None:
     models = serving(small("a"), a=embedder_type("Refused", faults=[AuthError("bad key")]))
     async with engine_of(models) as (engine, _):
         with pytest.raises(AuthError):
@@ -365,7 +365,7 @@ async def test_a_refused_key_sets_the_provider_back_as_by_any_call() -> None:
 
 
 class TestOnDisk:
-    """With a store, so on a real loop."""
+    """These tests use a store, so they run on a real loop."""
 
     @pytest.fixture
     def anyio_backend(self) -> Backend:
@@ -392,14 +392,14 @@ class TestOnDisk:
 
 
 class Talker(ScriptedAdapter):
-    """An adapter of conversations that knows nothing of embeddings."""
+    """An adapter for conversations without embeddings."""
 
     script: ClassVar[list[Say]] = []
     embed = None  # type: ignore[assignment]
 
 
-async def test_progress_is_told_after_each_batch_and_ends_with_all_texts() -> None:
-    """It only grows; halved batches and failures count once; its own error is raised."""
+async def test_progress_is_reported_after_each_batch_and_ends_with_all_texts() -> None:
+    """The number never falls. Texts of a halved or failed batch count once. An error of the function is raised."""
     told: list[tuple[int, int]] = []
     kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
     options: dict[str, Any] = {"model": "a:small", "at_once": 1, "max_retries": 0}
@@ -422,8 +422,8 @@ async def test_progress_is_told_after_each_batch_and_ends_with_all_texts() -> No
             await engine.embed(["x"] * 10, on_progress=stop, **options)
 
 
-async def test_batches_may_be_smaller_than_the_provider_takes_and_not_larger() -> None:
-    """So that progress is told more often."""
+async def test_batch_size_can_be_below_the_providers_limit_and_not_above() -> None:
+    """Smaller batches report progress more often."""
     async with engine_of(serving(small("a"), a=embedder_type("Sized"))) as (engine, _):
         assert len((await engine.embed(["x"] * 6, model="a:small", batch_size=2)).calls) == 3
         assert len((await engine.embed(["x"] * 6, model="a:small", batch_size=100)).calls) == 2
@@ -432,14 +432,14 @@ async def test_batches_may_be_smaller_than_the_provider_takes_and_not_larger() -
 
 
 async def test_the_function_is_the_engine_s_method() -> None:
-    """With the same options, on the engine that is named."""
+    """The function accepts the options of the method, and an engine."""
     async with engine_of(serving(small("a"), a=embedder_type("Function"))) as (engine, _):
         result = await embed(["four"], model="a:small", engine=engine, dimensions=2)
         assert [list(vector) for vector in result.vectors] == [[4.0, 4.0]]
 
 
-def test_the_sync_function_tells_its_progress() -> None:
-    """Before it returns, in the sync thread."""
+def test_the_sync_function_reports_progress() -> None:
+    """Progress is reported in the sync thread before the function returns."""
     told: list[tuple[int, int]] = []
     with Engine(models=serving(small("a"), a=embedder_type("Sync")), trace=False) as engine:
         tell = lambda done, total: told.append((done, total))  # noqa: E731

@@ -42,7 +42,9 @@ def server() -> Iterator[MediaServer]:
 
 @asynccontextmanager
 async def engine_at(server: MediaServer, store: Path | None = None) -> AsyncIterator[Engine]:
-    """Both providers at the server, `away` at nobody's address, and `words`, which has conversations only."""
+    """An engine with both providers at the server, an unreachable adapter `away`, and `words`, which only
+    chats.
+    """
     adapters: dict[str, AdapterEntry | str] = {"words": scripted_type(Say("-"))}
     for name in ("openai", "gemini", "away"):
         url = server.url if name != "away" else refusing_url()
@@ -56,7 +58,7 @@ async def engine_at(server: MediaServer, store: Path | None = None) -> AsyncIter
 
 
 async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaServer, tmp_path: Path) -> None:
-    """12 text and 8 image tokens in, 272 image tokens out, each at a rate of its own."""
+    """The call has 12 text and 8 image tokens of input and 272 image tokens of output, each at its own rate."""
     async with engine_at(server, tmp_path / "trace.db") as engine:
         with engine.bus.subscribe("llm.*", policy=Lossless()) as events:
             result = await engine.generate_image("A red boat.", model=GPT, size="1024x1024", tags={"of": "test"})
@@ -72,8 +74,8 @@ async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaSer
         assert call.cost.nano_usd == result.cost.nano_usd
 
 
-async def test_gemini_counts_the_tokens_of_its_images_apart(server: MediaServer) -> None:
-    """A model without a price is unpriced and not free."""
+async def test_gemini_counts_the_tokens_of_its_images_separately(server: MediaServer) -> None:
+    """An image of a model without a price has the cost "unpriced", and not zero."""
     async with engine_at(server) as engine:
         result = await engine.generate_image("A red boat.", model=FLASH, aspect_ratio="16:9")
         other = await engine.generate_image("A red boat.", model="openai:gpt-image-1.5")
@@ -81,8 +83,8 @@ async def test_gemini_counts_the_tokens_of_its_images_apart(server: MediaServer)
     assert (other.cost.nano_usd, other.cost.source) == (None, "unpriced")
 
 
-async def test_what_is_done_follows_from_what_goes_in(server: MediaServer, tmp_path: Path) -> None:
-    """An image is a block, bytes, or a file."""
+async def test_the_inputs_decide_the_operation(server: MediaServer, tmp_path: Path) -> None:
+    """An image can be a block, bytes, or a file."""
     path = tmp_path / "boat.png"
     path.write_bytes(png())
     async with engine_at(server) as engine:
@@ -94,7 +96,7 @@ async def test_what_is_done_follows_from_what_goes_in(server: MediaServer, tmp_p
     assert one.save(tmp_path / "blue.png").read_bytes() == png()
 
 
-async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server: MediaServer) -> None:
+async def test_an_unsupported_request_is_refused_before_it_is_sent(server: MediaServer) -> None:
     async with engine_at(server) as engine:
         with pytest.raises(CapabilityError, match="edit-masked"):
             await engine.edit_image("Make it blue.", png(), mask=png(), model=FLASH)
@@ -109,10 +111,8 @@ async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server:
 
 @pytest.mark.parametrize("fault", ["lost", "drop", "500", "done-500", "garbage"])
 @pytest.mark.parametrize("model", [GPT, FLASH])
-async def test_an_image_whose_answer_was_lost_is_not_made_a_second_time(
-    server: MediaServer, model: str, fault: str
-) -> None:
-    """Neither by a retry nor by a fallback."""
+async def test_an_image_with_a_lost_reply_is_not_made_again(server: MediaServer, model: str, fault: str) -> None:
+    """Neither a retry nor a fallback makes the image again."""
     server.faults["image"] = [fault]
     async with engine_at(server) as engine:
         with pytest.raises(OutcomeUnknownError, match="may have been run"):
@@ -120,8 +120,8 @@ async def test_an_image_whose_answer_was_lost_is_not_made_a_second_time(
     assert len(server.of("image")) == 1
 
 
-async def test_a_connection_that_was_kept_and_has_died_is_no_reason_to_send_twice(server: MediaServer) -> None:
-    """A transport resends over a fresh connection what broke on an old one; not what is paid for."""
+async def test_a_paid_request_is_not_resent_after_a_kept_connection_broke(server: MediaServer) -> None:
+    """The transport resends other requests over a new connection."""
     server.faults["image"] = ["", "lost"]
     async with engine_at(server) as engine:
         await engine.generate_image("A red boat.", model=GPT)
@@ -130,7 +130,7 @@ async def test_a_connection_that_was_kept_and_has_died_is_no_reason_to_send_twic
     assert (len(server.of("image")), server.made) == (2, {"image": 2})
 
 
-async def test_a_refusal_in_passing_is_tried_again_and_an_unreachable_provider_left(server: MediaServer) -> None:
+async def test_a_temporary_refusal_is_retried_and_an_unreachable_provider_is_skipped(server: MediaServer) -> None:
     server.faults["image"] = ["503", "429"]
     async with engine_at(server) as engine:
         result = await engine.generate_image("A red boat.", model=["away:gpt-image-2", GPT])

@@ -48,7 +48,7 @@ def made_by(server: BackgroundServer) -> set[str]:
 
 
 async def check_one_call(engine: Engine, server: BackgroundServer, before: set[str]) -> None:
-    """One reply was made, one call is in the trace, whole and priced as billed."""
+    """Check that one reply was made, and that the trace has one completed call with the billed usage and price."""
     (made,) = made_by(server) - before
     sent, said = server.books()["bill"][made]
     (row,) = await calls_in(engine)
@@ -70,10 +70,10 @@ KILLED = """
     ("kind", "died_after"), [("streamed", "TextDelta"), ("streamed", "MessageStart"), ("whole", "")]
 )
 @pytest.mark.parametrize("as_stream", first_is_quick([True, False], "read whole, too"))
-async def test_a_killed_session_goes_on_with_its_reply(
+async def test_a_killed_session_continues_with_its_reply(
     server: BackgroundServer, tmp_path: Path, kind: str, died_after: str, as_stream: bool
 ) -> None:
-    """The next process has the question in its history, reads the whole reply, and talks on."""
+    """The next process has the question in its history, reads the complete reply, and continues the session."""
     before = made_by(server)
     killed = ended(KILLED, server.url, tmp_path / "t.db", kind, died_after)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -108,7 +108,7 @@ async def leave(
     words: str = "the moon?",
     **options: object,
 ) -> None:
-    """An engine that is closed in the middle of a reply."""
+    """Close an engine in the middle of a reply."""
     async with engine_at(server.url, store, **options) as engine, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -127,8 +127,8 @@ async def leave(
         await engine.aclose()
 
 
-async def test_a_closed_engine_leaves_its_replies(server: BackgroundServer, tmp_path: Path) -> None:
-    """Closing is no cancelling: the next engine finds the reply, and the call gets its one end there."""
+async def test_a_closed_engine_does_not_cancel_its_replies(server: BackgroundServer, tmp_path: Path) -> None:
+    """The next engine finds the reply and ends its call."""
     before, store = made_by(server), tmp_path / "t.db"
     await leave(server, store, session=False)
     assert not (made_by(server) - before) & set(server.books()["cancels"])
@@ -140,7 +140,7 @@ async def test_a_closed_engine_leaves_its_replies(server: BackgroundServer, tmp_
         assert result.text == WORDS
         await check_one_call(engine, server, before)
         assert await engine.open_replies() == []
-        again = await engine.take_up(reply)  # whoever looks twice reads twice, and nothing is counted twice
+        again = await engine.take_up(reply)  # Reading it again counts nothing again.
         assert again.text == WORDS
         await check_one_call(engine, server, before)
 
@@ -148,7 +148,7 @@ async def test_a_closed_engine_leaves_its_replies(server: BackgroundServer, tmp_
 async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
-    """One before it had failed, and has its own row; nothing stays open, and the budget has it once."""
+    """The failed first attempt has its own row. No row stays open, and the budget counts the cost once."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
     server.fail("busy")
@@ -167,10 +167,8 @@ async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
         assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)
 
 
-async def test_a_budget_holds_it_at_its_worst_until_its_end_is_known(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
-    """Over the close and the next start; then it counts what it cost."""
+async def test_a_budget_counts_it_at_its_most_until_its_end(server: BackgroundServer, tmp_path: Path) -> None:
+    """The maximum counts over the close and the next start. At the end of the job its cost counts."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
     await leave(server, store, session=False, budgets=[budget])
@@ -189,8 +187,8 @@ async def test_a_budget_holds_it_at_its_worst_until_its_end_is_known(
         assert len(made_by(server) - before) == 2
 
 
-async def test_cancelled_by_its_user_it_ends_and_is_billed_as_told(server: BackgroundServer) -> None:
-    """With the count of the provider, not an estimate."""
+async def test_a_cancelled_reply_ends_with_the_providers_usage(server: BackgroundServer) -> None:
+    """The usage is reported by the provider and not estimated."""
     before = made_by(server)
     async with engine_at(server.url, None) as engine:
         async with engine.session(MODEL).stream("the moon?", background=True) as turn:
@@ -207,10 +205,10 @@ async def test_cancelled_by_its_user_it_ends_and_is_billed_as_told(server: Backg
         assert turn.cost.nano_usd == nano_of(*books["bill"][made])
 
 
-async def test_a_reply_that_fails_after_all_leaves_no_question_behind(
+async def test_a_reply_that_fails_leaves_no_question_in_the_history(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
-    """The turn failed, so its message is not in the stored history either, nor between two attempts."""
+    """The stored history has no question at the end, or between two attempts."""
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1", model=MODEL)
         with pytest.raises(CallboardError):
@@ -228,10 +226,9 @@ async def test_a_reply_that_fails_after_all_leaves_no_question_behind(
         assert await session.open_reply() is None
 
 
-async def test_a_reply_that_is_taken_up_and_fails_leaves_no_question_behind(
+async def test_a_resumed_reply_that_fails_leaves_no_question_in_the_history(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
-    """As if nobody had been killed meanwhile."""
     await leave(server, tmp_path / "t.db", words="fail")
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1")
@@ -248,8 +245,8 @@ async def test_a_reply_that_is_taken_up_and_fails_leaves_no_question_behind(
         assert [message.text for message in session.messages] == ["and now?", WORDS]
 
 
-async def test_each_message_of_a_session_is_told_once(server: BackgroundServer, tmp_path: Path) -> None:
-    """Also the question, which is stored before it is history; a reply of another session is refused."""
+async def test_each_message_of_a_session_is_published_once(server: BackgroundServer, tmp_path: Path) -> None:
+    """The question is stored before it is part of the history. A reply of another session is refused."""
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1", model=MODEL)
         await session.send("the moon?", background=True)
@@ -260,8 +257,10 @@ async def test_each_message_of_a_session_is_told_once(server: BackgroundServer, 
             await session.take_up(other)
 
 
-async def test_a_reply_that_is_gone_is_closed_in_the_trace(server: BackgroundServer, tmp_path: Path) -> None:
-    """Its call ends with an unknown outcome, and is not offered again."""
+async def test_a_reply_that_the_provider_lost_is_closed_in_the_trace(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
+    """The call of the reply ends with an unknown outcome and is not listed again."""
     await leave(server, tmp_path / "t.db", session=False)
     with background_server(0.01) as forgetful:
         async with engine_at(forgetful.url, tmp_path / "t.db") as engine:
@@ -273,10 +272,10 @@ async def test_a_reply_that_is_gone_is_closed_in_the_trace(server: BackgroundSer
             assert await engine.open_replies() == []
 
 
-async def test_replies_that_may_be_open_are_not_left_out(
+async def test_open_replies_is_an_error_while_files_cannot_be_read(
     server: BackgroundServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While what a dead process left can't be read, nobody can say that there are none."""
+    """The files of a dead process can have open replies."""
 
     async def not_now(*args: object, **options: object) -> bool:
         return False
@@ -292,8 +291,7 @@ async def test_replies_that_may_be_open_are_not_left_out(
         assert (await engine.take_up(reply)).text == WORDS
 
 
-async def test_postgresql_knows_open_replies_as_well(server: BackgroundServer, postgres_dsn: str) -> None:
-    """The same over the other store."""
+async def test_open_replies_are_stored_in_postgresql(server: BackgroundServer, postgres_dsn: str) -> None:
     before = made_by(server)
     await leave(server, postgres_dsn)
     async with engine_at(server.url, postgres_dsn) as engine:
@@ -304,8 +302,8 @@ async def test_postgresql_knows_open_replies_as_well(server: BackgroundServer, p
         await check_one_call(engine, server, before)
 
 
-async def test_it_has_the_prices_of_its_beginning(server: BackgroundServer, tmp_path: Path) -> None:
-    """Prices that came into force since are not for it, and its row says when it began."""
+async def test_a_resumed_reply_has_the_prices_of_its_start(server: BackgroundServer, tmp_path: Path) -> None:
+    """Later prices do not apply. The row of the call has the time of its start."""
     before = made_by(server)
     await leave(server, tmp_path / "t.db", session=False)
     now = time.time_ns() // 1000
@@ -319,10 +317,10 @@ async def test_it_has_the_prices_of_its_beginning(server: BackgroundServer, tmp_
         assert found.rows[0][0] == found.rows[0][1] == reply.started_us
 
 
-async def test_another_node_takes_up_what_a_closed_node_left(
+async def test_another_node_resumes_the_reply_of_a_closed_node(
     server: BackgroundServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """With the question in its history, and as the same call."""
+    """The session has the question, and the call is the same."""
     made_before = len(server.books()["made"])
     first = node_engine("one", postgres_dsn, tmp_path, models=registry(server.url), prices=PRICES)
     async with first, anyio.create_task_group() as tasks:

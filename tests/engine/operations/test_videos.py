@@ -1,6 +1,5 @@
-"""Videos through the engine, against a server on real sockets with each kind of fault: no job is paid twice or
+"""Videos through the engine, against a server with real sockets and each kind of fault: no job is paid twice or
 lost.
-
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ def server() -> Iterator[MediaServer]:
 
 
 async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
-    """Of each call its operation, how it ended, and what it cost in nano-USD."""
+    """The operation, the status and the cost in nano-USD of each call."""
     await engine.flush()
     found = await present(engine.store).sql("SELECT operation, status, cost_nano FROM calls ORDER BY id")
     return [(str(one), str(two), None if cost is None else int(str(cost))) for one, two, cost in found.rows]
 
 
 @pytest.mark.parametrize(("model", "nano_usd"), [(SORA, 800_000_000), (VEO, 3_200_000_000)])
-async def test_a_video_is_created_awaited_and_downloaded(
+async def test_a_video_is_created_and_downloaded(
     server: MediaServer, tmp_path: Path, model: str, nano_usd: int
 ) -> None:
-    """Its calls are in the trace, and it costs its seconds once."""
+    """The calls for the video are in the trace, and its seconds are priced once."""
     async with filming(server, tmp_path / "trace.db", model=model) as (engine, handle):
         assert (handle.status, handle.cost) == ("queued" if model == SORA else "in_progress", None)
         result = await handle.wait()
@@ -75,9 +74,7 @@ LOST_LOOKS = ["drop", "lost", "500", "503", "429", "garbage", "drop", "", "502",
 
 
 @pytest.mark.parametrize("model", [SORA, VEO])
-async def test_lost_connections_while_looking_neither_fail_a_job_nor_make_another(
-    server: MediaServer, model: str
-) -> None:
+async def test_failed_polls_neither_fail_a_job_nor_make_another(server: MediaServer, model: str) -> None:
     server.faults["look"] = list(LOST_LOOKS)
     async with engine_at(server) as engine:
         result = await (await a_video(engine, model)).wait()
@@ -85,7 +82,7 @@ async def test_lost_connections_while_looking_neither_fail_a_job_nor_make_anothe
     assert server.made == {"video": 1}
 
 
-async def test_looking_that_never_succeeds_is_given_up_and_the_job_can_be_taken_up_again(
+async def test_polling_that_never_succeeds_ends_and_the_job_can_be_resumed(
     server: MediaServer,
 ) -> None:
     server.faults["look"] = ["drop"] * 200
@@ -99,7 +96,7 @@ async def test_looking_that_never_succeeds_is_given_up_and_the_job_can_be_taken_
     assert server.made == {"video": 1}
 
 
-async def test_a_key_that_is_refused_while_looking_is_told_at_once(server: MediaServer) -> None:
+async def test_a_key_that_is_refused_in_a_poll_is_an_error_immediately(server: MediaServer) -> None:
     server.faults["look"] = ["401"]
     async with engine_at(server) as engine:
         with pytest.raises(CallboardError) as caught:
@@ -108,24 +105,24 @@ async def test_a_key_that_is_refused_while_looking_is_told_at_once(server: Media
     assert len(server.of("look")) == 1
 
 
-async def test_a_job_that_the_provider_does_not_know_yet_is_waited_for_a_little(server: MediaServer) -> None:
+async def test_a_job_that_the_provider_does_not_list_yet_is_polled_again(server: MediaServer) -> None:
     server.faults["look"] = ["404", "404"]
     async with engine_at(server) as engine:
         assert (await (await a_video(engine)).wait()).job.status == "completed"
         server.faults["look"] = ["", "404"]
-        with pytest.raises(NotFoundError):  # one that it knew and has no more is gone
+        with pytest.raises(NotFoundError):  # The provider listed this job before, so it is gone.
             await (await a_video(engine)).wait()
 
 
 @pytest.mark.parametrize(("model", "kind"), [(SORA, ContentFilterError), (VEO, ServerError)])
-async def test_a_job_that_fails_costs_nothing_and_says_why(
+async def test_a_job_that_fails_costs_nothing_and_has_a_reason(
     server: MediaServer, tmp_path: Path, model: str, kind: type[Exception]
 ) -> None:
     server.ends = "failed"
     async with engine_at(server, tmp_path / "trace.db") as engine:
         with engine.bus.subscribe("job.failed", policy=Lossless()) as events:
             handle = await a_video(engine, model)
-            for _ in range(2):  # it is told as often as it is asked, and counted once
+            for _ in range(2):  # Each wait raises the error, and the failure is counted once.
                 with pytest.raises(kind, match="not that"):
                     await handle.wait()
             (told,) = [envelope.data for envelope in events.take()]
@@ -136,10 +133,10 @@ async def test_a_job_that_fails_costs_nothing_and_says_why(
         assert await rows(engine) == [("video_create", "completed", 0), ("video", "failed", None)]
 
 
-# -- creating
+# -- Creation.
 
 
-async def test_a_creation_that_surely_came_to_nothing_is_tried_again(server: MediaServer) -> None:
+async def test_a_creation_that_certainly_failed_is_retried(server: MediaServer) -> None:
     server.faults["create"] = ["503", "429"]
     async with engine_at(server) as engine:
         await (await a_video(engine)).wait()
@@ -147,10 +144,8 @@ async def test_a_creation_that_surely_came_to_nothing_is_tried_again(server: Med
 
 
 @pytest.mark.parametrize("fault", ["lost", "done-500", "garbage"])
-async def test_a_job_whose_confirmation_was_lost_is_found_again_and_not_made_twice(
-    server: MediaServer, fault: str
-) -> None:
-    """By its prompt and its terms, among the latest jobs that nobody has."""
+async def test_a_job_with_a_lost_reply_is_found_and_not_made_twice(server: MediaServer, fault: str) -> None:
+    """The latest jobs without a handle are compared by prompt and parameters."""
     async with engine_at(server) as engine:
         first = await a_video(engine)
         server.faults["create"] = [fault]
@@ -162,10 +157,10 @@ async def test_a_job_whose_confirmation_was_lost_is_found_again_and_not_made_twi
 
 
 @pytest.mark.parametrize(("model", "fault"), [(SORA, "drop"), (SORA, "500"), (VEO, "lost"), (VEO, "done-500")])
-async def test_what_became_of_a_creation_that_cannot_be_told_is_said_and_never_tried_again(
+async def test_a_creation_of_unknown_outcome_is_an_error_and_is_never_retried(
     server: MediaServer, model: str, fault: str
 ) -> None:
-    """Google lists no jobs; at OpenAI there is none that it could be. No fallback is paid for either."""
+    """Google lists no jobs, and OpenAI lists none that fits. No fallback is called."""
     server.faults["create"] = [fault]
     async with engine_at(server, other=server.url) as engine:
         with pytest.raises(OutcomeUnknownError, match="may have been run"):
@@ -174,8 +169,8 @@ async def test_what_became_of_a_creation_that_cannot_be_told_is_said_and_never_t
     assert server.made["video"] <= 1
 
 
-async def test_a_creation_whose_time_is_over_is_not_paid_for_again(server: MediaServer) -> None:
-    """Not even by a fallback: the job may have been made, and there is no time left to look for it."""
+async def test_a_creation_that_timed_out_is_not_repeated(server: MediaServer) -> None:
+    """No fallback is called, because the job may exist. No time is left to look for it."""
     server.hold.clear()
     async with engine_at(server, other=server.url) as engine:
         with pytest.raises(OutcomeUnknownError):
@@ -184,14 +179,14 @@ async def test_a_creation_whose_time_is_over_is_not_paid_for_again(server: Media
     assert len(server.of("create")) == 1
 
 
-async def test_a_provider_that_cannot_be_reached_leaves_it_to_the_next(server: MediaServer) -> None:
+async def test_an_unreachable_provider_falls_back_to_the_next(server: MediaServer) -> None:
     async with engine_at(server, other=refusing_url()) as engine:
         handle = await engine.create_video("A red boat.", model=["other:sora-2", SORA], seconds=8, polling=OFTEN)
         assert (await handle.wait()).job.model == SORA
     assert server.made == {"video": 1}
 
 
-async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server: MediaServer) -> None:
+async def test_an_unsupported_request_is_refused_before_it_is_sent(server: MediaServer) -> None:
     async with engine_at(server) as engine:
         for options in ({"seconds": 5}, {"size": "1x1"}, {"audio": False}):
             with pytest.raises(CapabilityError):
@@ -199,10 +194,10 @@ async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server:
     assert server.asked == []
 
 
-async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
+async def test_a_cancelled_creation_waits_for_the_jobs_id_and_stores_it(
     server: MediaServer, tmp_path: Path
 ) -> None:
-    """Its event and its call are in the trace, from which it can be resumed."""
+    """The trace has the event and the call of the job, so the job can be resumed."""
     server.hold.clear()
     async with engine_at(server, tmp_path / "trace.db") as engine:
         with engine.bus.subscribe("job.created", policy=Lossless()) as events:
@@ -218,11 +213,11 @@ async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
         assert (await handle.wait()).cost.nano_usd == 800_000_000
 
 
-# -- waiting is not owning
+# -- Waiting for a job.
 
 
-async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaServer) -> None:
-    """Nor does a wait that is cancelled."""
+async def test_a_time_limit_ends_the_wait_and_not_the_job(server: MediaServer) -> None:
+    """A cancelled wait does not end the job either."""
     server.steps = [10] * 100_000
     async with filming(server) as (_, handle):
         with pytest.raises(RequestTimeoutError, match=r"resume_video\('video_1', 'openai:sora-2'\)"):
@@ -234,7 +229,7 @@ async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaSer
 
 
 async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
-    """However many wait for it and often it is resumed: in the same engine it is the same handle."""
+    """Several waits and resumes count the job once. In one engine each resume returns the same handle."""
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
         async with anyio.create_task_group() as group:
             group.start_soon(handle.wait)
@@ -249,10 +244,8 @@ async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, 
             await engine.resume_video("video_9", SORA)
 
 
-async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
-    server: MediaServer, tmp_path: Path
-) -> None:
-    """The operation of Google doesn't say how long the video is; the trace of its creation does."""
+async def test_another_engine_resumes_a_job_with_its_parameters(server: MediaServer, tmp_path: Path) -> None:
+    """Google's operation does not have the length of the video. The length comes from the trace."""
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine, VEO)).id
     async with engine_at(server, tmp_path / "trace.db") as engine:
@@ -262,8 +255,10 @@ async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
     assert server.made == {"video": 1}
 
 
-async def test_a_job_that_two_resume_at_once_is_counted_once(server: MediaServer, tmp_path: Path) -> None:
-    """It is over already, so both could find that nobody has counted it; they share one handle from the start."""
+async def test_a_job_that_is_resumed_twice_concurrently_is_counted_once(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    """The job is already complete. The two resumes share one handle."""
     server.steps = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine)).id
@@ -282,7 +277,7 @@ async def test_a_job_that_two_resume_at_once_is_counted_once(server: MediaServer
         assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
 
 
-async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: MediaServer) -> None:
+async def test_a_job_can_be_cancelled_if_the_provider_supports_it(server: MediaServer) -> None:
     async with filming(server) as (engine, handle):
         with engine.bus.subscribe("job.failed", policy=Lossless()) as events:
             assert await handle.cancel() is True
@@ -294,8 +289,8 @@ async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: Media
             await (await a_video(engine, VEO)).cancel()
 
 
-async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaServer) -> None:
-    """Though the provider knows nothing of it any more; and looking meanwhile doesn't wait for its end."""
+async def test_a_wait_for_a_cancelled_job_raises(server: MediaServer) -> None:
+    """The wait raises even if the provider no longer lists the job. `refresh` does not wait for the job's end."""
     server.steps = [10] * 100_000
     heard = anyio.Event()
     async with filming(server) as (_, handle):
@@ -313,10 +308,10 @@ async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaSe
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-async def test_a_cancel_that_comes_too_late_leaves_what_is_paid_for(
+async def test_a_cancel_that_comes_too_late_keeps_the_video(
     waiting: bool, server: MediaServer, tmp_path: Path
 ) -> None:
-    """The job was completed since it was last looked at: it is counted, and can be downloaded."""
+    """The job has completed since the last poll. The video is counted and can be downloaded."""
     server.steps = [10] * 100_000 if waiting else []
     heard = anyio.Event()
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
@@ -343,8 +338,8 @@ async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> 
         assert (await handle.wait()).job.status == "completed"
 
 
-async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer, tmp_path: Path) -> None:
-    """A listener hears each look; an event is only published, and stored, where something has changed."""
+async def test_events_report_its_progress_and_its_end(server: MediaServer, tmp_path: Path) -> None:
+    """`on_progress` is called for each poll. An event is published and stored when something has changed."""
     server.steps = [10, 10, 60]
     heard: list[float | None] = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
@@ -362,7 +357,7 @@ async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer, tm
     assert bill.response_id == "video_1"
 
 
-# A finished video is downloaded whole, whatever breaks on the way.
+# A completed video is downloaded completely, despite faults on the way.
 
 
 @pytest.mark.parametrize(
@@ -378,7 +373,7 @@ async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer, tm
     ],
     ids="+".join,
 )
-async def test_a_download_that_breaks_off_is_whole_in_the_end(
+async def test_a_download_with_faults_is_complete_in_the_end(
     server: MediaServer, tmp_path: Path, faults: list[str]
 ) -> None:
     server.faults["content"] = list(faults)
@@ -389,7 +384,7 @@ async def test_a_download_that_breaks_off_is_whole_in_the_end(
     assert os.listdir(tmp_path) == ["boat.mp4"]
 
 
-async def test_a_download_goes_on_where_it_broke(server: MediaServer) -> None:
+async def test_a_download_continues_where_it_broke(server: MediaServer) -> None:
     server.faults["content"] = ["cut-60000"]
     async with filming(server, finished=True) as (_, handle):
         assert await handle.download() == server.file
@@ -400,8 +395,8 @@ async def test_a_download_goes_on_where_it_broke(server: MediaServer) -> None:
     assert second.headers["if-range"] == '"one"'
 
 
-async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer, tmp_path: Path) -> None:
-    """Nor does it replace the one that was there, nor is anything left beside it."""
+async def test_a_truncated_file_is_an_error(server: MediaServer, tmp_path: Path) -> None:
+    """The previous file stays, and no other file remains."""
     target = tmp_path / "boat.mp4"
     target.write_bytes(b"an older one")
     server.faults["content"] = ["endless-cut-5000"] * 20
@@ -422,7 +417,7 @@ async def test_a_file_whose_checksum_is_wrong_is_fetched_again(server: MediaServ
     assert len(server.of("content")) == 2
 
 
-async def test_each_variant_can_be_downloaded_where_there_are_some(server: MediaServer) -> None:
+async def test_each_variant_can_be_downloaded(server: MediaServer) -> None:
     async with filming(server, finished=True) as (engine, handle):
         assert (await handle.download("thumbnail")).startswith(b"\x89PNG")
         assert (await handle.download("spritesheet")).startswith(b"\x89PNG")
@@ -434,8 +429,8 @@ async def test_each_variant_can_be_downloaded_where_there_are_some(server: Media
     assert asked == ["variant=thumbnail", "variant=spritesheet"]
 
 
-async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
-    """Google's files are elsewhere in the end."""
+async def test_the_key_is_sent_only_to_the_provider(server: MediaServer) -> None:
+    """Google's files are on another host."""
     with media_server() as elsewhere:
         async with engine_at(server) as engine:
             server.files_at = elsewhere.url
@@ -446,8 +441,10 @@ async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
     assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
 
 
-async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
-    """And a job whose adapter was removed says so."""
+async def test_an_error_of_the_file_system_is_no_fault_of_the_provider(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    """A job of an adapter that was removed raises an error with the adapter's name."""
     async with filming(server, finished=True) as (engine, handle):
         with pytest.raises(FileNotFoundError):
             await handle.download(to=tmp_path / "nowhere" / "boat.mp4")

@@ -28,7 +28,9 @@ SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
 
 
 def registry(url: str, **others: str) -> ModelRegistry:
-    """Both providers at that address, and others of OpenAI's protocol at theirs."""
+    """A registry with both providers at this address, and other adapters of OpenAI's protocol at their own
+    addresses.
+    """
     adapters: dict[str, AdapterEntry | str] = {}
     for name in ("openai", "gemini", *others):
         config = AdapterConfig(
@@ -60,7 +62,7 @@ async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
 async def filming(
     server: MediaServer, store: Path | None = None, *, model: str = SORA, finished: bool = False
 ) -> AsyncIterator[tuple[Engine, VideoHandle]]:
-    """An engine, and a video that was begun there, or is finished."""
+    """An engine, and a video that was started there. With `finished`, the video is complete."""
     async with engine_at(server, store) as engine:
         handle = await a_video(engine, model)
         if finished:

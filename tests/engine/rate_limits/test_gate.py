@@ -1,4 +1,4 @@
-"""The gate of a provider's rate limits, compared with a plain model that sums everything up each time."""
+"""The limiter of a provider's rate limits, compared with a plain model that sums everything each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODELS = ("a", "b")
 
 
 class World:
-    """A gate with its callers. The plain model keeps lists, and computes each question from them."""
+    """A limiter with its callers. The plain model keeps lists, and computes every answer from them."""
 
     def __init__(self, requests: float | None = REQUESTS, tokens: float | None = TOKENS) -> None:
         self.limiter = RateLimiter(requests, tokens)
@@ -45,8 +45,10 @@ class World:
         for ticket in tickets:
             after = self.since_refusal[ticket.model]
             if after is not None:
-                assert self.now >= self.paused[ticket.model], "nobody goes within the pause"
-                assert not [one for one in after if one.state in ("held", "sent") and one.counted], "one probe"
+                assert self.now >= self.paused[ticket.model], "no request is sent during the pause"
+                assert not [one for one in after if one.state in ("held", "sent") and one.counted], (
+                    "one request probes at a time"
+                )
                 after.append(ticket)
 
     def settle_down(self) -> None:
@@ -85,10 +87,10 @@ class World:
         self.now += microseconds
         self.settle_down()
 
-    # -- the plain model
+    # -- The plain model.
 
     def counted(self, amount: Callable[[Ticket], float]) -> float:
-        """What is taken: all that is held, and all that was sent in the last minute."""
+        """The amount in use: all reservations, and everything that was sent in the last minute."""
         sent = [one for one in self.sent if one.sent_us + MINUTE > self.now]
         return sum(map(amount, [*self.of("held"), *sent]))
 
@@ -96,16 +98,16 @@ class World:
         return (
             self.counted(lambda _: 1) + 1 <= REQUESTS
             and self.counted(size) + size(ticket) <= TOKENS
-            and self.limiter.models[ticket.model].cap is None  # else it opens step by step after a refusal
+            and self.limiter.models[ticket.model].cap is None  # After a refusal the limit opens step by step.
         )
 
     def check(self) -> None:
-        """What must hold at every moment."""
+        """Check the invariants of the limiter."""
         assert self.counted(lambda _: 1) <= REQUESTS, "never more requests in a minute than the limit"
         assert self.counted(size) <= TOKENS, "never more tokens in a minute than the limit"
         waiting = sorted(self.of("waiting"), key=self.asked_at.__getitem__)
         assert self.limiter.waiting == len(waiting)
-        assert not (waiting and self.fits(waiting[0])), "what fits and comes first goes at once"
+        assert not (waiting and self.fits(waiting[0])), "the first waiting request is sent if it fits"
 
 
 def size(ticket: Ticket) -> float:
@@ -153,8 +155,10 @@ def take(world: World, step: tuple[object, ...]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(steps: list[tuple[object, ...]]) -> None:
-    """Under any interleaving of callers, refusals, cancels and time; and in the end everybody gets a turn."""
+def test_no_window_exceeds_the_limit_and_no_request_waits_without_a_reason(
+    steps: list[tuple[object, ...]],
+) -> None:
+    """The test draws any order of callers, refusals, cancellations and time. In the end every request is sent."""
     world = World()
     for step in steps:
         take(world, step)
@@ -167,11 +171,11 @@ def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(steps:
         if not world.of("waiting") and not world.of("held"):
             return
         world.advance(world.limiter.wakes_in(world.now) or 0)
-    pytest.fail("somebody waits for ever")
+    pytest.fail("a request waits forever")
 
 
-def test_turns_go_before_arrivals() -> None:
-    """The second request of an earlier turn goes before the first one of a later turn."""
+def test_earlier_turns_go_first() -> None:
+    """A later request of an earlier turn is sent before a request of a later turn."""
     world = World(requests=5, tokens=None)
     for ticket in [world.ask(1, "a", 1, 1) for _ in range(5)]:
         world.send(ticket)
@@ -182,8 +186,8 @@ def test_turns_go_before_arrivals() -> None:
     assert limiter.admit(MINUTE)[0] is early
 
 
-def test_a_model_whose_limit_is_used_up_holds_up_no_other() -> None:
-    """A limit that was learned for one model lets the requests to another model pass."""
+def test_a_model_with_a_used_limit_delays_no_other() -> None:
+    """A limit that was learned for one model does not apply to another."""
     limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
     limiter.force(first, 0)
@@ -196,8 +200,8 @@ def test_a_model_whose_limit_is_used_up_holds_up_no_other() -> None:
     assert limiter.wakes_in(0) == 30 * SECOND
 
 
-class Tells:
-    """A gate that one request has told of a limit."""
+class Learned:
+    """A limiter that has learned a limit from one reply."""
 
     def __init__(self, reading: Reading) -> None:
         self.limiter = RateLimiter()
@@ -218,24 +222,24 @@ class Tells:
         return went
 
 
-def test_a_limit_fills_up_evenly_until_the_moment_that_the_provider_names() -> None:
-    """10 requests, of which 4 are left and all are there in 60 s: one more comes every 10 s."""
-    tells = Tells(Reading(10, 4, MINUTE))
-    assert tells.goes(9, 0) == 4
-    assert tells.goes(9, 10 * SECOND) == 1
-    assert tells.goes(9, 40 * SECOND) == 3
+def test_a_limit_refills_evenly_until_the_time_of_the_provider() -> None:
+    """Of 10 requests 4 are left, and the limit is full again in 60 s. So one request becomes free every 10 s."""
+    learned = Learned(Reading(10, 4, MINUTE))
+    assert learned.goes(9, 0) == 4
+    assert learned.goes(9, 10 * SECOND) == 1
+    assert learned.goes(9, 40 * SECOND) == 3
 
 
-def test_a_fixed_window_is_whole_at_its_moment_and_not_before() -> None:
-    """A provider that counts in fixed windows has nothing more until the next one."""
-    tells = Tells(Reading(10, 4, MINUTE, fixed=True))
-    assert tells.goes(9, 0) == 4
-    assert tells.goes(9, MINUTE - 1) == 0
-    assert tells.goes(20, MINUTE) == 10
+def test_a_fixed_window_refills_at_its_end() -> None:
+    """Until the end of a fixed window, no request becomes free."""
+    learned = Learned(Reading(10, 4, MINUTE, fixed=True))
+    assert learned.goes(9, 0) == 4
+    assert learned.goes(9, MINUTE - 1) == 0
+    assert learned.goes(20, MINUTE) == 10
 
 
-def test_requests_sent_after_the_one_whose_headers_are_read_are_counted() -> None:
-    """The provider says what was left when it took one request; those sent since are not in it."""
+def test_requests_that_were_sent_later_are_subtracted_from_the_headers() -> None:
+    """The header of a reply counts the requests before it. Requests that were sent later are not in its number."""
     limiter = RateLimiter()
     tickets = [Ticket("a", 0, 1, 1) for _ in range(5)]
     for ticket in tickets:
@@ -245,11 +249,11 @@ def test_requests_sent_after_the_one_whose_headers_are_read_are_counted() -> Non
     limiter.answered(tickets[4], Headers(Reading(10, 5, MINUTE)), 0)
     assert [room.left for room in limiter.rooms(0)] == [5]
     limiter.answered(tickets[2], Headers(Reading(10, 7, MINUTE)), 0)
-    assert [room.left for room in limiter.rooms(0)] == [5], "an older reply says nothing new"
+    assert [room.left for room in limiter.rooms(0)] == [5], "an older reply changes nothing"
 
 
-def test_tokens_that_were_not_used_are_given_back() -> None:
-    """A request reserves what it may use, and is settled with what it used."""
+def test_unused_tokens_are_released() -> None:
+    """A request reserves its possible tokens, and settles with the actual ones."""
     limiter = RateLimiter(tokens=100)
     first, second = Ticket("a", 0, 10, 80), Ticket("a", 1, 10, 80)
     limiter.force(first, 0)
@@ -258,8 +262,8 @@ def test_tokens_that_were_not_used_are_given_back() -> None:
     assert limiter.admit(SECOND) == [second]
 
 
-def test_a_request_larger_than_the_whole_limit_goes_when_nothing_else_is_counted() -> None:
-    """It is never refused for its size, since what it really uses may be far less."""
+def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_counts() -> None:
+    """The request is not refused for its size, because its actual usage can be much smaller."""
     limiter = RateLimiter(tokens=100)
     small, large = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 4096)
     limiter.force(small, 0)
@@ -268,8 +272,8 @@ def test_a_request_larger_than_the_whole_limit_goes_when_nothing_else_is_counted
     assert limiter.admit(MINUTE) == [large]
 
 
-def test_after_a_refusal_one_request_probes_and_its_success_lets_two_go() -> None:
-    """Retry-After holds for all. The probe's success opens the gate step by step."""
+def test_after_a_refusal_one_request_probes_and_its_success_admits_two() -> None:
+    """Retry-After applies to all requests. The success of the probe opens the limiter step by step."""
     limiter = RateLimiter()
     burst = [Ticket("a", 0, 1, 1) for _ in range(8)]
     for ticket in burst:
@@ -294,7 +298,7 @@ def test_after_a_refusal_one_request_probes_and_its_success_lets_two_go() -> Non
 
 
 def test_a_probe_that_is_lost_is_followed_by_another() -> None:
-    """A cancelled probe, and one that fails for another reason, leave the place to the next request."""
+    """The next request probes if a probe is cancelled or fails for another reason."""
     limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
     limiter.force(first, 0)
@@ -311,8 +315,8 @@ def test_a_probe_that_is_lost_is_followed_by_another() -> None:
     assert limiter.admit(SECOND) == [three]
 
 
-def test_refusals_without_a_hint_are_given_ever_more_time() -> None:
-    """1, 2, 4 seconds, up to a minute."""
+def test_refusals_without_a_hint_pause_longer_each_time() -> None:
+    """The pauses are 1, 2 and 4 seconds, and so on up to a minute."""
     limiter, now, pauses = RateLimiter(), 0, []
     for _ in range(9):
         ticket = Ticket("a", 0, 1, 1)
@@ -325,8 +329,8 @@ def test_refusals_without_a_hint_are_given_ever_more_time() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_a_request_that_was_let_in_before_a_refusal_waits_again() -> None:
-    """It was not sent yet, so it is no part of a storm."""
+def test_a_request_that_was_admitted_before_a_refusal_waits_again() -> None:
+    """The request has not been sent yet."""
     limiter = RateLimiter(requests=10)
     sent, held = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 1)
     limiter.force(sent, 0)
@@ -338,11 +342,11 @@ def test_a_request_that_was_let_in_before_a_refusal_waits_again() -> None:
     assert limiter.send(held, SECOND)
 
 
-# What others with the same key have learned: their refusals pause here, and the later reading counts.
+# Observations of other nodes with the same key: their refusals pause requests here, and the later reading counts.
 
 
 class Caller:
-    """Requests of one token to one model, at a gate that knows no limit."""
+    """Requests of one token to one model, at a limiter without a known limit."""
 
     def __init__(self) -> None:
         self.limiter = RateLimiter()
@@ -358,13 +362,13 @@ class Caller:
         assert self.limiter.send(ticket, now_us)
         return ticket
 
-    def told(self, left: float, observed_us: int, now_us: int, *, opens: bool = True) -> None:
+    def observed(self, left: float, observed_us: int, now_us: int, *, opens: bool = True) -> None:
         headers = Headers(Reading(10.0, left, 60 * SECOND))
         self.limiter.answered_elsewhere("m", headers, observed_us, now_us, opens=opens)
 
 
-def test_a_refusal_elsewhere_pauses_here() -> None:
-    """For as long as it was said there; then one request probes, and its success opens the gate."""
+def test_a_refusal_of_another_node_pauses_requests() -> None:
+    """The pause has the length in the refusal. Then one request probes, and its success opens the limiter."""
     caller = Caller()
     caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     first, second = caller.asks(1), caller.asks(1)
@@ -377,8 +381,8 @@ def test_a_refusal_elsewhere_pauses_here() -> None:
     assert caller.limiter.admit(5 * SECOND) == [second]
 
 
-def test_a_request_that_was_let_in_before_it_waits_again() -> None:
-    """As with a refusal of one's own; and the latest of several refusals counts."""
+def test_a_request_that_was_admitted_before_a_foreign_refusal_waits_again() -> None:
+    """A refusal of this node has the same effect. The latest end of several refusals counts."""
     caller = Caller()
     held = caller.asks(0)
     assert held.state == "held"
@@ -389,37 +393,37 @@ def test_a_request_that_was_let_in_before_it_waits_again() -> None:
     assert caller.limiter.opens_in(held, 3) == 8 * SECOND - 1
 
 
-def test_what_is_left_elsewhere_is_left_here() -> None:
-    """Less what is under way here, which nobody there can have seen."""
+def test_the_remaining_requests_of_another_node_apply_here() -> None:
+    """Requests in progress here are subtracted, because the other node's reply can't include them."""
     caller = Caller()
     caller.sends(0)
-    caller.told(left=3.0, observed_us=1, now_us=2)
+    caller.observed(left=3.0, observed_us=1, now_us=2)
     assert [caller.asks(2).state for _ in range(3)] == ["held", "held", "waiting"]
 
 
 @pytest.mark.parametrize(("observed_us", "left"), [(99, 1.0), (101, 3.0)])
 def test_of_two_readings_the_later_one_counts(observed_us: int, left: float) -> None:
     caller = Caller()
-    caller.told(left=1.0, observed_us=100, now_us=100)
-    caller.told(left=3.0, observed_us=observed_us, now_us=110)
+    caller.observed(left=1.0, observed_us=100, now_us=100)
+    caller.observed(left=3.0, observed_us=observed_us, now_us=110)
     (room,) = caller.limiter.rooms(110)
     assert room.left == pytest.approx(left, abs=0.01)
 
 
-def test_an_answer_behind_the_pause_opens_here_too() -> None:
-    """If it was to a request behind the refusal. Within the pause nothing goes, whoever says what."""
+def test_a_reply_after_the_pause_opens_the_limiter_here() -> None:
+    """The reply must be to a request after the refusal. During the pause no reply opens the limiter."""
     caller = Caller()
     caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
-    caller.told(left=9.0, observed_us=SECOND, now_us=SECOND)
+    caller.observed(left=9.0, observed_us=SECOND, now_us=SECOND)
     assert caller.asks(2 * SECOND).state == "waiting"
-    caller.told(left=9.0, observed_us=6 * SECOND, now_us=6 * SECOND, opens=False)
+    caller.observed(left=9.0, observed_us=6 * SECOND, now_us=6 * SECOND, opens=False)
     assert len(caller.limiter.admit(6 * SECOND)) == 1
-    caller.told(left=9.0, observed_us=7 * SECOND, now_us=7 * SECOND)
+    caller.observed(left=9.0, observed_us=7 * SECOND, now_us=7 * SECOND)
     assert [caller.asks(7 * SECOND).state for _ in range(3)] == ["held"] * 3
 
 
-def test_a_lesson_is_worth_less_as_time_goes_by() -> None:
-    """Its pause ends, its window is whole again, and after a minute it says nothing."""
+def test_an_observation_ages() -> None:
+    """Its pause ends, its window refills, and after a minute it has no effect."""
     observation = LimitObservation("m", Headers(Reading(10.0, 3.0, 20 * SECOND)), 5 * SECOND)
     later = aged(observation, 4 * SECOND)
     assert (later.pause_us, later.headers.requests.reset_us) == (SECOND, 16 * SECOND)

@@ -1,4 +1,4 @@
-"""Rate limits on the engine: calls wait for them, spill to other models, or are refused with a time."""
+"""Rate limits on the engine: calls wait for them, use other models, or are refused with a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ anyio_backend = runs_on("virtual-asyncio")
 async def limited(
     replies: list[Say], config: AdapterConfig, *, other: list[Say] | None = None, **fields: Any
 ) -> AsyncIterator[tuple[Engine, Subscription]]:
-    """An engine whose model `s:m` has declared limits; `other:m` has none."""
+    """An engine with configured limits for the model `s:m`, and none for `other:m`."""
     adapters = {"s": entry("s", scripted_type(*replies), config, **fields)}
     if other is not None:
         adapters["other"] = entry("other", scripted_type(*other))
@@ -37,7 +37,9 @@ async def limited(
 
 
 async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
-    """25 calls at once under 10 a minute begin 10 at once, 10 after a minute, and 5 after two."""
+    """At 10 a minute, 25 concurrent calls start in three groups: 10 immediately, 10 after a minute, and 5 after
+    two.
+    """
     begun: list[float] = []
     async with limited([Say("a")] * 25, AdapterConfig(requests_per_minute=10)) as (engine, _):
         start = anyio.current_time()
@@ -57,23 +59,25 @@ async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
             assert [(one.kind, one.source, one.limit, one.left) for one in s.rate_limits] == [
                 ("requests", "declared", 10, 0)
             ]
-            assert s.waiting == 0, "they wait for the limit, not for a slot"
+            assert s.waiting == 0, "the calls wait for the limit, not for a slot"
     assert begun == [0] * 10 + [60] * 10 + [120] * 5
 
 
 async def test_calls_wait_for_a_declared_limit_of_tokens() -> None:
-    """A call reserves what it may use, and gives back what it didn't."""
+    """A call reserves its possible tokens, and releases the unused ones."""
     config = AdapterConfig(tokens_per_minute=1000)
     async with limited([Say("a")] * 4, config) as (engine, _):
         start = anyio.current_time()
         async with anyio.create_task_group() as group:
             for _ in range(4):
                 group.start_soon(lambda: engine.generate("s:m", "x", max_output_tokens=700))
-        assert anyio.current_time() - start < 60, "each used far less than 700, so that four fit into a minute"
+        assert anyio.current_time() - start < 60, (
+            "four calls fit into a minute, because each used far less than 700"
+        )
 
 
 async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
-    """Nothing is sent, and the provider isn't blamed."""
+    """Nothing is sent, and the provider stays available."""
     config = AdapterConfig(requests_per_minute=1, max_wait_seconds=5)
     async with limited([Say("a")] * 3, config) as (engine, events):
         await engine.generate("s:m", "x")
@@ -87,19 +91,18 @@ async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
         assert [(each.error_type, each.cost.nano_usd) for each in failed] == [("RateLimitWaitError", 0)]  # type: ignore[union-attr]
         assert engine.statistics().availability == ()
         await anyio.sleep(56)
-        assert (await engine.generate("s:m", "x")).text == "a", "4 seconds are not too long"
+        assert (await engine.generate("s:m", "x")).text == "a", "a wait of 4 seconds is within the limit"
 
 
-async def test_a_call_is_refused_where_its_own_time_is_shorter_than_the_wait() -> None:
-    """It would be over before it began."""
+async def test_a_call_with_a_time_limit_below_the_wait_is_refused() -> None:
     async with limited([Say("a")] * 2, AdapterConfig(requests_per_minute=1, timeout_seconds=30)) as (engine, _):
         await engine.generate("s:m", "x")
         with pytest.raises(RateLimitWaitError, match="the call may wait 30 s"):
             await engine.generate("s:m", "x")
 
 
-async def test_calls_spill_to_another_model_that_is_free() -> None:
-    """Of five calls at once under 2 a minute, three go to the fallback, and none waits."""
+async def test_calls_fall_back_to_a_model_without_a_wait() -> None:
+    """At 2 a minute, three of five concurrent calls use the fallback, and none waits."""
     config = AdapterConfig(requests_per_minute=2)
     async with limited([Say("a")] * 5, config, other=[Say("b")] * 5) as (engine, _):
         start, texts = anyio.current_time(), []
@@ -112,12 +115,12 @@ async def test_calls_spill_to_another_model_that_is_free() -> None:
                 group.start_soon(call)
         assert sorted(texts) == ["a", "a", "b", "b", "b"]
         await call()
-        assert texts[-1] == "b", "it is known before the call is made"
+        assert texts[-1] == "b", "the wait is known before the call"
         assert anyio.current_time() - start < 60
 
 
-async def test_a_waiting_call_that_is_cancelled_leaves_its_turn_to_others() -> None:
-    """The next one goes when the limit has room, and no later."""
+async def test_a_cancelled_waiting_call_lets_the_next_one_go() -> None:
+    """The next call starts when the limit has room, and no later."""
     async with limited([Say("a")] * 3, AdapterConfig(requests_per_minute=1)) as (engine, _):
         await engine.generate("s:m", "x")
         start = anyio.current_time()
@@ -130,8 +133,7 @@ async def test_a_waiting_call_that_is_cancelled_leaves_its_turn_to_others() -> N
         assert s.rate_limit_queues == ()
 
 
-async def test_one_turns_calls_go_before_those_of_later_turns() -> None:
-    """Turns wait for limits in the order in which they were asked for."""
+async def test_calls_of_earlier_turns_go_first() -> None:
     config = AdapterConfig(requests_per_minute=1)
     async with limited([Say(str(number)) for number in range(4)], config) as (engine, _):
         await engine.generate("s:m", "x")
@@ -148,7 +150,7 @@ async def test_one_turns_calls_go_before_those_of_later_turns() -> None:
 
 
 async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
-    """Retry-After holds for calls that come later, too."""
+    """Retry-After applies to later calls too."""
     refused = RateLimitError("slow down", retry_after_seconds=20, retryable=False)
     async with limited([Say(fails=refused), *[Say("a")] * 4], AdapterConfig()) as (engine, _):
         with pytest.raises(RateLimitError):
@@ -164,8 +166,8 @@ async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
         assert anyio.current_time() - start == pytest.approx(20, abs=0.1)
 
 
-async def test_a_new_configuration_changes_a_limit_under_waiting_calls() -> None:
-    """What was sent before counts in the new limit."""
+async def test_a_new_configuration_changes_a_limit_in_use() -> None:
+    """Requests that were sent before count in the new limit."""
     before = AdapterConfig(requests_per_minute=1)
     async with limited([Say("a")] * 3, before) as (engine, _):
         await engine.generate("s:m", "x")
@@ -176,7 +178,9 @@ async def test_a_new_configuration_changes_a_limit_under_waiting_calls() -> None
 
 
 async def test_calls_of_every_kind_wait_for_one_limit() -> None:
-    """Conversations, embeddings, images and videos: each is the fourth one once, and waits for a minute."""
+    """Conversations, embeddings, images and videos count together. Each kind is the fourth call once, and waits a
+    minute.
+    """
     for last in WAYS:
         config = AdapterConfig(requests_per_minute=3)
         models = serving(s=entry("s", scripted_type(base=Maker), config))
@@ -190,8 +194,8 @@ async def test_calls_of_every_kind_wait_for_one_limit() -> None:
             assert anyio.current_time() - start == pytest.approx(60, abs=0.1), last
 
 
-async def test_a_refusal_of_one_key_of_a_pool_pauses_no_other() -> None:
-    """The adapter lets that key rest; the limits that are declared hold for the pool as a whole."""
+async def test_a_refusal_of_one_key_does_not_pause_the_pool() -> None:
+    """The adapter rests that key. Configured limits apply to the whole pool."""
     config = AdapterConfig(keys={"a": "x" * 9, "b": "y" * 9}, key_pool=("a", "b"))
     limits = RateLimits()
     pool = entry("s", "x", config)
@@ -205,4 +209,4 @@ async def test_a_refusal_of_one_key_of_a_pool_pauses_no_other() -> None:
         return not limits.lease(pool, key, "s:m", 0, (1, 1)).ask()
 
     assert not refused("")
-    assert refused("a"), "a call that names a key waits for that key"
+    assert refused("a"), "a call with a named key waits for that key"

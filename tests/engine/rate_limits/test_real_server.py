@@ -39,7 +39,7 @@ def engine_of(url: str, limit: str, kind: str = "openai_compatible") -> Engine:
 
 
 async def fifty(engine: Engine, *, streamed: bool = False) -> tuple[int, float]:
-    """The refusals of fifty calls at once, and the seconds that they took."""
+    """Make fifty concurrent calls. Return the number of refusals, and the duration in seconds."""
     events = engine.bus.subscribe("llm.call_failed", policy=Lossless(), name="refusals")
 
     async def call() -> None:
@@ -62,8 +62,8 @@ async def fifty(engine: Engine, *, streamed: bool = False) -> tuple[int, float]:
 
 @pytest.mark.deep("real time windows")
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_no_call_is_refused_once_the_limit_is_learned(url: str, streamed: bool) -> None:
-    """50 calls at once against 10 in a window of half a second take five windows; none is refused."""
+async def test_no_call_is_refused_after_the_limit_is_learned(url: str, streamed: bool) -> None:
+    """With 10 requests in half a second, 50 concurrent calls take five windows."""
     async with engine_of(url, "10 500") as engine:
         await engine.generate("s:m", "x")
         refused, seconds = await fifty(engine, streamed=streamed)
@@ -75,9 +75,11 @@ async def test_no_call_is_refused_once_the_limit_is_learned(url: str, streamed: 
 
 
 @pytest.mark.parametrize("kind", ["openai_compatible", "openai"])
-async def test_a_provider_that_tells_nothing_is_not_stormed(url: str, kind: str) -> None:
-    """Many of 50 at once are refused at first. Then one probes, more and more follow, and all are served."""
+async def test_a_provider_without_headers_gets_few_excess_requests(url: str, kind: str) -> None:
+    """The server first refuses many of the 50 concurrent calls. Then one call probes, more calls follow, and all
+    succeed.
+    """
     async with engine_of(url, "10 300 silent", kind) as engine:
         refused, seconds = await fifty(engine)
-        assert refused <= 80, "a storm would be refused 40 + 30 + 20 + 10 times"
+        assert refused <= 80, "without probes there would be 40 + 30 + 20 + 10 refusals"
         assert seconds < 10

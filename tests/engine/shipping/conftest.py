@@ -1,4 +1,4 @@
-"""Engines with a real server, so the tests run in real time."""
+"""Engines with a real server. The tests run in real time."""
 
 from __future__ import annotations
 

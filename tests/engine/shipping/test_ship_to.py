@@ -1,5 +1,5 @@
-"""An engine that ships its trace file to a server: after its calls or before its replies, with and without a
-reachable server.
+"""An engine that ships its trace file to a server, after its calls or before its replies. The server may be
+down.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def test_a_trace_is_on_the_server_when_the_engine_has_ended(postgres_dsn: 
     assert ended == 1
 
 
-async def test_an_engine_ships_what_it_has_just_written_without_reading_it(
+async def test_an_engine_ships_new_events_without_reading_the_file(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
@@ -73,7 +73,7 @@ async def test_an_engine_ships_what_it_has_just_written_without_reading_it(
     assert await seqs(postgres_dsn, tmp_path) == await local_seqs(path)
 
 
-async def test_an_answer_is_on_the_server_before_it_is_handed_over(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_a_reply_is_on_the_server_before_it_is_returned(postgres_dsn: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.db"
     async with Engine(
         models=registry(Say("One."), Say("Two.")), store=path, ship_to=postgres_dsn, ship="before_reply"
@@ -88,7 +88,7 @@ async def test_an_answer_is_on_the_server_before_it_is_handed_over(postgres_dsn:
             assert len(done) == turn
 
 
-async def test_calls_go_on_without_the_server_and_the_backlog_is_told_and_shipped(tmp_path: Path) -> None:
+async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and_shipped(tmp_path: Path) -> None:
     path = tmp_path / "trace.db"
     with own_server() as server, server.database() as dsn:
         server.stop()
@@ -141,7 +141,7 @@ def test_only_a_file_can_be_shipped(tmp_path: Path) -> None:
         Engine(models=registry(Say("x")), trace=False, ship_to="postgresql://u@127.0.0.1:1/d")
 
 
-# An engine whose server takes connections and answers nothing: calls go on, and nobody waits for it for long.
+# An engine with a server that accepts connections and sends no answer: calls continue, and the waits are short.
 
 
 of_our_own = pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))
@@ -165,28 +165,28 @@ def engine_for(path: Path, dsn: str, ship: Literal["behind", "before_reply"]) ->
 
 
 async def until_it_ships(engine: Engine) -> None:
-    """Wait until its shipper waits for the server."""
+    """Wait until the shipper waits for the server."""
     shipper = engine._runtime.shipper
     target = shipper._target
     assert isinstance(target, Receiver)
     with anyio.fail_after(30):
-        while not target._database._writer.waiting:  # noqa: ASYNC110 (it tells nobody)
+        while not target._database._writer.waiting:  # noqa: ASYNC110 (no event reports it)
             await anyio.sleep(0.01)
 
 
 @pytest.mark.deep("another outage of the target")
 @of_our_own
-async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_path: Path) -> None:
-    """The rest is in its file, and the next one that ships the file brings it."""
+async def test_calls_continue_and_the_engine_ends_soon(server: StartedServer, tmp_path: Path) -> None:
+    """The trace file keeps the other events, and the next engine ships them."""
     path = tmp_path / "trace.db"
     with server.database() as dsn:
         async with engine_for(path, dsn, "before_reply") as engine:
-            await engine.session(model="s:m").send("Hi")  # the server has it when this returns
+            await engine.session(model="s:m").send("Hi")  # The server has the events when this call returns.
         engine = engine_for(path, dsn, "behind")
         async with engine:
             session = engine.session(model="s:m", tools=[look])
             shipper = engine._runtime.shipper
-            assert await shipper.shipped(30)  # it is connected, so that it is a statement that gets no answer
+            assert await shipper.shipped(30)  # The shipper is connected, so a statement will get no answer.
             with server.hanging():
                 for _ in range(2):
                     with anyio.fail_after(30):
@@ -207,10 +207,10 @@ async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_p
 
 @pytest.mark.deep("another outage of the target")
 @of_our_own
-async def test_a_turn_waits_once_however_many_calls_it_has(
+async def test_a_turn_with_several_calls_waits_once(
     server: StartedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would wait at the end of each call, before its tools, and at its end: four times."""
+    """Without the limit, the turn would wait four times: after each call, before its tools, and at its end."""
     monkeypatch.setattr(lifecycle, "SHIPPING_SECONDS", 2.0)
     with server.database() as dsn:
         async with engine_for(tmp_path / "trace.db", dsn, "before_reply") as engine:
@@ -221,11 +221,11 @@ async def test_a_turn_waits_once_however_many_calls_it_has(
                 async with session.stream("Look.") as turn:
                     async for _ in turn:
                         pass
-                assert 2.0 <= time.monotonic() - began < 8.0  # which is four waits
+                assert 2.0 <= time.monotonic() - began < 8.0  # Four waits would take 8 seconds.
                 await engine.aclose()
 
 
-# An engine that ships its file deletes a session in the shared store, too, at once or when that is back.
+# An engine that ships its file also deletes a session in the shared store, immediately or when the store is back.
 
 
 def engine_on(path: Path, dsn: str, **options: Any) -> Engine:
@@ -233,7 +233,7 @@ def engine_on(path: Path, dsn: str, **options: Any) -> Engine:
 
 
 async def said(dsn: str, folder: Path) -> dict[str, int]:
-    """The number of messages of each session that is stored."""
+    """The number of stored messages of each session."""
     async with PostgresStore(dsn, path=folder / "shared") as store:
         return {row.session_id: row.messages for row in await store.sessions(None)}
 
@@ -252,8 +252,10 @@ async def test_a_deletion_reaches_the_server(postgres_dsn: str, tmp_path: Path) 
 
 @pytest.mark.deep("another outage of the target")
 @of_our_own
-async def test_a_deletion_without_the_server_is_done_when_it_is_back(tmp_path: Path) -> None:
-    """By the next engine with that file. What was never shipped arrives without what was said in it."""
+async def test_a_deletion_without_the_server_happens_when_it_is_back(tmp_path: Path) -> None:
+    """The next engine with that file deletes the session on the server. Events that were never shipped arrive
+    without content.
+    """
     path = tmp_path / "trace.db"
     with own_server() as server, server.database() as dsn:
         async with engine_on(path, dsn) as engine:
@@ -276,7 +278,7 @@ async def test_a_deletion_without_the_server_is_done_when_it_is_back(tmp_path: P
 
 
 @of_our_own
-def test_the_command_says_where_else_it_goes(
+def test_the_delete_command_names_the_shared_store(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import anyio
@@ -298,7 +300,7 @@ def test_the_command_says_where_else_it_goes(
     assert anyio.run(said, postgres_dsn, tmp_path) == {}
 
 
-# A shared store that a file is not shipped to any more: nothing of the file waits for it.
+# A shared store to which a file is no longer shipped: pruning does not wait for it.
 
 
 async def write(trace: Path, number: int) -> None:
@@ -310,29 +312,29 @@ async def write(trace: Path, number: int) -> None:
         await store.close_lost_runs()
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def output(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_prune_says_what_it_keeps_for_a_store_and_how_to_give_it_up(
+def test_prune_reports_events_kept_for_a_store_and_the_command_to_release_them(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], dry: bool
 ) -> None:
     trace = tmp_path / "trace.db"
     anyio.run(write, trace, 1)
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--once"]) == 0
     anyio.run(write, trace, 2)
-    told(capsys)
+    output(capsys)
     prune = ["prune", "--db", str(trace), "--max-size", "1", *(["--dry-run"] if dry else [])]
     assert main(prune) == 0
-    said = told(capsys)
+    said = output(capsys)
     assert "Kept 6 events that postgresql://" in said
     assert "callboard ship --forget" in said
     assert "@" not in said
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 0
-    assert "no longer copied" in told(capsys)
+    assert "no longer copied" in output(capsys)
     assert main(prune) == 0
-    assert "Kept" not in told(capsys)
+    assert "Kept" not in output(capsys)
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""Rounds of tools on a real loop, because plain functions run in threads."""
+"""Rounds of tools run on asyncio's loop, because plain functions run in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of tool calls without an engine."""
+"""Helpers that run rounds of tool calls without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def call(
 
 
 def scene(told: Told | None = None, **more: Any) -> ToolRoundContext:
-    """What a round is told of its surroundings.
+    """The context of a round.
 
     Args:
         told: The list that gets the events.
@@ -37,7 +37,7 @@ async def run(
 
 
 async def result_of(tool: Tool, arguments: JsonObject | None = None, **more: Any) -> ToolResultBlock:
-    """Of one call of one tool."""
+    """The result of one call of one tool."""
     made = await run([call(tool.name, arguments)], [tool], **more)
     assert not made.waiting
     return made.results[0]

@@ -1,4 +1,4 @@
-"""`@tool`: the definition that the model gets of a function."""
+"""`@tool`: the definition of a function for the model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def properties_of(function: Any) -> dict[str, Any]:
 
 
 def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
-    """Name, docstring and hints become the definition; the tool can still be called as the function."""
+    """The name, the docstring and the hints become the definition. The tool can still be called as the
+    function.
+    """
 
     @tool
     def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
@@ -97,8 +99,8 @@ def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
     assert get_weather.__name__ == "get_weather"
 
 
-async def test_everything_can_be_said_in_the_decorator_instead() -> None:
-    """Keywords of the decorator win over what the function says; an async function stays one."""
+async def test_the_decorator_s_keywords_replace_the_name_and_docstring() -> None:
+    """The decorator also sets the timeout, the annotations and `strict`. An async function stays async."""
     hints = ToolAnnotations(read_only=True)
 
     @tool(name="look-up", description="Looks up.", timeout=3, annotations=hints, strict=True)
@@ -113,7 +115,7 @@ async def test_everything_can_be_said_in_the_decorator_instead() -> None:
 
 
 def test_hints_of_every_kind_become_schemas() -> None:
-    """Plain and nested types, of the standard library, msgspec and pydantic."""
+    """Plain and nested types of the standard library, msgspec and pydantic become schemas."""
 
     def search(
         text: str | None,
@@ -134,12 +136,12 @@ def test_hints_of_every_kind_become_schemas() -> None:
     definitions = schema["$defs"]
     assert isinstance(definitions, dict)
     assert {"Unit", "Place", "Window", "Filter"} <= definitions.keys()
-    assert "minLength" in str(schema), "pydantic's own constraints"
+    assert "minLength" in str(schema), "the schema must have the constraints of pydantic"
     assert schema["required"] == [*properties]
 
 
 def test_descriptions_and_constraints_come_from_annotated() -> None:
-    """Strings, msgspec's Meta and pydantic's Field; they win over the docstring."""
+    """Strings, msgspec's Meta and pydantic's Field give descriptions. They take precedence over the docstring."""
 
     def book(
         seats: Annotated[int, msgspec.Meta(ge=1, description="How many.")],
@@ -161,8 +163,8 @@ def test_descriptions_and_constraints_come_from_annotated() -> None:
     assert properties["note"] == {"type": "string", "default": "", "description": "But this."}
 
 
-def test_a_default_that_json_lacks_is_not_told() -> None:
-    """The parameter is optional all the same."""
+def test_a_default_that_json_lacks_is_left_out() -> None:
+    """The parameter is still optional."""
 
     def run(mode: Any = NO_JSON, where: Unit = Unit.CELSIUS, items: Sequence[int] = ()) -> None: ...
 
@@ -173,8 +175,8 @@ def test_a_default_that_json_lacks_is_not_told() -> None:
     assert "required" not in schema_of(run)
 
 
-def test_what_the_engine_fills_in_is_not_shown() -> None:
-    """A context by its type, and the three names that are reserved."""
+def test_parameters_that_the_engine_fills_in_are_not_shown() -> None:
+    """A context is found by its type. Three other names are reserved."""
 
     def run(
         query: str,
@@ -189,7 +191,6 @@ def test_what_the_engine_fills_in_is_not_shown() -> None:
 
 
 def test_a_function_without_parameters_needs_no_hints() -> None:
-    """There is nothing to tell but its name."""
     assert schema_of(lambda_named("now")) == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -215,7 +216,7 @@ class Library:
 
 
 def test_a_method_is_a_tool_of_its_object() -> None:
-    """`self` isn't shown, and each object's tool works on that object."""
+    """`self` is not in the schema. The tool of each object works on that object."""
     first, second = Library(["A"]), Library(["B"])
     assert list(first.find.definition.input_schema["properties"]) == ["title"]  # type: ignore[arg-type]
     assert first.find("A")
@@ -223,8 +224,8 @@ def test_a_method_is_a_tool_of_its_object() -> None:
     assert tool(first.count).name == "count"
 
 
-def test_a_partial_leaves_only_what_is_open() -> None:
-    """What is fixed is not the model's; the name is the function's."""
+def test_a_partial_shows_only_its_open_parameters() -> None:
+    """The name and the description are those of the function."""
 
     def move(what: str, where: str, speed: int = 1) -> str:
         """Move it."""
@@ -237,7 +238,7 @@ def test_a_partial_leaves_only_what_is_open() -> None:
 
 
 def test_a_callable_object_needs_a_name() -> None:
-    """Its class's `__call__` says the rest."""
+    """The parameters come from the `__call__` of its class."""
 
     class Adder:
         def __call__(self, a: int, b: int) -> int:
@@ -250,8 +251,8 @@ def test_a_callable_object_needs_a_name() -> None:
     assert made(1, 2) == 3
 
 
-def test_types_that_are_defined_where_the_tool_is_are_found() -> None:
-    """Hints are strings in this module, and the class is local."""
+def test_local_types_of_a_tool_are_found() -> None:
+    """Hints are strings in this module, and the class is local to the test."""
 
     @dataclass
     class Local:
@@ -264,8 +265,8 @@ def test_types_that_are_defined_where_the_tool_is_are_found() -> None:
     assert "$defs" in use.definition.input_schema
 
 
-def test_a_function_from_elsewhere_is_read_with_its_own_names() -> None:
-    """What its user happens to call the same doesn't matter."""
+def test_hints_are_resolved_in_the_module_of_the_function() -> None:
+    """The hint keeps its meaning even if the calling module uses the same name for another type."""
     elsewhere: dict[str, Any] = {}
     exec("def use(kind: 'Kind') -> None: ...\nKind = int", elsewhere)
     Kind = list[str]  # noqa: F841
@@ -303,14 +304,16 @@ def unresolvable(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa:
     ],
     ids=["no hints", "variadic", "reserved", "unresolvable", "lambda"],
 )
-def test_a_function_that_says_too_little_is_refused_with_advice(function: Any, advice: str) -> None:
-    """The error names the tool and the parameter, and says what to do."""
+def test_a_function_without_the_needed_hints_or_name_is_refused_with_advice(function: Any, advice: str) -> None:
+    """The error names the tool or the parameter, and says how to correct the function."""
     with pytest.raises(ToolDefinitionError, match=advice):
         tool(function)
 
 
-def test_a_type_that_json_cannot_express_is_refused_with_the_tools_name() -> None:
-    """And with what to use instead. A path has an obvious form in JSON; what is no function is refused, too."""
+def test_a_type_that_json_cannot_express_is_refused() -> None:
+    """The error names the tool and the type to use instead. A path is text in JSON. A classmethod object is
+    refused too.
+    """
 
     def read(path: Path) -> str:
         return str(path)
@@ -327,7 +330,7 @@ def test_a_type_that_json_cannot_express_is_refused_with_the_tools_name() -> Non
         tool(classmethod(lambda cls: None))  # type: ignore[arg-type]
 
 
-# What a docstring tells of a function and its parameters.
+# Docstrings: the description of a function and of its parameters.
 
 GOOGLE = """Find a book
     in the catalogue.
@@ -377,16 +380,18 @@ SPHINX = """Find a book
 
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
-def test_each_style_tells_the_description_and_the_parameters(text: str) -> None:
-    """The same function in three styles is told in the same words, without the line breaks of its width."""
+def test_each_docstring_style_gives_the_description_and_the_parameters(text: str) -> None:
+    """Three styles of the same docstring give the same description. Line breaks within a paragraph become
+    spaces.
+    """
     found = read_docstring(text)
     assert found.description == "Find a book in the catalogue.\n\nBy title, or by author."
     assert found.parameters["title"] == "What it is called, in any language."
     assert found.parameters["limit"] == "At most so many."
 
 
-def test_a_list_in_the_description_keeps_its_lines_and_no_section_is_made_up() -> None:
-    """Only running text is joined; a colon in a sentence, or at its end, begins nothing; none says nothing."""
+def test_a_list_in_the_description_keeps_its_lines_and_a_colon_starts_no_section() -> None:
+    """A missing or empty docstring gives an empty description."""
     text = "Do one of:\n\n- this\n- that, which\n  is longer\n\nThen stop."
     assert read_docstring(text).description == text
     found = read_docstring("Say hello to: everybody\nNote that args: are fine.\n\nFormat:\n    x: y")
@@ -396,7 +401,7 @@ def test_a_list_in_the_description_keeps_its_lines_and_no_section_is_made_up() -
     assert [read_docstring(text) for text in (None, "", "  \n")] == [("", {})] * 3
 
 
-# How a call's arguments come to the function, and what happens to wrong ones.
+# How the arguments of a call reach the function, and how wrong ones are refused.
 
 CITY: JsonObject = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -416,8 +421,8 @@ class Person(pydantic.BaseModel):
 
 
 @row("8.7.10")
-async def test_arguments_become_what_the_hints_say() -> None:
-    """Enums, dates, dataclasses and models arrive as such, and what was left out has its default."""
+async def test_arguments_become_the_types_of_the_hints() -> None:
+    """Enums, dates, dataclasses and models arrive as objects. A missing argument gets its default."""
     seen: list[object] = []
 
     @tool
@@ -434,8 +439,12 @@ async def test_arguments_become_what_the_hints_say() -> None:
     [({"city": 3}, r"\$\.city.*str"), ({}, "city"), ({"city": "Rome", "country": "it"}, "country")],
 )
 @row("8.7.10")
-async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:
-    """8.7: wrong type, missing, unknown: the result says where, and to call again."""
+async def test_the_model_gets_an_error_for_wrong_arguments_and_nothing_runs(
+    arguments: JsonObject, told: str
+) -> None:
+    """8.7: for an argument of a wrong type, a missing or an unknown one, the error result names it and says to
+    call again.
+    """
     ran: list[str] = []
 
     @tool
@@ -450,8 +459,8 @@ async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments:
         raise AssertionError(result.text)
 
 
-async def test_a_schema_of_ones_own_is_checked_as_well() -> None:
-    """JSON Schema says more than hints can; with `messages` in it the tool gets the model's."""
+async def test_a_schema_of_the_host_is_checked_too() -> None:
+    """A JSON Schema can have limits that hints lack. In such a schema, `messages` is an ordinary argument."""
     schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}}
     made = Tool(ToolDefinition("count", input_schema=schema), lambda n: n)
     assert (await result_of(made, {"n": 3})).text == "3"
@@ -509,7 +518,7 @@ class Callable_:
     ],
 )
 async def test_a_handler_takes_keywords_or_one_mapping(handler: Any) -> None:
-    """It is a mapping if the one parameter is no property of the schema."""
+    """The handler gets a mapping if its one parameter is no property of the schema."""
     made = Tool(ToolDefinition("w", input_schema=CITY), handler)
     assert (await result_of(made, {"city": "Rome"})).text == "Rome"
 
@@ -521,8 +530,8 @@ async def test_a_handler_takes_keywords_or_one_mapping(handler: Any) -> None:
         (lambda: "", "does not accept city.*Add the parameter"),
     ],
 )
-def test_a_handler_that_does_not_go_with_its_schema_is_refused(handler: Any, advice: str) -> None:
-    """At definition, not when the model calls."""
+def test_a_handler_that_does_not_fit_its_schema_is_refused(handler: Any, advice: str) -> None:
+    """The error is raised at the definition, before any call."""
     with pytest.raises(ToolDefinitionError, match=advice):
         Tool(ToolDefinition("w", input_schema=CITY), handler)
 
@@ -536,8 +545,10 @@ def double(n: int) -> int:
     return 2 * n
 
 
-async def test_a_hook_may_repair_arguments() -> None:
-    """It gets the call, what is wrong and the tool; what it gives back is checked and run."""
+async def test_a_hook_can_repair_arguments() -> None:
+    """The hook gets the call, the error and the tool. The arguments that it returns are checked, and the tool
+    runs.
+    """
     asked: list[object] = []
 
     def repair(call: ToolUseBlock, error: InvalidToolCallError, made: Tool) -> JsonObject:
@@ -552,7 +563,7 @@ async def test_a_hook_may_repair_arguments() -> None:
 
 
 async def test_arguments_that_are_no_json_go_to_the_hook_too() -> None:
-    """The text is in the call's `raw_arguments`; the call that is no JSON is never run as {}."""
+    """The text is in `raw_arguments` of the call. A call without valid JSON is never run as {}."""
 
     async def repair(call: ToolUseBlock, error: InvalidToolCallError, made: Tool) -> JsonObject | None:
         assert "not a JSON object" in str(error)
@@ -564,7 +575,7 @@ async def test_arguments_that_are_no_json_go_to_the_hook_too() -> None:
 
 
 async def test_a_call_that_was_cut_off_is_neither_repaired_nor_run() -> None:
-    """What the provider truncated may mean anything."""
+    """The provider truncated the arguments, so their meaning is unknown."""
     broken = call("double", raw_arguments='{"n": 5', incomplete=True)
     made = await run([broken], [double], repair=lambda *_: {"n": 5}, cut_off=True)
     assert made.results[0].is_error
@@ -572,8 +583,10 @@ async def test_a_call_that_was_cut_off_is_neither_repaired_nor_run() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, {"n": "still wrong"}, RuntimeError("no idea")], ids=str)
-async def test_what_a_hook_cannot_repair_goes_to_the_model(answer: JsonObject | Exception | None) -> None:
-    """It is asked once, and one that fails is no failure of the turn."""
+async def test_arguments_that_a_hook_cannot_repair_go_to_the_model_as_an_error(
+    answer: JsonObject | Exception | None,
+) -> None:
+    """The hook is called once. An exception in the hook doesn't fail the turn."""
     times: list[int] = []
 
     def repair(*_: object) -> JsonObject | None:

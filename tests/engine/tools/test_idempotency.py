@@ -1,4 +1,6 @@
-"""Which process may run a tool call, and its key, which stays the same over approvals, restarts and kills."""
+"""Approvals of tool calls, and the idempotency key of a call, which stays the same over approvals, restarts and
+kills.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ TWICE = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 5})])
 
 
 async def test_each_call_has_a_key_of_its_own() -> None:
-    """Two calls of one reply, the same call in a later round, in a later turn, and without a session."""
+    """Keys differ between two calls of one reply, between rounds, between turns, and without a session."""
     async with running(TWICE, PAY, Say("done"), *[PAY, Say("done")] * 3) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         await session.send("go", max_tool_rounds=5)
@@ -56,7 +58,9 @@ async def test_each_call_has_a_key_of_its_own() -> None:
 
 
 async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:
-    """Whoever resumes the session and runs the call gets the key that every other run of it would have."""
+    """A process that resumes or imports the session gives the call the same key. A fork gives the call another
+    key.
+    """
     path = tmp_path / "trace.db"
     models = registry(PAY, Say("done"), Say("done"))
     async with keeping(path, models=models) as engine:
@@ -71,7 +75,9 @@ async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Pa
         session = await engine.import_session(document, tools=[pay])
         await session.submit({session.pending_calls[0].id: Approved()})
     assert keys == [expected, expected]
-    assert idempotency_key(fork.id, fork.messages, fork.pending_calls[0].id) != expected, "it is another call"
+    assert idempotency_key(fork.id, fork.messages, fork.pending_calls[0].id) != expected, (
+        "a call in a fork must have another key"
+    )
 
 
 KILLED = """
@@ -96,8 +102,8 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-async def test_a_call_that_was_killed_while_it_ran_has_its_key_again(tmp_path: Path) -> None:
-    """The next process finds the call open, runs it again, and the payment is made once."""
+async def test_a_call_whose_process_was_killed_has_the_same_key_again(tmp_path: Path) -> None:
+    """The next process finds the open call and runs it with the same key. A payment service can then pay once."""
     killed = ended(KILLED, tmp_path / "trace.db")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(tmp_path / "trace.db", Say("done")) as engine:
@@ -107,7 +113,7 @@ async def test_a_call_that_was_killed_while_it_ran_has_its_key_again(tmp_path: P
 
 
 async def test_steering_a_turn_changes_no_key() -> None:
-    """What is said between two tools is no part of a call."""
+    """A steering message between two tools is no part of the key."""
     async with running(TWICE, Say("done")) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         async with session.stream("go") as turn:
@@ -119,13 +125,15 @@ async def test_steering_a_turn_changes_no_key() -> None:
 
 
 def test_a_context_that_a_test_makes_has_a_key() -> None:
-    """A function can be tried alone."""
+    """A test can make a context and call a function alone."""
     one, other = (ToolContext(tool_call_id=name, tool_name="pay").idempotency_key for name in ("tu_1", "tu_2"))
     assert one != other
 
 
 def test_the_key_never_changes() -> None:
-    """A key that waits for its approval in some trace file must be the same with the next version of Callboard."""
+    """A call may wait for its approval in a trace file. The next version of Callboard must give that call the same
+    key.
+    """
     reply = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "pay", {}),), id="msg_1")
     assert idempotency_key("ses_1", [reply], "tu_1") == "a1043eb1-c0d9-5e45-bc79-401386d90aa9"
     nameless = msgspec.structs.replace(reply, id=None)
@@ -137,7 +145,7 @@ ids = st.text(max_size=6)
 
 @given(one=st.tuples(ids, ids, ids), other=st.tuples(ids, ids, ids))
 def test_different_calls_have_different_keys(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    """Session, message and id of a call are told apart, however they are written."""
+    """Different sessions, messages and ids of calls give different keys, with any characters in them."""
 
     def key(session: str, message: str, call: str) -> str:
         return idempotency_key(session, [Message(Role.ASSISTANT, (), id=message or "m")], call)
@@ -146,7 +154,7 @@ def test_different_calls_have_different_keys(one: tuple[str, str, str], other: t
     assert (key(*one) == key(*other)) is same
 
 
-# Who may run: the hook, the tool's own word, and what waits.
+# Approval: the hook, the setting of the tool, and pending calls.
 
 
 def make(ran: list[str], **options: object):  # type: ignore[no-untyped-def]
@@ -162,13 +170,15 @@ def make(ran: list[str], **options: object):  # type: ignore[no-untyped-def]
 
 
 async def test_the_hook_sees_the_call_and_the_tools_annotations() -> None:
-    """What it needs to decide, before anything runs."""
+    """The hook gets the request in a thread, before any tool runs."""
     ran: list[str] = []
     asked: list[ApprovalRequest] = []
 
     def approve(request: ApprovalRequest) -> Approval:
         assert ran == []
-        assert threading.current_thread() is not threading.main_thread(), "it may ask a person at a terminal"
+        assert threading.current_thread() is not threading.main_thread(), (
+            "the hook must run in a thread, because it may ask a person at a terminal"
+        )
         asked.append(request)
         return Approved()
 
@@ -188,8 +198,8 @@ async def test_the_hook_sees_the_call_and_the_tools_annotations() -> None:
         (lambda request: 1 / 0, ""),
     ],
 )
-async def test_a_denied_call_does_not_run_and_the_model_hears_why(approve: object, told: str) -> None:
-    """The result is an error with the reason; a hook that fails or says nothing approves nothing."""
+async def test_a_denied_call_does_not_run_and_the_model_gets_the_reason(approve: object, told: str) -> None:
+    """The result is an error with the reason. A hook that fails or returns no decision approves nothing."""
     ran: list[str] = []
     made = await run([call("delete", {"path": "a"})], [make(ran)], approve=approve)
     assert ran == []
@@ -197,8 +207,8 @@ async def test_a_denied_call_does_not_run_and_the_model_hears_why(approve: objec
     assert made.results[0].text.startswith(told)
 
 
-async def test_what_nobody_decided_waits_and_the_rest_runs() -> None:
-    """A pending call has no result and no event; the others are done."""
+async def test_a_pending_call_waits_and_the_others_run() -> None:
+    """A pending call has neither a result nor events. The other calls have results."""
     ran: list[str] = []
     told: Told = []
 
@@ -213,8 +223,8 @@ async def test_what_nobody_decided_waits_and_the_rest_runs() -> None:
     assert {event.tool_use_id for event in told} == {"a", "c"}
 
 
-async def test_a_tool_that_needs_approval_waits_when_there_is_no_hook() -> None:
-    """And runs once its call was approved."""
+async def test_a_tool_that_needs_approval_waits_without_a_hook() -> None:
+    """The call runs after its approval."""
     ran: list[str] = []
     made = await run([call("delete", {"path": "a"})], [make(ran, needs_approval=True)])
     assert (made.results, len(made.waiting), ran) == ((), 1, [])
@@ -222,8 +232,8 @@ async def test_a_tool_that_needs_approval_waits_when_there_is_no_hook() -> None:
     assert (await run(calls, tools, approved=frozenset({"tu_1"}))).results[0].text == "deleted"
 
 
-async def test_a_tool_may_decide_for_each_call_and_may_opt_out() -> None:
-    """A function of the request; False is never asked about."""
+async def test_a_tool_decides_for_each_call_whether_it_needs_approval() -> None:
+    """`needs_approval` can be a function of the request. With False, the hook is not called."""
     ran: list[str] = []
     careful = make(ran, needs_approval=lambda request: request.arguments["path"].startswith("/etc"))
     calls = [call("delete", {"path": path}, tool_use_id=path) for path in ("/etc/x", "/tmp/y")]
@@ -233,8 +243,8 @@ async def test_a_tool_may_decide_for_each_call_and_may_opt_out() -> None:
     assert ran == ["/tmp/y", "/etc/x"]
 
 
-async def test_wrong_arguments_are_not_asked_about() -> None:
-    """Nobody has to approve what can't run."""
+async def test_a_call_with_wrong_arguments_needs_no_approval() -> None:
+    """The hook is not called for a call that can't run."""
     asked: list[ApprovalRequest] = []
 
     def approve(request: ApprovalRequest) -> Approval:
@@ -246,8 +256,8 @@ async def test_wrong_arguments_are_not_asked_about() -> None:
     assert asked == []
 
 
-async def test_one_question_is_asked_at_a_time() -> None:
-    """A person at a terminal can't answer two at once."""
+async def test_one_approval_is_requested_at_a_time() -> None:
+    """A person at a terminal can't answer two requests at the same time."""
     asking: list[str] = []
 
     def approve(request: ApprovalRequest) -> Approval:

@@ -1,4 +1,4 @@
-"""A turn that ends while its tools run: finished results are kept, and no tool runs again."""
+"""A turn that ends while its tools run keeps the finished results and runs no tool again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def hang() -> None:
 
 @tool
 def hang_in_thread(context: ToolContext) -> None:
-    """Never ends, unless it is told."""
+    """Waits for the abort signal."""
     ran.append("hang_in_thread")
     context.abort_signal.wait_in_thread()
 
@@ -91,7 +91,7 @@ def results(message: Message) -> list[tuple[str, bool]]:
 
 
 def asked(engine: Engine) -> list[list[tuple[str, bool]]]:
-    """The results in the last request that the scripted adapter got."""
+    """The tool results in the last request to the scripted adapter."""
     return [results(message) for message in requests_of(engine)[-1].messages if message.role is Role.TOOL]
 
 
@@ -100,7 +100,7 @@ def ids(session: Session, reply: int) -> list[str]:
 
 
 async def cut_short(turn: Awaitable[Any], end: Callable[[], Awaitable[object]]) -> CallboardError:
-    """What a turn raises that is ended a second after it began."""
+    """The error of a turn that `end` interrupts after a second."""
     async with anyio.create_task_group() as group:
 
         async def later() -> None:
@@ -113,8 +113,8 @@ async def cut_short(turn: Awaitable[Any], end: Callable[[], Awaitable[object]]) 
     return caught.value
 
 
-async def test_finished_results_are_kept_and_the_others_say_that_they_were_cancelled() -> None:
-    """The model learns with the next turn what was done and what wasn't, and no tool runs again for it."""
+async def test_finished_results_are_kept_and_the_others_are_marked_as_cancelled() -> None:
+    """The next request has the finished and the cancelled results. No tool runs again."""
     async with running(ADD_AND_HANG, Say("fine")) as (engine, _):
         session = engine.session("s:m", tools=TOOLS)
         error = await cut_short(session.send("go"), session.cancel)
@@ -129,8 +129,8 @@ async def test_finished_results_are_kept_and_the_others_say_that_they_were_cance
         assert ran == ["add", "hang"]
 
 
-async def test_every_tool_that_was_told_to_start_is_told_to_end() -> None:
-    """A reader that shows what runs is left with nothing that runs; the turn's end comes last, as cancelled."""
+async def test_each_tool_start_event_has_an_end_event() -> None:
+    """The last event is the end of the turn, with the status `cancelled`."""
     async with talking(ADD_AND_HANG, tools=TOOLS) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(CancelledError):
@@ -149,8 +149,8 @@ async def test_every_tool_that_was_told_to_start_is_told_to_end() -> None:
         assert end.status == "cancelled"  # type: ignore[attr-defined]
 
 
-async def test_a_turn_out_of_time_keeps_what_its_tools_did() -> None:
-    """As one that is cancelled, also of a function in a thread."""
+async def test_a_turn_that_times_out_keeps_the_finished_results() -> None:
+    """One of the two tools is a function in a thread."""
     say = Say(calls=[("hang_in_thread", {}), ("add", {"a": 1, "b": 2})])
     async with talking(say, Say("fine"), tools=[add, hang_in_thread]) as (session, _):
         with pytest.raises(RequestTimeoutError, match="longer than 5 s"):
@@ -159,8 +159,8 @@ async def test_a_turn_out_of_time_keeps_what_its_tools_did() -> None:
         assert (await session.send("so?")).text == "fine"
 
 
-async def test_what_had_not_begun_was_not_executed() -> None:
-    """Calls that wait, for an approval or for somebody's answer, end with the turn that asked for them."""
+async def test_calls_that_had_not_started_were_not_executed() -> None:
+    """A call that waits for an approval or for an answer ends with the cancelled turn."""
     calls = [("hang", {}), ("pay", {"euros": 5}), ("ask", {})]
     async with running(Say(calls=calls)) as (engine, _):  # type: ignore[arg-type]
         session = engine.session("s:m", tools=TOOLS)
@@ -170,8 +170,8 @@ async def test_what_had_not_begun_was_not_executed() -> None:
         assert ran == ["hang"]
 
 
-async def test_a_tool_or_whoever_approves_may_cancel_the_turn() -> None:
-    """What it gives back still counts; what it leaves open doesn't wait."""
+async def test_a_tool_or_an_approval_hook_can_cancel_the_turn() -> None:
+    """The result of the tool is kept. A pending call doesn't wait after the turn."""
     sessions: list[Session] = []
 
     @tool
@@ -198,8 +198,8 @@ async def test_a_tool_or_whoever_approves_may_cancel_the_turn() -> None:
             assert session.pending_calls == ()
 
 
-async def test_an_answer_that_comes_too_late_is_refused_with_what_became_of_the_call() -> None:
-    """It says how to go on, and an empty submit does: the model gets the results as they are."""
+async def test_a_late_answer_is_refused_with_the_result_of_the_call() -> None:
+    """The error says to call `submit({})`, which sends the results to the model."""
     async with running(ADD_AND_HANG, Say("fine")) as (engine, _):
         session = engine.session("s:m", tools=TOOLS)
         await cut_short(session.send("go"), session.cancel)
@@ -214,7 +214,7 @@ async def test_an_answer_that_comes_too_late_is_refused_with_what_became_of_the_
 
 
 async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason() -> None:
-    """Also to a call that something was said after."""
+    """An answer to a call that messages followed is refused too."""
     script = [Say("a", calls=[("pay", {"euros": 1})], fails=StreamError("cut")), Say(calls=[("ask", {})])]
     async with talking(*script, Say("fine"), tools=TOOLS) as (session, _):
         with pytest.raises(StreamError):
@@ -230,8 +230,8 @@ async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason(
             await session.submit({left: "42"})
 
 
-async def test_a_cancelled_submit_keeps_the_answers_and_leaves_open_what_it_was_not_about() -> None:
-    """What the host has said is not lost, what it approved was interrupted, and the rest waits on."""
+async def test_a_cancelled_submit_keeps_the_answers_and_the_other_open_calls() -> None:
+    """The answer of the host is kept. The approved call was interrupted. The third call still waits."""
 
     @tool(needs_approval=True)
     async def slow() -> None:
@@ -249,8 +249,8 @@ async def test_a_cancelled_submit_keeps_the_answers_and_leaves_open_what_it_was_
         assert (await session.submit({paying: Approved()})).text == "done"
 
 
-async def test_a_round_that_an_engine_was_closed_under_is_over_after_a_restart(tmp_path: Path) -> None:
-    """The history that is stored is the one that was held: nothing waits, and nothing runs again."""
+async def test_a_round_that_ended_with_the_engine_stays_ended_after_a_restart(tmp_path: Path) -> None:
+    """The stored history has the same content as the history in memory. No call waits, and no tool runs again."""
     path = tmp_path / "trace.db"
     models = registry(ADD_AND_HANG, Say("fine"))
     async with keeping(path, models=models) as engine:
@@ -270,7 +270,7 @@ async def test_a_round_that_an_engine_was_closed_under_is_over_after_a_restart(t
     assert ran == ["add", "hang"]
 
 
-# Calls of a reply that did not end well: nobody runs them, and nothing waits for them.
+# Calls of a reply that ended badly are not run, and don't wait.
 
 BAD = [reason for reason in StopReason if not ended_well(reason)]
 SCRIPTED = [reason for reason in BAD if reason not in (StopReason.CANCELLED, StopReason.ERROR)]
@@ -284,14 +284,13 @@ async def wipe(disk: str) -> str:
 
 
 def ended(reason: StopReason, *names: str) -> Say:
-    """A reply with calls of these tools that ends so."""
+    """A reply that calls these tools and has this stop reason."""
     say = Say("Well", calls=[(name, {"disk": "sda"}) for name in names])
     say.reply = msgspec.structs.replace(say.reply, stop=reason)
     return say
 
 
-def test_three_ends_are_good() -> None:
-    """What a wire says of calls, of a turn, and of a pause; everything else, also what is still unheard of."""
+def test_three_stop_reasons_count_as_good_ends() -> None:
     assert {reason for reason in StopReason if ended_well(reason)} == {
         StopReason.TOOL_USE,
         StopReason.END_TURN,
@@ -301,7 +300,7 @@ def test_three_ends_are_good() -> None:
 
 @pytest.mark.parametrize("reason", list(StopReason), ids=str)
 def test_settling_calls_twice_changes_nothing(reason: StopReason) -> None:
-    """A call that was incomplete stays so, and content without calls is the same object."""
+    """An incomplete call stays incomplete. Settled content is returned as the same object."""
     calls = (ToolUseBlock("tu_1", "wipe", {}), ToolUseBlock("tu_2", "wipe", {}, incomplete=True))
     settled = with_whole_calls(calls, reason)
     assert [call.incomplete for call in settled if isinstance(call, ToolUseBlock)] == [
@@ -312,8 +311,8 @@ def test_settling_calls_twice_changes_nothing(reason: StopReason) -> None:
 
 
 @pytest.mark.parametrize("reason", [reason for reason in SCRIPTED if reason is not StopReason.MAX_TOKENS], ids=str)
-async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reason: StopReason) -> None:
-    """The model is not asked again by itself; with the next turn it learns what did not happen."""
+async def test_the_turn_ends_and_each_call_is_marked_as_not_executed(reason: StopReason) -> None:
+    """The engine sends no further request by itself. The next turn sends the error results to the model."""
     async with talking(ended(reason, "wipe", "ask"), Say("fine"), tools=[wipe, ASK]) as (session, _):
         message = await session.send("go")
         assert (message.text, session.pending_calls, ran) == ("Well", (), [])
@@ -322,22 +321,22 @@ async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reas
         assert (await session.send("and now?")).text == "fine"
 
 
-async def test_at_the_limit_of_tokens_the_model_is_told() -> None:
-    """A shorter call may fit; whole arguments are no reason to run the call."""
+async def test_at_the_limit_of_tokens_the_model_gets_an_error_result() -> None:
+    """A shorter call may fit. The call is not run, even with complete arguments."""
     async with talking(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
         assert ran == []
 
 
 async def test_a_pause_with_calls_runs_them() -> None:
-    """The reply goes on with their results."""
+    """The engine sends the results of the calls, and the turn continues."""
     async with talking(ended(StopReason.PAUSE_TURN, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
         assert ran == ["sda"]
 
 
-async def test_a_reply_of_middleware_is_judged_like_any_other() -> None:
-    """Whoever answers: the engine runs no call of a reply that did not end well."""
+async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
+    """Middleware changes the stop reason of the reply to a bad one."""
 
     async def filtered(request: CanonicalRequest, next: Next) -> CallOutcome:
         outcome = await next(request)
@@ -353,7 +352,7 @@ async def test_a_reply_of_middleware_is_judged_like_any_other() -> None:
 
 @pytest.mark.parametrize("reason", BAD, ids=str)
 def test_a_stored_reply_that_ended_badly_has_no_open_calls(reason: StopReason) -> None:
-    """Also one that was stored before its calls were marked."""
+    """A reply has no open calls even if its calls are not marked as incomplete."""
     metadata = MessageMetadata(
         provider="s", model="s:m", usage=TokenUsage(1, 1), cost=Cost(0, CostSource.COMPUTED), stop_reason=reason
     )

@@ -1,4 +1,4 @@
-"""How tools run: in which thread or task, and how they end."""
+"""The thread or task in which a tool runs, results and errors of tools, and turns with rounds of tools."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 8
 
 
 async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> None:
-    """The loop goes on meanwhile, and context variables are there."""
+    """The loop runs on meanwhile. The thread has the context variables of the caller."""
     WHO.set("me")
     released = threading.Event()
 
@@ -71,8 +71,8 @@ async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> N
         assert (await result_of(wait)).text == "me"
 
 
-async def test_a_plain_function_may_run_a_loop_of_its_own() -> None:
-    """Its thread has none yet; and one after the other, calls don't pile up threads."""
+async def test_a_plain_function_can_run_its_own_event_loop() -> None:
+    """The thread of a tool has no loop. Twenty calls in a row use at most two threads."""
 
     @tool
     def nested() -> int:
@@ -87,8 +87,8 @@ async def test_a_plain_function_may_run_a_loop_of_its_own() -> None:
     assert str(threading.get_ident()) not in used
 
 
-async def test_an_abandoned_thread_is_told_and_forgotten() -> None:
-    """At the tool's time limit the result is an error, the signal is set in the thread, its result is dropped."""
+async def test_a_thread_past_its_timeout_gets_the_signal_and_its_result_is_dropped() -> None:
+    """The result of the call is an error. Progress after the timeout is dropped too."""
     heard = threading.Event()
     over = threading.Event()
 
@@ -128,12 +128,12 @@ print(asyncio.run(result_of(hang)).text)
 
 
 def test_a_thread_that_hangs_does_not_keep_the_program_from_ending() -> None:
-    """The process ends although its tool never does."""
+    """The process ends while its tool still runs."""
     assert "longer than 0.01 s" in ended(PROGRAM).stdout
 
 
 async def test_cancelling_the_round_sets_every_signal() -> None:
-    """Async tools are cancelled, plain ones hear of it."""
+    """An async tool is cancelled. A plain tool sees its abort signal."""
     heard = threading.Event()
     running = anyio.Event()
     cancelled: list[str] = []
@@ -160,8 +160,8 @@ async def test_cancelling_the_round_sets_every_signal() -> None:
     assert cancelled == ["other"]
 
 
-async def test_the_context_tells_the_call_its_place() -> None:
-    """Ids, names and the conversation; and the seed's names for parts of it."""
+async def test_the_context_has_the_ids_and_messages_of_the_call() -> None:
+    """The parameters `messages` and `tool_call_id` get the same values."""
     seen: list[object] = []
     said = (Message.user("Hi"),)
 
@@ -175,8 +175,8 @@ async def test_the_context_tells_the_call_its_place() -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_progress_is_told_between_start_and_end(plain: bool) -> None:
-    """In its order, from a thread as from the loop."""
+async def test_progress_events_come_between_start_and_end(plain: bool) -> None:
+    """The events keep their order, from a thread and from the loop."""
 
     def work(context: ToolContext) -> str:
         context.progress("half", 0.5)
@@ -207,10 +207,10 @@ async def test_progress_is_told_between_start_and_end(plain: bool) -> None:
         (asyncio.CancelledError(), "RuntimeError: the "),
     ],
 )
-async def test_whatever_a_tool_raises_is_an_error_for_the_model(
+async def test_an_exception_of_a_tool_is_an_error_for_the_model(
     asynchronous: bool, error: BaseException, told: str
 ) -> None:
-    """Also what would end the loop or the turn."""
+    """SystemExit and CancelledError of a tool don't end the loop or the turn."""
 
     def fails() -> object:
         raise error
@@ -224,7 +224,9 @@ async def test_whatever_a_tool_raises_is_an_error_for_the_model(
 
 
 async def test_one_bad_tool_does_not_touch_the_others() -> None:
-    """8.7: every call has a result, in the order of the calls; errors and unknown names go to the model."""
+    """8.7: every call has a result, in the order of the calls. The model gets errors for failures and unknown
+    names.
+    """
 
     @tool
     async def fine(n: int) -> int:
@@ -273,13 +275,15 @@ class Model(pydantic.BaseModel):
     ],
 )
 async def test_results_become_text(value: Any, text: str) -> None:
-    """Text as it is, all else as JSON."""
+    """Text stays as it is. Other values become JSON."""
     result = await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
     assert (result.content, result.is_error) == (text, False)
 
 
-async def test_results_may_be_blocks() -> None:
-    """One, or several with text between them. What is no JSON is an error that says what to return instead."""
+async def test_results_can_be_blocks() -> None:
+    """A result is one block, or several with text between them. A value that JSON lacks gives an error with
+    advice.
+    """
 
     async def given(value: Any) -> ToolResultBlock:
         return await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
@@ -300,7 +304,7 @@ async def test_idle_threads_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -
     assert await threads.run_in_thread(lambda: 1) == 1
 
 
-# Turns that run tools, wait for somebody, and go on.
+# Turns that run tools, wait for answers, and continue.
 
 
 @tool
@@ -325,17 +329,17 @@ def results(message: Message) -> list[tuple[str, bool]]:
 
 
 def everything(folder: Path) -> str:
-    """All that is in a folder's files."""
+    """The text of all files in a folder."""
     return "".join(each.read_bytes().decode("latin-1") for each in folder.iterdir())
 
 
 def pending(session: Session) -> dict[str, str]:
-    """The open calls' ids by their tools' names."""
+    """The ids of the open calls by the names of their tools."""
     return {call.name: call.id for call in session.pending_calls}
 
 
 async def test_active_calls_run_and_the_others_stay_open() -> None:
-    """8.7: what has a handler runs; what is passive or not approved waits, and ends the turn."""
+    """8.7: a call with a handler runs. A passive call and one without approval wait, and the turn ends."""
     async with talking(BOTH, tools=[add, pay, ASK]) as (session, events):
         message = await session.send("go")
         assert len(message.tool_uses) == 3
@@ -346,8 +350,8 @@ async def test_active_calls_run_and_the_others_stay_open() -> None:
         assert completed[0].status == "awaiting_tools"  # type: ignore[attr-defined]
 
 
-async def test_submitting_answers_goes_on_with_the_turn() -> None:
-    """8.7: approved calls run, results are taken, and the model is sent all of them at once."""
+async def test_submitted_answers_continue_the_turn() -> None:
+    """8.7: approved calls run, submitted results are kept, and the next request has all results."""
     async with running(BOTH, Say("done")) as (engine, events):
         session = engine.session("s:m", tools=[add, pay, ASK])
         await session.send("go")
@@ -357,15 +361,17 @@ async def test_submitting_answers_goes_on_with_the_turn() -> None:
         assert message.text == "done"
         assert session.pending_calls == ()
         assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
-            "in the order of the calls"
+            "the results must be in the order of the calls"
         )
         told = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
         assert sum(len(each) for each in told) == 3
-        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], "one was run here"
+        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], (
+            "only the approved call must run here"
+        )
 
 
 async def test_some_answers_leave_the_rest_open() -> None:
-    """Nothing is asked of the model before all have an answer."""
+    """The engine sends no request before all calls have an answer."""
     async with running(BOTH, Say("done")) as (engine, _):
         session = engine.session("s:m", tools=[add, pay, ASK])
         asked = await session.send("go")
@@ -381,7 +387,9 @@ async def test_some_answers_leave_the_rest_open() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) -> None:
-    """Each by its call; the model is asked when all have an answer. What doesn't wait is refused at once."""
+    """The host passes the call itself. The model is called when all calls have an answer. A call with an answer is
+    refused.
+    """
     both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
     async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
         await session.send("go")
@@ -400,8 +408,8 @@ async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) 
             session.approve_stream(little)
 
 
-async def test_nothing_is_approved_that_nobody_saw() -> None:
-    """No call, one with other arguments, one that is answered already: all are refused, and nothing runs."""
+async def test_an_approval_without_the_waiting_call_is_refused() -> None:
+    """No call, a call with other arguments, and a call that is already answered are refused, and nothing runs."""
     async with talking(Say(calls=[("pay", {"euros": 5})]), Say("done"), tools=[pay]) as (session, _):
         await session.send("go")
         (waiting,) = session.pending_calls
@@ -416,7 +424,7 @@ async def test_nothing_is_approved_that_nobody_saw() -> None:
 
 
 async def test_a_submitted_turn_can_be_streamed() -> None:
-    """Tools first, then the reply, then the end."""
+    """The tool events come first, then the events of the reply, then the end of the turn."""
     async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
         await session.send("go")
         async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
@@ -426,7 +434,7 @@ async def test_a_submitted_turn_can_be_streamed() -> None:
 
 
 async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
-    """The state is the history: another engine on the same store approves and runs it."""
+    """The state is in the history. Another engine on the same store approves and runs the call."""
     path = tmp_path / "trace.db"
     models = registry(Say(calls=[("pay", {"euros": 9})]), Say("done"))
     async with keeping(path, models=models) as engine:
@@ -440,8 +448,8 @@ async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
         assert results(session.messages[2]) == [("paid 9", False)]
 
 
-async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> None:
-    """`approve=` of the send stands over the session's. Who says something else instead leaves nothing waiting."""
+async def test_a_turn_can_replace_the_approval_hook_of_its_session() -> None:
+    """`approve=` of `send` replaces the hook of the session. A new message ends the waiting calls."""
     calls = Say(calls=[("add", {"a": 1, "b": 1})])
     async with talking(
         calls, Say("one"), calls, Say("fine"), tools=[add], approve=lambda _: Denied("no sums")
@@ -454,8 +462,8 @@ async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> N
         assert session.pending_calls == ()
 
 
-async def test_going_on_after_a_failure_repeats_no_tool() -> None:
-    """The results were kept when the call after them failed; an empty submit goes on from there."""
+async def test_continuing_after_a_failure_repeats_no_tool() -> None:
+    """The results were kept when the next call failed. An empty submit continues the turn."""
     ran: list[int] = []
 
     @tool(needs_approval=True)
@@ -473,8 +481,8 @@ async def test_going_on_after_a_failure_repeats_no_tool() -> None:
         assert ran == [1]
 
 
-async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
-    """Before anything runs, and with advice."""
+async def test_wrong_answers_are_refused_with_the_open_calls() -> None:
+    """The error comes before any tool runs, and has advice."""
     async with talking(BOTH, tools=[add, pay, ASK]) as (session, _):
         with pytest.raises(CallboardError, match=r"Use send\(\)"):
             await session.submit({})
@@ -488,11 +496,10 @@ async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
             await session.submit({open_["ask"]: Approved(), open_["pay"]: Approved()})
         with pytest.raises(CallboardError, match="return text, a JSON value"):
             await session.submit({open_["ask"]: object()})
-        assert len(session.pending_calls) == 2, "nothing was run"
+        assert len(session.pending_calls) == 2, "no tool must have run"
 
 
-async def test_no_call_of_a_cancelled_reply_waits() -> None:
-    """What was cancelled is not run, also not later."""
+async def test_no_call_of_a_reply_that_failed_waits() -> None:
     async with running(Say("a", calls=[("pay", {"euros": 1})], fails=ServerError("cut"))) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         with pytest.raises(ServerError):
@@ -509,7 +516,7 @@ def again(times: int) -> list[Say]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> None:
-    """8.7: it sees the steps with their tools' results; the results stay in the history."""
+    """8.7: the condition gets the steps with the results of their tools. The results stay in the history."""
     seen: list[int] = []
 
     def enough(steps: Sequence[StepResult]) -> bool:
@@ -528,8 +535,8 @@ async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> No
         assert results(session.messages[-1]) == [("2", False)]
 
 
-async def test_a_condition_that_fails_is_the_hosts_error() -> None:
-    """It says which function it was."""
+async def test_a_condition_that_raises_fails_the_turn() -> None:
+    """The error names `stop_when`."""
     async with talking(*again(1), tools=[add]) as (session, _):
         with pytest.raises(CallboardError, match="stop_when failed: ZeroDivisionError"):
             await session.send("go", stop_when=lambda steps: bool(1 / 0))
@@ -539,7 +546,7 @@ async def test_a_condition_that_fails_is_the_hosts_error() -> None:
 @row("8.7.3")
 @row("8.7.4")
 async def test_rounds_are_limited(rounds: int, calls: int) -> None:
-    """8.7: N rounds are at most N + 1 calls; none means that no tool runs, and its calls stay open."""
+    """8.7: N rounds are at most N + 1 calls. With 0 rounds no tool runs, and the calls stay open."""
     async with running(*again(5)) as (engine, _):
         session = engine.session("s:m", tools=[add])
         async with session.stream("go", max_tool_rounds=rounds) as turn:
@@ -550,7 +557,7 @@ async def test_rounds_are_limited(rounds: int, calls: int) -> None:
 
 
 async def test_a_step_ends_after_its_tools() -> None:
-    """Its end stands between the tools and the next message."""
+    """`step.finish` comes between the tool events and the next message."""
     async with running(*again(1), Say("1")) as (engine, _):
         async with engine.session("s:m", tools=[add]).stream("go") as turn:
             types = [event.type async for event in turn if not event.type.startswith("text")]
@@ -559,8 +566,8 @@ async def test_a_step_ends_after_its_tools() -> None:
     assert types.count(StepFinish.type) == 2
 
 
-async def test_progress_is_in_the_stream_and_on_the_bus_but_its_words_are_not_stored(tmp_path: Path) -> None:
-    """They may quote content; the trace keeps that there was progress."""
+async def test_progress_text_is_in_the_stream_and_on_the_bus_but_is_not_stored(tmp_path: Path) -> None:
+    """The text may quote content. The trace keeps the progress event with its fraction."""
 
     @tool
     async def slow(context: ToolContext) -> str:

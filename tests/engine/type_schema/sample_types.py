@@ -1,4 +1,4 @@
-"""Types of each kind that has a JSON Schema, with a value of each."""
+"""Types of each kind that has a JSON Schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Colour(enum.Enum):
 
 
 class Person(msgspec.Struct):
-    """Somebody who was named in the text."""
+    """A person whom the text names."""
 
     name: Annotated[str, msgspec.Meta(description="as it is written", min_length=1)]
     age: int | None = None
@@ -29,14 +29,14 @@ class Person(msgspec.Struct):
 
 @dataclasses.dataclass
 class Tree:
-    """A node and those below it."""
+    """A node of a tree, with its children."""
 
     label: str
     children: list[Tree] = dataclasses.field(default_factory=list)
 
 
 class Place(TypedDict):
-    """Where it was."""
+    """The place of an event."""
 
     city: str
     street: NotRequired[str]
@@ -48,7 +48,7 @@ class Point(NamedTuple):
 
 
 class Address(BaseModel):
-    """Where somebody lives."""
+    """The address of a person."""
 
     city: str = Field(description="without the country")
     zip_code: int = Field(gt=0)
@@ -66,7 +66,7 @@ class Folder(BaseModel):
 
 @dataclasses.dataclass
 class Customer:
-    """A dataclass with all the others in it."""
+    """A dataclass with fields of all the other types."""
 
     person: Annotated[Person, msgspec.Meta(description="who buys")]
     address: Address

@@ -1,6 +1,6 @@
-"""The values that the check accepts, and its messages for others, which models and hosts read.
+"""The values that the check accepts, and its messages for other values. Models and hosts read these messages.
 
-Whatever library does the checking, these hold. A replacement of it is measured against this table first.
+The table must pass with any library that does the checking.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ACCEPTED: dict[str, tuple[JsonObject, Json]] = {
 
 
 def test_a_value_is_accepted() -> None:
-    """What is no fault, though another checker might think so."""
+    """Another checker might refuse these values."""
     for schema, value in ACCEPTED.values():
         check(value, schema)
 
@@ -101,8 +101,8 @@ REFUSED: list[tuple[JsonObject, Json, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "value", "said"), REFUSED, ids=lambda part: str(part)[:40])
-def test_a_fault_is_told_in_these_words(schema: JsonObject, value: Json, said: str) -> None:
-    """Each keyword's own, with the value as Python writes it."""
+def test_a_fault_has_this_message(schema: JsonObject, value: Json, said: str) -> None:
+    """Each keyword has a message of its own, with the value as Python writes it."""
     with pytest.raises(ValueError) as refused:
         check(value, schema)
     assert str(refused.value) == said
@@ -111,8 +111,8 @@ def test_a_fault_is_told_in_these_words(schema: JsonObject, value: Json, said: s
 OBJECT_OR: list[Json] = [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "null"}]
 
 
-def test_of_alternatives_the_nearest_one_is_told() -> None:
-    """A model can mend that; "under none of the schemas" says nothing to it."""
+def test_the_message_is_that_of_the_nearest_alternative() -> None:
+    """A model can correct the nearest alternative. It can't correct "under none of the schemas"."""
     for keyword in ("anyOf", "oneOf"):
         with pytest.raises(ValueError) as refused:
             check({"a": "x"}, {keyword: OBJECT_OR})
@@ -120,7 +120,6 @@ def test_of_alternatives_the_nearest_one_is_told() -> None:
 
 
 def test_faults_come_in_the_order_of_the_schema() -> None:
-    """Not in one of the library's own."""
     schema: JsonObject = {"properties": {"b": {"type": "null"}, "a": {"type": "null"}}, "required": ["c"]}
     with pytest.raises(ValueError) as refused:
         check({"a": 1, "b": 2}, schema)
@@ -133,8 +132,8 @@ def _nested(depth: int) -> Json:
     return functools.reduce(lambda inner, _: [inner], range(depth), [])
 
 
-def test_values_without_an_end_are_faults_and_no_crash() -> None:
-    """However deep: the process goes on, which a stack that overflows in machine code would end."""
+def test_values_without_an_end_are_faults() -> None:
+    """A nested value of any depth raises an error. A stack overflow in machine code would end the process."""
     endless: list[Json] = []
     endless.append(endless)
     for value in (_nested(100_000), endless):
@@ -149,10 +148,10 @@ def test_a_schema_that_only_refers_to_itself_is_a_fault() -> None:
 
 
 def test_no_reference_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither from the network nor from a disk."""
+    """No reference is fetched from the network or from a disk."""
 
     def fetched(*_: object, **__: object) -> None:
-        raise AssertionError("something was fetched")
+        raise AssertionError("a reference was fetched")
 
     monkeypatch.setattr("urllib.request.urlopen", fetched)
     monkeypatch.setattr("socket.socket.connect", fetched)
@@ -161,8 +160,10 @@ def test_no_reference_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
             check(1, {"$ref": reference})
 
 
-def test_a_schema_that_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
-    """For the encoder, or for the reader. So is one whose dialect is no text, as for any other keyword."""
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    """The encoder or the reader can't process such a schema. A schema with a dialect that is no text is refused
+    too.
+    """
     for depth in (400, 5000):
         schema: JsonObject = functools.reduce(lambda inner, _: {"items": inner}, range(depth), {"type": "integer"})
         with pytest.raises(SchemaError):
@@ -172,7 +173,7 @@ def test_a_schema_that_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
             check_schema({"$schema": dialect})
 
 
-# What the quick check accepts, jsonschema does too; what is not plain, it leaves alone.
+# The quick check accepts the same values as jsonschema, and leaves schemas that are not plain to it.
 
 NAMES = st.sampled_from(["a", "b", "c"])
 KINDS = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
@@ -206,8 +207,8 @@ VALUES: st.SearchStrategy[Json] = st.recursive(
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, VALUES | JSON_VALUES)
-def test_the_quick_check_says_what_jsonschema_says(schema: Json, value: Json) -> None:
-    """Of every plain schema and value, in both directions."""
+def test_the_quick_check_agrees_with_jsonschema(schema: Json, value: Json) -> None:
+    """The two checks agree for every plain schema and value."""
     accepts = accepting(schema)
     assert accepts is not None
     assert accepts(value) == Draft202012Validator(schema).is_valid(value)  # type: ignore[arg-type]
@@ -233,13 +234,13 @@ NOT_PLAIN: list[Json] = [
 
 
 @pytest.mark.parametrize("schema", NOT_PLAIN, ids=str)
-def test_what_is_not_plain_is_left_to_jsonschema(schema: Json) -> None:
-    """A keyword that isn't known here could refuse what the others accept."""
+def test_a_schema_that_is_not_plain_is_left_to_jsonschema(schema: Json) -> None:
+    """An unknown keyword could refuse values that the known ones accept."""
     assert accepting(schema) is None
 
 
 def test_values_of_other_types_are_left_to_jsonschema() -> None:
-    """A subclass of a dictionary may answer differently; and numbers that JSON lacks come from hosts only."""
+    """A subclass of a dictionary may answer differently. Numbers that JSON lacks come only from hosts."""
 
     class Own(dict[str, Json]):
         pass
@@ -256,8 +257,8 @@ def test_values_of_other_types_are_left_to_jsonschema() -> None:
 PLAIN: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
-def test_a_fault_is_told_by_jsonschema_and_a_wrong_schema_is_still_one() -> None:
-    """The quick check changes neither."""
+def test_the_quick_check_keeps_messages_and_errors_of_jsonschema() -> None:
+    """The message for a wrong value is that of jsonschema. A wrong schema still raises SchemaError."""
     check({"n": 1.0}, PLAIN)
     with pytest.raises(ValueError, match=r"\$\.n: 'x' is not of type 'integer'"):
         check({"n": "x"}, PLAIN)

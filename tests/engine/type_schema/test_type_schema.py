@@ -84,7 +84,9 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("of", "value", "expected"), SAMPLES, ids=lambda value: name_of(value)[:30])
 def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value: Json, expected: object) -> None:
-    """Every provider takes the schema: no reference is at the root or lost, nothing is for tools only."""
+    """Each provider accepts the schema. It has no reference at the root, and every other reference has its
+    definition.
+    """
     schema = json_schema(of)
     check(value, schema)
     converted = convert(value, of)
@@ -94,7 +96,7 @@ def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value
     assert normalise_schema(schema) == schema
     for fitted in (fit_schema(schema), fit_for_anthropic(schema)):
         if isinstance(fitted, str):
-            continue  # a shape that one can't say is told in words
+            continue  # the provider gets this schema as text in the prompt
         text = msgspec.json.encode(fitted).decode()
         names = set((fitted.get("$defs") or {}).keys())  # type: ignore[union-attr]
         assert all(f'"#/$defs/{name}"' not in text or name in names for name in ("Address", "Folder", "Tree"))
@@ -108,11 +110,11 @@ def test_classes_without_free_keys_can_be_strict(of: object) -> None:
         pytest.fail(str(error))
 
 
-def test_a_schema_says_what_docstrings_and_annotations_say() -> None:
-    """A docstring is read without its indentation. Whoever got a schema may change it."""
+def test_a_schema_has_the_texts_of_docstrings_and_annotations() -> None:
+    """The description has no indentation. Changes to a returned schema do not reach the next one."""
     schema = json_schema(Person)
     assert schema["title"] == "Person"
-    assert schema["description"] == "Somebody who was named in the text."
+    assert schema["description"] == "A person whom the text names."
     name = {"type": "string", "description": "as it is written", "minLength": 1}
     assert schema["properties"]["name"] == name  # type: ignore[call-overload, index]
     assert schema["required"] == ["name"]
@@ -120,24 +122,24 @@ def test_a_schema_says_what_docstrings_and_annotations_say() -> None:
     assert json_schema(Person)["title"] == "Person"
 
     class Long(msgspec.Struct):
-        """Somebody.
+        """A person.
 
-        Who was there.
+        The person was there.
         """
 
-    assert json_schema(Long)["description"] == "Somebody.\n\nWho was there."
+    assert json_schema(Long)["description"] == "A person.\n\nThe person was there."
 
 
-def test_a_hint_that_can_not_be_hashed_has_a_schema_too() -> None:
+def test_a_hint_without_a_hash_has_a_schema() -> None:
     hint = Annotated[int, msgspec.Meta(extra_json_schema={"examples": [3]})]
     assert json_schema(hint) == {"type": "integer", "examples": [3]}
 
 
 def test_titles_that_only_repeat_a_propertys_name_are_left_out() -> None:
-    """pydantic writes one at each property; each costs tokens and says nothing."""
+    """Pydantic writes a title for each property. Such a title costs tokens and adds nothing."""
     assert json_schema(Address) == {
         "title": "Address",
-        "description": "Where somebody lives.",
+        "description": "The address of a person.",
         "type": "object",
         "properties": {
             "city": {"type": "string", "description": "without the country"},
@@ -156,8 +158,8 @@ class Meeting(msgspec.Struct, tag=True):
     free: str | list[datetime.datetime] = ""
 
 
-def test_moments_have_a_format() -> None:
-    """Also deep inside; where msgspec leaves it out, models would write dates as they like."""
+def test_dates_and_times_have_a_format() -> None:
+    """The format is there in nested types too. Without it, models would write dates in any form."""
     schema = json_schema(list[Meeting])
     moment: JsonObject = {"type": "string", "format": "date-time"}
     properties = schema["$defs"]["Meeting"]["properties"]  # type: ignore[call-overload, index]
@@ -197,7 +199,7 @@ def test_properties_named_as_keywords_are_kept() -> None:
     assert schema["properties"] == {name: {"type": "string"} for name in names}
 
 
-def test_a_type_that_contains_itself_keeps_one_definition_to_refer_to() -> None:
+def test_a_recursive_type_keeps_one_definition() -> None:
     schema = json_schema(Tree)
     assert list(schema["$defs"]) == ["Tree"]  # type: ignore[arg-type]
     check({"label": "a", "children": [{"label": "b", "children": [{"label": "c"}]}]}, schema)
@@ -205,7 +207,7 @@ def test_a_type_that_contains_itself_keeps_one_definition_to_refer_to() -> None:
         check({"label": "a", "children": [{"label": "b", "children": [{}]}]}, schema)
 
 
-def test_two_models_of_one_name_keep_apart() -> None:
+def test_two_models_of_one_name_have_separate_definitions() -> None:
     def model(kind: type) -> type[BaseModel]:
         inner = type("Inner", (BaseModel,), {"__annotations__": {"value": kind}, "__module__": __name__})
         return type("Outer", (BaseModel,), {"__annotations__": {"inner": inner}, "__module__": __name__})
@@ -217,8 +219,8 @@ def test_two_models_of_one_name_keep_apart() -> None:
         check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": 1}}}, schema)
 
 
-def test_a_schema_that_is_given_passes_through() -> None:
-    """A mapping that is none is refused."""
+def test_a_json_schema_is_returned_unchanged() -> None:
+    """A mapping that is no JSON Schema is refused."""
     given: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
     assert json_schema(given) == given
     assert json_schema(types.MappingProxyType({"type": "object"})) == {"type": "object"}
@@ -245,7 +247,7 @@ class _Unknown:
 
 
 def test_a_type_that_no_schema_expresses_is_refused_with_advice() -> None:
-    """Nothing in JSON becomes such a type either."""
+    """Converting a value to such a type raises the same error."""
     for of, said in (
         (complex, "complex has no JSON Schema: complex has no JSON form; use a dataclass"),
         (Callable[[], int], "has no JSON form"),
@@ -283,19 +285,19 @@ def test_a_type_that_no_schema_expresses_is_refused_with_advice() -> None:
     ],
     ids=lambda value: name_of(value)[:20],
 )
-def test_a_value_that_is_not_of_the_type_is_told_with_its_path(of: object, value: Json, said: str) -> None:
+def test_the_error_for_a_value_of_a_wrong_type_has_its_path(of: object, value: Json, said: str) -> None:
     with pytest.raises(ValueError) as refused:
         convert(value, of)
     assert str(refused.value) == said
 
 
 @pytest.mark.parametrize(("of", "expected"), [(int, 3), (float, 3.0), (list[int | str], [3, "3"])], ids=name_of)
-def test_a_whole_number_may_be_written_with_a_point(of: object, expected: object) -> None:
+def test_a_whole_number_can_have_a_decimal_point(of: object, expected: object) -> None:
     value: Json = [3.0, "3"] if isinstance(expected, list) else 3.0
     assert convert(value, of) == expected
 
 
-def test_a_strict_pydantic_model_takes_dates_as_json_has_them() -> None:
+def test_a_strict_pydantic_model_accepts_dates_as_json_text() -> None:
     class Day(BaseModel):
         model_config = ConfigDict(strict=True)
         day: datetime.date
@@ -303,8 +305,8 @@ def test_a_strict_pydantic_model_takes_dates_as_json_has_them() -> None:
     assert convert({"day": "2020-02-29"}, Day).day == datetime.date(2020, 2, 29)
 
 
-def test_each_fault_is_told_with_its_path_and_at_most_five() -> None:
-    """A long wrong value does not fill the text."""
+def test_the_error_lists_up_to_five_faults_with_their_paths() -> None:
+    """A long wrong value is cut in the message."""
     schema: JsonObject = {"properties": {"ages": {"type": "array", "items": {"type": "integer"}}}}
     with pytest.raises(ValueError) as refused:
         check({"ages": [1, "x", 2.5]}, schema)
@@ -317,9 +319,9 @@ def test_each_fault_is_told_with_its_path_and_at_most_five() -> None:
     assert len(str(refused.value)) < 400
 
 
-def test_what_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     deep: Json = {"label": "", "children": []}
-    for _ in range(50_000):  # C code has a limit of its own since Python 3.12
+    for _ in range(50_000):  # C code has its own recursion limit since Python 3.12
         deep = {"label": "", "children": [deep]}
     with pytest.raises(ValueError, match="nested too deeply"):
         check(deep, json_schema(Tree))
@@ -328,7 +330,7 @@ def test_what_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
 
 
 def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
-    """They are JavaScript's, and the provider or the tool will see to them."""
+    """Patterns are those of JavaScript. The provider or the tool checks them."""
     schema: JsonObject = {
         "type": "object",
         "properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}, "code": {"pattern": "^[A-Z]$"}},
@@ -352,14 +354,14 @@ def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
         ({"default": object()}, "JSON values only"),
     ],
 )
-def test_a_schema_that_is_wrong_itself_is_told_apart_from_a_wrong_value(schema: JsonObject, said: str) -> None:
-    """Nothing is fetched, however a schema asks for it."""
+def test_a_wrong_schema_raises_another_error_than_a_wrong_value(schema: JsonObject, said: str) -> None:
+    """A reference to another document is never fetched."""
     with pytest.raises(SchemaError) as refused:
         check(1, schema)
     assert said in str(refused.value)
 
 
-# Unions and paths: as parameters of tools, as objects and as parts of other types.
+# Unions and paths as parameters of tools, as objects and within other types.
 
 
 class ModelCat(pydantic.BaseModel):
@@ -435,7 +437,7 @@ PAIRS: list[tuple[Any, Any, Any]] = [
 ]
 
 TYPES: list[tuple[Any, Any, Any]] = []
-"""Each hint with a JSON value and what it is converted to."""
+"""Each hint with a JSON value and the result of its conversion."""
 
 for cat, dog, made in PAIRS:
     union: Any = cat | dog
@@ -468,7 +470,7 @@ TYPES += [
 
 @pytest.mark.parametrize(("hint", "value", "made"), TYPES, ids=[f"{hint!s:.60}" for hint, _, _ in TYPES])
 def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any, made: Any) -> None:
-    """As a hint, as a tool's parameter, and as an object."""
+    """The three places are a hint, a parameter of a tool, and an object."""
     assert json_schema(hint)
     assert convert(value, hint) == made
 
@@ -485,17 +487,16 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
     assert read.read({"value": value} if wrapped else value) == made
 
 
-def test_a_value_that_fits_no_member_is_refused_with_its_reason() -> None:
-    """The error says what is wrong with the value."""
+def test_a_value_that_fits_no_member_is_refused_with_the_reason() -> None:
     for cat, dog, _ in PAIRS:
         with pytest.raises(ValueError, match=r"barks|Expected|bool"):
             convert({"kind": "dog", "barks": "loudly"}, cat | dog)
 
 
-def test_of_several_members_that_fit_the_one_that_knows_the_names_is_meant(
+def test_a_value_becomes_the_member_that_has_its_field_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Members may have only optional fields. A union of dataclasses works where pydantic is not installed."""
+    """Members may have only optional fields. A union of dataclasses works without pydantic."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 
     @dataclasses.dataclass
@@ -511,8 +512,8 @@ def test_of_several_members_that_fit_the_one_that_knows_the_names_is_meant(
     assert convert({"land": "Peru"}, union) == Land("Peru")
 
 
-def test_a_path_may_have_a_default() -> None:
-    """The default is a string in the schema."""
+def test_a_path_can_have_a_default() -> None:
+    """The default is text in the schema."""
 
     @tool
     def read(path: Path = Path("/etc")) -> str:
@@ -532,8 +533,8 @@ class Reader:
         return path
 
 
-def test_a_callable_object_may_have_a_name_of_its_own() -> None:
-    """Its name is `__name__`, or else `name`; a partial's stands over that of the function behind it."""
+def test_a_callable_object_can_have_a_name() -> None:
+    """The name is `__name__`, or else `name`. The name of a partial takes precedence over that of its function."""
     assert (
         tool(Reader(__name__="read_it")).definition.name
         == tool(Reader(name="read_it")).definition.name
@@ -550,8 +551,8 @@ def test_a_callable_object_may_have_a_name_of_its_own() -> None:
     assert tool(part).definition.name == "read_text"
 
 
-def test_a_value_is_taken_without_the_wrapper() -> None:
-    """The schema was wrapped, and the model left the wrapper out."""
+def test_a_value_without_the_wrapper_is_accepted() -> None:
+    """The schema was wrapped, and the reply has the value without the wrapper."""
     hints: list[tuple[Any, Any]] = [(list[int], [1, 2]), (int, 3), (float, 2.5), (str, "Rome")]
     for hint, value in [*hints, (Literal["a", "b"], "a"), (ModelCat | ModelDog, DOG)]:
         schema: ObjectSchema[Any] = ObjectSchema(hint)

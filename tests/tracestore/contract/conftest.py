@@ -1,4 +1,4 @@
-"""The tests of the interface `Store`, each on a trace file and on a trace in PostgreSQL."""
+"""The tests of the interface `Store`. Each runs on a trace file and on a trace in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("sqlite", "postgres")
 
 
 class Place:
-    """A place for one trace, which is empty at first, and the stores that are opened on it."""
+    """A place for one trace, which is empty at first, and for the stores that open it."""
 
     def __init__(self, kind: str, folder: Path, dsn: str | None) -> None:
         self.kind = kind
@@ -25,7 +25,7 @@ class Place:
         self.dsn = dsn
 
     def store(self, *, clock: Clock = SYSTEM_CLOCK, readonly: bool = False) -> Store:
-        """Another store on the trace. It is not open."""
+        """Another store on the trace, which is not yet open."""
         if self.dsn is None:
             return TraceStore(self.folder / "trace.db", clock=clock, readonly=readonly)
         return PostgresStore(self.dsn, path=self.folder / "trace", clock=clock, readonly=readonly)

@@ -1,4 +1,4 @@
-"""Captured content of a store: read, searched, pruned and erased."""
+"""Captured content of a store is read, searched, pruned and deleted."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..content_making import CONVERSATION, SETUP, appended, captured, configured
 from ..trace_making import T0, Maker
 from .conftest import Place
 
-# Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
+# Content in the store: off by default, stored once, redacted before it is stored, and deleted when it expires.
 
 
-async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: Store, make: Maker) -> None:
-    """All that resuming needs is there."""
+async def test_a_saved_session_has_its_setup_ids_and_metadata(store: Store, make: Maker) -> None:
+    """The saved session has everything that resuming needs."""
     created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
     await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
     saved = await store.saved_session("s")
@@ -36,7 +36,9 @@ async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: Store
 
 
 async def test_writing_captured_events_again_changes_nothing(store: Store, make: Maker) -> None:
-    """As after a spill that was committed twice, in any order. Events have positions, roles and ids only."""
+    """The same events can be written again in any order, as after a spill that was committed twice. Stored events
+    only have positions, roles and ids.
+    """
     envelopes = captured(configured(make), *appended(make, CONVERSATION))
     await store.write(envelopes)
     first = await store.saved_session("s")
@@ -51,8 +53,10 @@ async def test_writing_captured_events_again_changes_nothing(store: Store, make:
     assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
 
 
-async def test_what_was_said_first_never_overwrites_what_was_said_later(store: Store, make: Maker) -> None:
-    """Of two messages at one place, or two setups, the later one of a run stays, in whatever order they come."""
+async def test_an_earlier_message_never_overwrites_a_later_one(store: Store, make: Maker) -> None:
+    """Of two messages at one position, or of two setups, the later one stays. The order of writing does not
+    matter.
+    """
     other = msgspec.structs.replace(SETUP, model="opus")
     begun = captured(configured(make), *appended(make, CONVERSATION))
     first = captured(configured(make, history=2), *appended(make, [Message.user("First")], first=1))
@@ -65,7 +69,7 @@ async def test_what_was_said_first_never_overwrites_what_was_said_later(store: S
 
 
 async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: Store, make: Maker) -> None:
-    """What stood in the old one, and comes late or once more, does not come back."""
+    """Late or repeated events of the old session do not change the new one."""
     old = captured(configured(make), *appended(make, [*CONVERSATION, *CONVERSATION]))
     await store.write(old)
     again = Maker("run_later")
@@ -76,7 +80,7 @@ async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: Store,
 
 
 async def test_a_clock_that_steps_back_loses_nothing(store: Store, make: Maker) -> None:
-    """What comes later counts as later, whatever its time."""
+    """Later events count as later, even if their time is earlier."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     again = Maker("run_later")
     early = {"ts_us": T0 - 10**12}
@@ -96,8 +100,8 @@ async def test_a_change_of_setup_keeps_the_history(store: Store, make: Maker) ->
 # -- Redaction
 
 
-async def test_content_that_is_no_json_is_withheld_and_the_rest_is_stored(store: Store, make: Maker) -> None:
-    """A host's own object in a tool's arguments must not cost the others of its batch."""
+async def test_content_that_is_not_json_is_withheld(store: Store, make: Maker) -> None:
+    """An object of a host in a tool's arguments is withheld. Other messages of the batch are stored."""
     odd = Message.assistant([ToolUseBlock("tu_1", "f", {"x": object()})])  # type: ignore[dict-item]
     await store.write(captured(configured(make), *appended(make, [Message.user("Hi"), odd])))
     saved = await store.saved_session("s")
@@ -108,8 +112,8 @@ async def test_content_that_is_no_json_is_withheld_and_the_rest_is_stored(store:
 # -- Expiry
 
 
-async def test_a_session_that_has_lost_its_beginning_says_so(store: Store, make: Maker) -> None:
-    """It is not passed off as whole."""
+async def test_a_session_that_has_lost_its_beginning_reports_it(store: Store, make: Maker) -> None:
+    """The saved session lists its missing parts and can't be resumed."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     cut = make.started().ts_us
     await store.write(captured(*appended(make, [Message.user("More")], first=2)))
@@ -127,8 +131,10 @@ async def test_a_session_that_has_lost_its_beginning_says_so(store: Store, make:
 # -- One writer at a time
 
 
-async def test_what_a_former_owner_still_says_is_kept_apart(store: Store, make: Maker) -> None:
-    """Two runs that go on with one session have two in the end, each whole: nothing is mixed, nothing lost."""
+async def test_events_of_a_former_owner_go_to_a_branch(store: Store, make: Maker) -> None:
+    """If two runs continue one session, the store ends up with two complete sessions. No message is lost or
+    mixed.
+    """
     created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
     await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
     other = Maker("run_other")
@@ -147,18 +153,16 @@ async def test_what_a_former_owner_still_says_is_kept_apart(store: Store, make: 
     assert {row.session_id: row.resumable for row in await store.sessions()}["s.run_test"]
 
 
-async def test_who_takes_over_a_shorter_history_is_told(store: Store, make: Maker) -> None:
-    """What was appended between reading and claiming is seen; the owner stays who it was."""
+async def test_claiming_a_session_with_an_outdated_history_fails(store: Store, make: Maker) -> None:
+    """The claim fails if messages were appended after the history was read. The owner stays the same."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     assert not await store.claim_session("s", "run_other", 1, history=1)
     assert not await store.claim_session("unheard of", "run_other", 1, history=0)
     assert (await store.session_owner("s", "run_other"))[0] == "run_test"
 
 
-async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_one(
-    store: Store, make: Maker
-) -> None:
-    """The old one's end has lost its beginning, and says so."""
+async def test_a_restarted_session_is_not_mixed_with_the_old_one(store: Store, make: Maker) -> None:
+    """A late message of the old session goes to a branch, which reports its missing beginning."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     again = Maker("run_later")
     anew = [Message.user("Anew"), Message.assistant("One."), Message.user("More")]
@@ -169,7 +173,7 @@ async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_on
     assert ([message.text for message in branch.messages], len(branch.missing)) == (["Late"], 2)
 
 
-# The search over captured content: what is found, and that what is deleted isn't there any more.
+# The search over captured content. Deleted content is not found.
 
 LONG = "lighthouse " + "and so on " * 400
 SAID = (
@@ -199,7 +203,9 @@ async def positions(store: Store, text: str | None, **where: object) -> list[int
 
 
 async def test_messages_are_found_by_their_words(store: Store, make: Maker) -> None:
-    """Whatever their case and accents: text, thoughts, arguments and results of tools, and large blocks."""
+    """Case and accents are ignored. Text, reasoning, arguments and results of tools and large blocks are
+    searched.
+    """
     await store.write(conversation(make))
     expected = {
         **{"cafe": [0], "CAFÉ müller": [0], "old muller cafe": [0], '"old muller"': [0], '"muller old"': []},
@@ -210,8 +216,8 @@ async def test_messages_are_found_by_their_words(store: Store, make: Maker) -> N
     assert {text: await positions(store, text) for text in expected} == expected
 
 
-async def test_a_question_is_words_and_never_a_part_of_a_statement(store: Store, make: Maker) -> None:
-    """No text is an error of the database. One without a word is refused rather than answered with everything."""
+async def test_the_text_of_a_search_is_never_part_of_a_statement(store: Store, make: Maker) -> None:
+    """No text causes an error of the database. A text without a word is refused."""
     await store.write(conversation(make))
     for text in ("a\"b' OR NEAR(", "* ^ : ( ) { } + -x y", "')); DROP TABLE content; --", "\x00z"):
         await store.search(SearchFilter(text=text))
@@ -221,8 +227,8 @@ async def test_a_question_is_words_and_never_a_part_of_a_statement(store: Store,
             await store.search(SearchFilter(text=text))
 
 
-async def test_what_is_said_after_a_search_is_found_by_the_next(store: Store, make: Maker) -> None:
-    """The index follows; and messages are found in every session that says them, the latest first."""
+async def test_new_messages_are_found_by_the_next_search(store: Store, make: Maker) -> None:
+    """A search updates the index. A message is found in every session that has it, the latest session first."""
     await store.write(conversation(make))
     assert await positions(store, "cafe") == [0]
     await store.write(conversation(make, "t"))
@@ -233,8 +239,12 @@ async def test_what_is_said_after_a_search_is_found_by_the_next(store: Store, ma
     assert await positions(store, "cafe", since_us=T0 + 10**12) == []
 
 
-async def test_a_store_that_only_reads_shows_and_does_not_search(place: Place, store: Store, make: Maker) -> None:
-    """Since a search keeps its index up. Without words the latest messages come; what has expired is gone."""
+async def test_a_readonly_store_lists_messages_but_does_not_search(
+    place: Place, store: Store, make: Maker
+) -> None:
+    """A search must update the index, so it needs a writing store. Without a text, the latest messages are
+    returned. Expired messages are not.
+    """
     await store.write(conversation(make))
     async with place.store(readonly=True) as reader:
         assert len(await reader.search(SearchFilter())) == 5
@@ -250,7 +260,7 @@ async def test_a_store_that_only_reads_shows_and_does_not_search(place: Place, s
 
 
 async def test_words_of_a_deleted_session_are_gone(place: Place, store: Store, make: Maker) -> None:
-    """Those that another session says stay; in a file, no byte of the others does."""
+    """Words of other sessions stay. A trace file has no byte of the deleted words."""
     secret = captured(*appended(make, [Message.user("the zanzibar password")], "secret"))
     await store.write([*conversation(make), *secret])
     assert await positions(store, "zanzibar") == [0]
@@ -266,24 +276,24 @@ async def test_words_of_a_deleted_session_are_gone(place: Place, store: Store, m
     assert await positions(store, "harbour") == [1, 2]
 
 
-async def test_nothing_captured_is_nothing_found(store: Store, make: Maker) -> None:
-    """Events have no content to look into."""
+async def test_without_capture_nothing_is_found(store: Store, make: Maker) -> None:
+    """Stored events have no content."""
     await store.write(appended(make, SAID))
     assert await positions(store, "harbour") == []
     assert await positions(store, None) == []
 
 
-# The record of what was deleted on purpose: written with the deletion, it says what others have to delete.
+# The record of deliberate deletions, which other stores have to repeat.
 
 
 async def record(store: Store) -> list[tuple[object, ...]]:
-    """What is recorded, without times and keys, in the order of the deletions."""
+    """The recorded deletions in their order, without times and keys."""
     found = await store.sql("SELECT session_id, before_us, event, runs FROM erasures ORDER BY event, at_us, key")
     return [tuple(row) for row in found.rows]
 
 
-async def test_a_deletion_is_recorded_once_and_only_if_there_was_something(store: Store, make: Maker) -> None:
-    """Retention is not recorded."""
+async def test_only_a_deletion_of_existing_content_is_recorded(store: Store, make: Maker) -> None:
+    """Deletions by retention are not recorded."""
     await store.write(captured(configured(make), *appended(make, [Message.user("Hi")])))
     last = await store.last_event_id()
     assert await store.delete_session("s")
@@ -296,7 +306,7 @@ async def test_a_deletion_is_recorded_once_and_only_if_there_was_something(store
     assert await record(store) == [deleted]
 
 
-async def test_forgetting_is_recorded_whether_anything_was_there_or_not(store: Store) -> None:
-    """A shared store may have what is gone here."""
+async def test_deletion_by_age_is_always_recorded(store: Store) -> None:
+    """A shared store may still have content that this store has already deleted."""
     await store.forget_content(T0)
     assert await record(store) == [(None, T0, 0, "[]")]

@@ -33,7 +33,7 @@ def tables(store: Store) -> GatewayTables:
 
 
 async def test_a_client_is_added_once_and_changed_as_a_whole(tables: GatewayTables) -> None:
-    """Only a revoked name can be added again."""
+    """A change replaces all fields of a client. A name can be added again only after it was revoked."""
     assert await tables.add_client(ACME, key("one"))
     assert not await tables.add_client(ACME, key("two"))
     changed = Client(name="acme", requests_per_minute=3, created_us=T0)
@@ -48,8 +48,8 @@ async def test_a_client_is_added_once_and_changed_as_a_whole(tables: GatewayTabl
     assert await tables.clients() == [ACME]
 
 
-async def test_a_rotated_key_expires_at_the_moment_that_was_given(tables: GatewayTables) -> None:
-    """One that expires earlier keeps its moment, and one that has expired is deleted."""
+async def test_a_rotated_key_expires_at_the_given_time(tables: GatewayTables) -> None:
+    """A key that expires earlier keeps its time. An expired key is deleted."""
     await tables.add_client(ACME, key("one"))
     assert await tables.rotate_key(key("two", created_us=T0 + 1), T0 + 100)
     assert await tables.rotate_key(key("three", created_us=T0 + 2), T0 + 200)
@@ -68,7 +68,7 @@ async def test_a_rotated_key_expires_at_the_moment_that_was_given(tables: Gatewa
 
 
 async def test_each_change_of_clients_and_each_deletion_is_counted(store: Store, tables: GatewayTables) -> None:
-    """So that other processes see with one small query that they have to read again."""
+    """With one small query, other processes detect that they must read the rows again."""
     before = await tables.changes()
     await tables.add_client(ACME, key("one"))
     await tables.rotate_key(key("two", created_us=T0 + 1), T0 + 100)
@@ -80,8 +80,8 @@ async def test_each_change_of_clients_and_each_deletion_is_counted(store: Store,
     assert (await tables.changes()).forgotten == before.forgotten + 1
 
 
-async def test_what_is_kept_is_found_by_its_client_and_key_in_its_order(tables: GatewayTables) -> None:
-    """Another client's is never found. Several may have one key."""
+async def test_entries_are_found_by_client_and_key_in_their_order(tables: GatewayTables) -> None:
+    """Entries of another client are never returned. Several entries can have the same key."""
     await tables.keep([kept("a", body=b"1"), kept("b"), kept("a", body=b"2"), kept("a", client="other")])
     many = [b"a", *(str(number).encode() for number in range(1200))]
     assert [each.body for each in await tables.entries("acme", "reply", many)] == [b"1", b"2"]
@@ -93,10 +93,10 @@ async def test_what_is_kept_is_found_by_its_client_and_key_in_its_order(tables: 
 
 
 @pytest.mark.parametrize(("rows", "size", "left"), [(3, 10_000, 3), (100, 250, 2), (100, 10_000, 6)])
-async def test_the_oldest_go_first_where_there_is_too_much(
+async def test_the_oldest_entries_are_removed_above_the_limit(
     tables: GatewayTables, rows: int, size: int, left: int
 ) -> None:
-    """By number, or by the bytes of the bodies."""
+    """The limit is a number of entries, or a number of bytes of their bodies."""
     names = [f"key {number}" for number in range(6)]
     await tables.keep([kept(name, body=b"x" * 100) for name in names])
     await tables.trim_kept(rows, size)
@@ -104,10 +104,10 @@ async def test_the_oldest_go_first_where_there_is_too_much(
     assert [each.key.decode() for each in found] == names[6 - left :]
 
 
-async def test_what_is_kept_of_a_conversation_goes_with_its_content(
+async def test_stored_entries_of_a_conversation_are_deleted_with_its_content(
     store: Store, tables: GatewayTables, make: Maker
 ) -> None:
-    """With the session, by age, and with pruned calls."""
+    """Entries are deleted with their session, by age, and with pruned calls."""
     await store.write([*call(make, 1, 1), *call(make, 2, 3, session="t")])
     await tables.keep([kept("a", "s"), kept("b", "t", T0 + 10), kept("c", "t", T0 + 20), kept("d", "t", T0 + 30)])
 
@@ -122,8 +122,8 @@ async def test_what_is_kept_of_a_conversation_goes_with_its_content(
     assert await left() == [b"d"]
 
 
-async def test_another_process_sees_what_one_has_written(place: Place) -> None:
-    """Clients are added by a command beside a running gateway."""
+async def test_another_process_reads_the_written_rows(place: Place) -> None:
+    """A command can add a client while a gateway runs."""
     async with place.store() as one, place.store() as other:
         await one.gateway.add_client(ACME, key("one"))  # type: ignore[attr-defined]
         assert await other.gateway.clients() == [ACME]  # type: ignore[attr-defined]

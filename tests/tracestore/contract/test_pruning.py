@@ -1,4 +1,4 @@
-"""Retention: old calls are removed completely, and the others keep their sums, in each month."""
+"""Retention removes old calls completely, month by month. The sums of other calls do not change."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ AUGUST, OCTOBER, NOVEMBER = (to_us(datetime(2026, month, 15, tzinfo=UTC)) for mo
 
 
 def at(ts_us: int) -> int:
-    """The seconds from T0 to a moment."""
+    """The seconds from T0 to a time in microseconds."""
     return (ts_us - T0) // SECOND
 
 
 async def fill(store: Store) -> None:
-    """An ended run of August, calls of three months, one of which has no end, and a session of each month."""
+    """Write an ended run of August, calls of three months, and a session of each month. One call has no end."""
     old, new = Maker("run_old"), Maker("run_new")
     await store.write(
         [
@@ -36,8 +36,10 @@ async def fill(store: Store) -> None:
     await store.reprice(PRICES)
 
 
-async def test_months_of_calls_go_with_all_that_is_theirs(store: Store) -> None:
-    """Events, costs, a session and a run; a call without an end stays with its event, and so do all sums."""
+async def test_old_calls_are_deleted_with_their_events_and_costs(store: Store) -> None:
+    """Events, costs, a session and a run are deleted. A call without an end and its event stay, and sums stay
+    correct.
+    """
     await fill(store)
     before = {row.request_id: row.cost for row in await store.calls()}
     dry = await store.prune(before=OCTOBER + 60 * SECOND, dry_run=True)
@@ -53,8 +55,8 @@ async def test_months_of_calls_go_with_all_that_is_theirs(store: Store) -> None:
     assert (await store.prune(before=OCTOBER + 60 * SECOND)).events == 0
 
 
-async def test_what_stays_can_be_added_to(store: Store) -> None:
-    """Events of a month that was pruned are taken, and numbers of events go on."""
+async def test_events_can_be_added_after_pruning(store: Store) -> None:
+    """Late events of a pruned month are stored, and the numbers of events continue."""
     await fill(store)
     last = await store.last_event_id()
     await store.prune(before=OCTOBER)
@@ -67,8 +69,8 @@ async def test_what_stays_can_be_added_to(store: Store) -> None:
     assert {row.request_id for row in await store.calls()} == {"req_open", *(f"req_{n}" for n in (3, 4, 7, 8))}
 
 
-async def test_the_last_event_stays_however_old(store: Store, make: Maker) -> None:
-    """So does the last call, and no number comes twice."""
+async def test_the_last_event_always_stays(store: Store, make: Maker) -> None:
+    """The last call also stays, and no number is used twice."""
     await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
     last = await store.last_event_id()
     await store.prune(before=NOVEMBER)
@@ -76,8 +78,8 @@ async def test_the_last_event_stays_however_old(store: Store, make: Maker) -> No
     assert await store.last_event_id() == last
 
 
-async def test_a_condition_tells_size_and_runs(store: Store) -> None:
-    """Runs that nobody holds are lost, and their calls are open."""
+async def test_the_condition_of_a_store_has_size_and_runs(store: Store) -> None:
+    """A run without a living process is lost, and its call is open."""
     await fill(store)
     condition = await store.condition()
     assert (condition.living, condition.lost, condition.open_calls) == (0, 1, 1)

@@ -26,7 +26,7 @@ from callboard.tracestore.sql.sums import not_summed_up, sum_up
 
 from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 
-# What can be asked of a trace: filters, sums, statistics, errors and free SQL.
+# Queries of a trace: filters, sums, statistics, errors and SQL.
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,16 @@ from ..trace_making import DAY_US, T0, Maker, fill, three_calls
         (CallFilter(session_id="s1", unpriced=True), ["r2"]),
     ],
 )
-async def test_more_filters_choose(store: Store, make: Maker, where: CallFilter, found: list[str]) -> None:
-    """By turn, by class of error, by what has no cost, and by what cost much."""
+async def test_calls_are_filtered_by_turn_error_and_cost(
+    store: Store, make: Maker, where: CallFilter, found: list[str]
+) -> None:
+    """The filters select by turn, by error class, by an unknown cost, and by a minimum cost."""
     await three_calls(store, make)
     assert [row.request_id for row in await store.calls(where)] == found
 
 
-async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: Store, make: Maker) -> None:
-    """After a repricing the new cost counts, and with `under` that of the version asked for."""
+async def test_filters_on_the_cost_use_the_displayed_cost(store: Store, make: Maker) -> None:
+    """After a repricing, the new cost is filtered. With `under`, the cost of that price version is filtered."""
     await three_calls(store, make)
     table = PriceTable.from_rows([PriceRow(model="other:*", input=1_000, output=1_000)])
     await store.reprice(table, where=CallFilter(provider="other"))
@@ -62,8 +64,10 @@ async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: Store, mak
     assert await store.calls(CallFilter(min_cost_nano_usd=1), under=everything.version) == []
 
 
-async def test_costs_by_tag_and_by_what_a_call_does_not_have(store: Store, make: Maker) -> None:
-    """A tag's key may be any text; calls without it are a group of their own; without input there is no rate."""
+async def test_costs_are_grouped_by_tag_session_and_turn(store: Store, make: Maker) -> None:
+    """A tag's key can be any text. Calls without the tag form their own group. Without input, the rate is
+    unknown.
+    """
     await three_calls(store, make)
     by_team = {row.key: (row.calls, row.cost_nano_usd) for row in await store.costs(by=["tag:team"])}
     assert by_team == {("search",): (1, 5_000), ("ads",): (1, 0), ("",): (2, 0)}
@@ -75,15 +79,15 @@ async def test_costs_by_tag_and_by_what_a_call_does_not_have(store: Store, make:
 
 
 @pytest.mark.parametrize("by", [["tag:"], ["raw"], ["model; DROP TABLE calls"]])
-async def test_a_dimension_that_there_is_not_is_refused(store: Store, by: list[str]) -> None:
-    """The error names those that there are."""
+async def test_an_unknown_dimension_is_refused(store: Store, by: list[str]) -> None:
+    """The error lists the valid dimensions."""
     for ask in (store.costs, store.statistics):
         with pytest.raises(ValueError, match="grouped by day, provider, model"):
             await ask(by=by)
 
 
 async def test_a_moment_without_a_time_zone_is_refused(store: Store) -> None:
-    """Wherever a moment may be given: it could be any hour."""
+    """A time without a time zone is ambiguous. Every method that takes a time refuses one."""
     naive = datetime(2026, 3, 1)
     with pytest.raises(ValueError, match="no time zone"):
         CallFilter(since=naive)
@@ -93,7 +97,7 @@ async def test_a_moment_without_a_time_zone_is_refused(store: Store) -> None:
 
 
 async def test_errors_are_grouped_with_the_latest_of_each(store: Store, make: Maker) -> None:
-    """Attempts that were retried are counted apart from those that ended the call."""
+    """Attempts that were retried and attempts that ended the call are counted separately."""
     await three_calls(store, make)
     later = make.failed("r4", ts_us=T0 + 9 * DAY_US)
     later = msgspec.structs.replace(later, data=msgspec.structs.replace(later.data, message="the latest"))
@@ -108,7 +112,7 @@ async def test_errors_are_grouped_with_the_latest_of_each(store: Store, make: Ma
 
 
 async def test_statistics_count_how_attempts_ended(store: Store, make: Maker) -> None:
-    """What failed has no part in the latency; with nothing there are no rows."""
+    """Failed attempts are not included in the latency. Without attempts there are no rows."""
     assert await store.statistics(by=()) == []
     await three_calls(store, make)
     await store.write([make.started("r9")])
@@ -118,8 +122,8 @@ async def test_statistics_count_how_attempts_ended(store: Store, make: Maker) ->
     assert row.cache_hit_rate == 75 / 200
 
 
-async def test_sql_reads(store: Store, make: Maker) -> None:
-    """Columns and rows of one statement, with parameters, up to the limit."""
+async def test_sql_returns_columns_and_rows(store: Store, make: Maker) -> None:
+    """A statement with parameters returns columns and rows, up to the limit."""
     await three_calls(store, make)
     of_gpt = "SELECT request_id AS id, attempt FROM calls WHERE model = ? ORDER BY 1, 2"
     found = await store.sql(of_gpt, ["openai:gpt-5"])
@@ -129,8 +133,8 @@ async def test_sql_reads(store: Store, make: Maker) -> None:
     assert (len(found.rows), found.truncated) == (3, True)
 
 
-async def test_sql_has_an_end(store: Store) -> None:
-    """A statement that would never end is stopped, and the store works on."""
+async def test_sql_has_a_time_limit(store: Store) -> None:
+    """An endless statement is stopped, and the store keeps working."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(StoreError, match=r"longer than 0\.05 s"):
         await store.sql(endless, seconds=0.05)
@@ -144,7 +148,7 @@ HOUR_US = 3_600_000_000
 
 
 def reserved(envelope: Envelope, nano_usd: int | None, tokens: int) -> Envelope:
-    """The start of an attempt for which budgets have reserved something."""
+    """The start of an attempt for which budgets have reserved an amount."""
     event = envelope.data
     assert isinstance(event, LlmCallStarted)
     event = msgspec.structs.replace(event, reserved_nano_usd=nano_usd, reserved_tokens=tokens)
@@ -162,7 +166,7 @@ async def rows(store: Store, **asked: object) -> list[SpendingRow]:
 
 
 def cut(output: int) -> dict[str, object]:
-    """A call that was cancelled when so much had been delivered."""
+    """The end of a call that was cancelled after some output."""
     usage = TokenUsage(7, output, source=UsageSource.ESTIMATED)
     return {"error_class": "cancelled", "usage": usage, "cost": Cost(7 + output, CostSource.COMPUTED)}
 
@@ -182,10 +186,10 @@ AT_ITS_MOST = row(900, 70, unknown=True)
         pytest.param(None, AT_ITS_MOST, id="under way elsewhere: at its most"),
     ],
 )
-async def test_an_attempt_counts_at_its_cost_or_at_what_was_reserved(
+async def test_an_attempt_counts_with_its_cost_or_its_reservation(
     store: Store, make: Maker, end: dict[str, object] | None, counts: SpendingRow
 ) -> None:
-    """What nobody knows counts at its worst."""
+    """If the cost of an attempt is unknown, its reservation counts."""
     batch = [reserved(make.started(), 900, 70)]
     if end is not None:
         batch.append(make.failed(**end) if end else make.completed())  # type: ignore[arg-type]
@@ -193,8 +197,8 @@ async def test_an_attempt_counts_at_its_cost_or_at_what_was_reserved(
     assert await rows(store) == [counts]
 
 
-async def test_calls_under_way_are_left_out_for_the_run_that_makes_them(store: Store, make: Maker) -> None:
-    """It holds their reservations itself, and is told how far the sums go."""
+async def test_a_run_s_own_calls_in_progress_are_left_out_of_its_sums(store: Store, make: Maker) -> None:
+    """The run holds these reservations itself. The result has the last event that the sums include."""
     await store.write([make.started("one"), make.completed("one"), reserved(make.started("two"), 900, 70)])
     found = await store.spending([SpendingQuery()], make.run_id)
     assert (found.rows, found.committed_seq) == ([[row(1234, 110)]], 3)
@@ -211,7 +215,7 @@ async def test_calls_under_way_are_left_out_for_the_run_that_makes_them(store: S
     ],
 )
 async def test_sums_are_by_account(store: Store, make: Maker, by: str | None, values: set[str]) -> None:
-    """What has no session or no tag shares one account; one account can be asked for alone."""
+    """Calls without a session or a tag share one account. A query can select one account."""
     of = {"session_id": "s", "tags": {"tenant": "acme"}}
     await store.write(
         [make.started("a", **of), make.completed("a", **of), make.completed("b", "other:thing")]  # type: ignore[arg-type]
@@ -224,7 +228,7 @@ async def test_sums_are_by_account(store: Store, make: Maker, by: str | None, va
 
 
 async def test_sums_are_by_slot(store: Store, make: Maker) -> None:
-    """A call counts in the slot of its start; what began before the window does not count."""
+    """A call counts in the slot of its start. Calls that started before the window do not count."""
     for number, hours in enumerate((-1, 0, 0, 2)):
         start = make.started(f"req_{number}")
         await store.write(
@@ -234,8 +238,8 @@ async def test_sums_are_by_slot(store: Store, make: Maker) -> None:
     assert found == [row(2 * 1234, 220, 2), row(1234, 110, slot=2)]
 
 
-async def test_repriced_calls_count_at_the_cost_that_is_asked_for(store: Store, make: Maker) -> None:
-    """At the price of their time, or at the current one."""
+async def test_repriced_calls_count_with_the_requested_prices(store: Store, make: Maker) -> None:
+    """A query uses the prices at the time of the call, or the current ones."""
     await store.write([make.started(), make.completed()])
     await store.reprice(PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second"))
     assert (await rows(store))[0].nano_usd == 1234
@@ -243,14 +247,14 @@ async def test_repriced_calls_count_at_the_cost_that_is_asked_for(store: Store, 
     assert (await rows(store, current=True))[0].nano_usd == now.cost.nano_usd != 1234
 
 
-# Sums of calls that are kept, and sums of calls that are not in them yet.
+# Stored sums of calls, and calls that the sums do not include yet.
 
 SUM_TABLE = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
 GROUPINGS = ((), ("model",), ("provider",), ("day",), ("day", "model", "provider"))
 
 
-async def test_counts_beyond_all_measure_are_summed_nonetheless(store: SqlStore, make: Maker) -> None:
-    """What a provider counts wrongly makes a sum inexact; it refuses neither an event nor an answer."""
+async def test_impossible_counts_are_summed(store: SqlStore, make: Maker) -> None:
+    """Impossible counts of a provider make a sum inexact. They cause no error in writes or queries."""
     absurd = TokenUsage(input_tokens=2**62, output_tokens=2**62, cached_input_tokens=2**62)
     for number in range(4):
         await store.write([make.started(f"r{number}"), make.completed(f"r{number}", usage=absurd)])
@@ -262,12 +266,14 @@ async def test_counts_beyond_all_measure_are_summed_nonetheless(store: SqlStore,
     assert row.output_tokens == pytest.approx(2**64)
 
 
-async def test_sums_follow_calls_that_end_and_go(store: SqlStore) -> None:
-    """Calls that were summed while they ran, were repriced before they ended, and were pruned."""
+async def test_sums_follow_calls_that_end_and_are_pruned(store: SqlStore) -> None:
+    """Calls change after they were summed: they end, are repriced before their end, or are pruned."""
     old, new = Maker("run_old"), Maker("run_new")
 
     async def in_step() -> None:
-        """Sums that are kept say what the calls say one by one: a filter on tags makes a store add these up."""
+        """Compare the stored sums with those of single calls. A filter on tags makes the store add up single
+        calls.
+        """
         await store._database.write(sum_up)
         assert await store._database.look(not_summed_up) == 0
         for by in GROUPINGS:
@@ -296,7 +302,7 @@ async def test_sums_follow_calls_that_end_and_go(store: SqlStore) -> None:
     assert total.calls == 2
 
 
-# Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
+# Unknown costs are counted separately in every sum over calls.
 
 TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
 UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
@@ -305,7 +311,7 @@ COUNTS = {"calls": 10, "estimated": 1, "unpriced": 1, "unknown": 5}
 
 
 async def a_faulty_day(store: Store, make: Maker) -> None:
-    """Ten calls: one well, one unpriced, one estimated, two refused, and five of which nobody knows anything."""
+    """Write ten calls: one completed, one unpriced, one estimated, two refused, and five of unknown cost."""
     of = {"session_id": "s"}
     await store.write(
         [
@@ -327,8 +333,8 @@ async def a_faulty_day(store: Store, make: Maker) -> None:
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["as they come", "summed up"])
-async def test_every_sum_counts_what_it_doesnt_know(store: Store, make: Maker, summed: bool) -> None:
-    """Sums by any key, statistics and sessions say the same four counts; nothing unknown is in an amount."""
+async def test_every_sum_counts_calls_of_unknown_cost(store: Store, make: Maker, summed: bool) -> None:
+    """Sums by any key, statistics and sessions have the same four counts. No unknown cost is in an amount."""
     await a_faulty_day(store, make)
     if summed:
         await store._database.write(sum_up)
@@ -341,8 +347,8 @@ async def test_every_sum_counts_what_it_doesnt_know(store: Store, make: Maker, s
     assert (statistics.attempts, statistics.estimated, statistics.unpriced, statistics.unknown) == (10, 1, 1, 5)
 
 
-async def test_unknown_calls_can_be_asked_for(store: Store, make: Maker) -> None:
-    """By a filter; and each row says it of itself."""
+async def test_unknown_calls_can_be_selected(store: Store, make: Maker) -> None:
+    """A filter selects unknown calls, and each row has the mark."""
     await a_faulty_day(store, make)
     unknown = {"cancelled", "timed out", "broke off", "lost", "runs"}
     assert {row.request_id for row in await store.calls(CallFilter(unknown=True))} == unknown
@@ -351,8 +357,10 @@ async def test_unknown_calls_can_be_asked_for(store: Store, make: Maker) -> None
     assert sum((row.sum for row in rows), CostSum()) == CostSum(1239, **COUNTS)
 
 
-async def test_a_repricing_says_what_it_could_not_know(store: Store, make: Maker) -> None:
-    """In its report, line by line, and in the history; dry or not, whole or filtered."""
+async def test_a_repricing_reports_calls_of_unknown_cost(store: Store, make: Maker) -> None:
+    """The report, its lines and the history have the counts: for dry and real runs, for all calls or with a
+    filter.
+    """
     await a_faulty_day(store, make)
     for dry in (True, False):
         report = await store.reprice(TABLE, dry_run=dry, by_session=True)
@@ -366,7 +374,7 @@ async def test_a_repricing_says_what_it_could_not_know(store: Store, make: Maker
 
 
 async def test_an_absurd_clock_is_no_obstacle(store: Store, make: Maker) -> None:
-    """Sums by day and reports are had all the same; such days have a sign and as many digits as they need."""
+    """Sums by day and reports work. Such days have a sign and more digits."""
     far = 2**62
     for name, moment in (("far", far), ("back", -far), ("now", T0)):
         await store.write([make.completed(name, ts_us=moment)])
@@ -376,7 +384,7 @@ async def test_an_absurd_clock_is_no_obstacle(store: Store, make: Maker) -> None
     assert {line.day for line in report.days} == set(days)
 
 
-# Counts that no model ever had, as a broken server says them: every sum has an answer, on both stores.
+# Impossible counts, as a broken server reports them: every sum has a result in both stores.
 
 MOST = (1 << 63) - 1
 
@@ -392,7 +400,7 @@ async def store_absurd(store: Store, make: Maker, cost: int = 1234) -> None:
         await store.write([make.started(request, **ids), end])
 
 
-async def test_costs_sessions_and_statistics_have_an_answer(store: Store, make: Maker) -> None:
+async def test_costs_sessions_and_statistics_have_a_result(store: Store, make: Maker) -> None:
     await store_absurd(store, make)
     for by in ((), ("model",), ("session_id",), ("tag:team",), ("day",), ("provider", "status")):
         (row,) = await store.costs(by=by)
@@ -407,7 +415,7 @@ async def test_costs_sessions_and_statistics_have_an_answer(store: Store, make: 
 
 
 @pytest.mark.parametrize("cost", [1234, MOST])
-async def test_spending_has_an_answer(store: Store, make: Maker, cost: int) -> None:
+async def test_spending_has_a_result(store: Store, make: Maker, cost: int) -> None:
     await store_absurd(store, make, cost)
     for by in (None, "session_id", "model", "tag:team"):
         for current in (True, False):
@@ -416,7 +424,7 @@ async def test_spending_has_an_answer(store: Store, make: Maker, cost: int) -> N
             assert row.tokens == pytest.approx(9 * MOST, rel=1e-12)
 
 
-# Calls as CSV, JSON lines and Parquet: every row, exact money, bounded memory, whole files or none.
+# Calls as CSV, JSON lines and Parquet: every row, exact amounts, bounded memory, and complete files or none.
 
 EXPORT_TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 
@@ -435,7 +443,7 @@ async def as_objects(store: Store, **options: object) -> list[dict[str, object]]
 
 @pytest.mark.parametrize("page", [1, 2, 3, 100])
 async def test_every_attempt_is_a_row_in_the_order_of_storing(store: Store, make: Maker, page: int) -> None:
-    """In whatever pages they are read, each once."""
+    """Pages of any size have each attempt once."""
     await fill(store, make, 7)
     rows = await as_objects(store, page=page)
     assert [row["request_id"] for row in rows] == [f"r{number}" for number in range(7)]
@@ -443,8 +451,8 @@ async def test_every_attempt_is_a_row_in_the_order_of_storing(store: Store, make
     assert [row["call_id"] for row in rows] == sorted(row.call_id for row in await store.calls())
 
 
-async def test_money_is_an_integer_and_an_exact_decimal_text(store: Store, make: Maker) -> None:
-    """An amount that no float can hold comes through to the last nano-dollar; unknown is empty."""
+async def test_amounts_are_integers_and_exact_decimal_texts(store: Store, make: Maker) -> None:
+    """An amount that a float cannot represent is exact to the last nano-dollar. An unknown amount is empty."""
     await fill(store, make)
     priced, failed, unpriced = await as_objects(store)
     assert priced["cost_nano_usd"] == 123_456_789_012_345_678
@@ -457,8 +465,8 @@ async def test_money_is_an_integer_and_an_exact_decimal_text(store: Store, make:
     assert in_csv == [("123456789012345678", "123456789.012345678"), ("", ""), ("", "")]
 
 
-async def test_a_row_says_what_the_store_knows(store: Store, make: Maker) -> None:
-    """Times both ways, usage in its buckets, tags as JSON."""
+async def test_an_exported_row_has_the_values_of_the_store(store: Store, make: Maker) -> None:
+    """The row has times in two forms, usage by kind, and tags as JSON."""
     await fill(store, make)
     row = (await as_objects(store))[0]
     assert list(row) == [name for name, _, _ in COLUMNS]
@@ -471,7 +479,7 @@ async def test_a_row_says_what_the_store_knows(store: Store, make: Maker) -> Non
 
 
 async def test_filters_and_price_versions_are_those_of_the_store(store: Store, make: Maker) -> None:
-    """The cost under a version stands beside the one at call time."""
+    """The cost under a price version is next to the cost at call time."""
     await fill(store, make)
     await store.reprice(EXPORT_TABLE)
     (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
@@ -487,8 +495,8 @@ async def test_filters_and_price_versions_are_those_of_the_store(store: Store, m
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", 'a "b", c\nd', "ü\udc80"])
-async def test_what_a_provider_wrote_is_text_in_a_spreadsheet(store: Store, make: Maker, text: str) -> None:
-    """Quoted as CSV wants it, and never a formula."""
+async def test_text_of_a_provider_is_no_formula_in_a_spreadsheet(store: Store, make: Maker, text: str) -> None:
+    """The text is quoted as CSV requires, and is never a formula."""
     await store.write([make.started(), make.completed(served_model=text)])
     (row,) = await as_csv(store)
     assert row["served_model"].removeprefix("'") == text.replace("\udc80", "?")
@@ -496,7 +504,7 @@ async def test_what_a_provider_wrote_is_text_in_a_spreadsheet(store: Store, make
 
 
 def _in_words(row: dict[str, object]) -> dict[str, object]:
-    """A row of Parquet with moments and decimals as CSV and JSON lines write them."""
+    """A row of Parquet whose times and decimals are written as in CSV and JSON lines."""
     return {name: _in_word(value) for name, value in row.items()}
 
 
@@ -533,7 +541,7 @@ async def test_parquet_has_typed_columns_and_the_same_values(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_the_trace_file_is_never_overwritten(store: Store, format: Format) -> None:
-    """Not even when it is named by another path."""
+    """The path of the trace file is refused in every form."""
     path = store.path.parent / "." / store.path.name
     with pytest.raises(ConfigurationError, match="is the trace file"):
         await export_calls(store, path, format)
@@ -541,14 +549,14 @@ async def test_the_trace_file_is_never_overwritten(store: Store, format: Format)
 
 
 async def test_an_export_of_nothing_is_a_table_without_rows(store: Store, tmp_path: Path) -> None:
-    """CSV still says what its columns are."""
+    """A CSV file still has the names of its columns."""
     assert await export_calls(store, tmp_path / "none.csv", "csv") == 0
     assert (tmp_path / "none.csv").read_text().startswith("call_id,run_id,request_id,")
     assert await as_objects(store) == []
 
 
 async def test_memory_does_not_grow_with_the_number_of_calls(store: Store, make: Maker) -> None:
-    """Ten times as many calls, the same peak."""
+    """With ten times as many calls, the peak of memory is about the same."""
 
     class Nowhere(io.RawIOBase):
         def writable(self) -> bool:
@@ -566,7 +574,7 @@ async def test_memory_does_not_grow_with_the_number_of_calls(store: Store, make:
             tracemalloc.stop()
 
     await fill(store, make, 100)
-    await peak()  # what is made once
+    await peak()  # objects that are created once
     few = await peak()
     for number in range(9):
         more = Maker(f"run_{number}")

@@ -1,4 +1,4 @@
-"""Repricing: the SQL and the table agree to the nano-dollar, and nothing is ever edited."""
+"""Repricing: SQL and the price table agree to the nano-dollar, and no stored cost is edited."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = TokenUsage(input_tokens=100, output_tokens=10)
 
 
 async def fill(store: Store, make: Maker, calls: int = 4) -> None:
-    """Calls of two models, priced by FIRST when they were made; one model is in no table."""
+    """Write calls of two models with the prices of FIRST. One model has no price."""
     batch = []
     for number in range(calls):
         model = "openai:gpt-5" if number % 2 else "other:thing"
@@ -40,7 +40,7 @@ def costs_of(rows: list[object]) -> list[Cost | None]:
 
 
 async def test_repricing_adds_and_never_edits(store: Store, make: Maker) -> None:
-    """The new cost stands beside the one at call time, and both can be had."""
+    """The new cost is next to the cost at call time, and both can be queried."""
     await fill(store, make)
     events = await store.events()
     report = await store.reprice(SECOND)
@@ -58,7 +58,7 @@ async def test_repricing_adds_and_never_edits(store: Store, make: Maker) -> None
 
 
 async def test_there_and_back_restores_every_cost(store: Store, make: Maker) -> None:
-    """v1 to v2 and back, and back to the costs at call time; the same version again is a zero diff."""
+    """Costs go from v1 to v2 and back, then to those at call time. The same version again changes nothing."""
     await fill(store, make)
     at_call_time = await store.calls()
     for _ in range(2):
@@ -76,7 +76,7 @@ async def test_there_and_back_restores_every_cost(store: Store, make: Maker) -> 
 
 
 async def test_a_dry_run_leaves_the_file_alone(store: Store, make: Maker) -> None:
-    """It reports what the real run then reports, and writes nothing."""
+    """The report equals that of the real run, and no row is written."""
     await fill(store, make)
     before = await store.calls()
     dry = await store.reprice(SECOND, dry_run=True)
@@ -89,8 +89,8 @@ async def test_a_dry_run_leaves_the_file_alone(store: Store, make: Maker) -> Non
     assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (real.calls, real.sum_after_nano_usd, real.models)
 
 
-async def test_a_filter_limits_what_is_repriced(store: Store, make: Maker) -> None:
-    """The calls outside keep the cost they had, even that of another repricing."""
+async def test_a_filter_limits_the_repriced_calls(store: Store, make: Maker) -> None:
+    """Other calls keep their cost, even the cost of another repricing."""
     await fill(store, make)
     await store.reprice(FIRST)
     report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
@@ -104,7 +104,7 @@ async def test_a_filter_limits_what_is_repriced(store: Store, make: Maker) -> No
 
 
 async def test_calls_made_later_keep_their_own_cost(store: Store, make: Maker) -> None:
-    """A call that came after the repricing shows its cost at call time."""
+    """A call after the repricing has its cost at call time."""
     await fill(store, make)
     await store.reprice(SECOND)
     late = Cost(1, CostSource.COMPUTED, "eeeeeeeeeeee")
@@ -115,7 +115,7 @@ async def test_calls_made_later_keep_their_own_cost(store: Store, make: Maker) -
 
 
 async def test_what_would_it_have_cost_on_another_model(store: Store, make: Maker) -> None:
-    """as_model prices every call as that model, and keeps nothing."""
+    """as_model prices every call as another model, and stores nothing."""
     await fill(store, make)
     table = PriceTable.from_rows([PriceRow(model="big:one", input=10, output=20)])
     report = await store.reprice(table, as_model="big:one")
@@ -129,7 +129,9 @@ async def test_what_would_it_have_cost_on_another_model(store: Store, make: Make
 
 
 async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
-    """A table that was used once is in the file, whole; an unknown version is refused with the known ones."""
+    """A price table that was used once is stored completely. For an unknown version, the error lists the known
+    ones.
+    """
     await fill(store, make)
     await store.reprice(SECOND)
     await store.use_prices(None)
@@ -142,10 +144,10 @@ async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
             await attempt
 
 
-async def test_an_interrupted_repricing_is_taken_up(
+async def test_an_interrupted_repricing_is_resumed(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that died between two chunks has changed nothing anyone sees; the next one completes it."""
+    """A repricing that died between two chunks has no visible effect. The next repricing completes it."""
     monkeypatch.setattr(repricing, "CHUNK", 2)
     await fill(store, make, 10)
     before = await store.calls()
@@ -169,7 +171,7 @@ async def test_an_interrupted_repricing_is_taken_up(
 
 
 async def test_writing_goes_on_between_chunks(store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repricing holds the file for a chunk at a time only, and two of them take turns."""
+    """A repricing locks the trace for one chunk at a time. Two repricings take turns."""
     monkeypatch.setattr(repricing, "CHUNK", 1)
     await fill(store, make, 20)
     async with anyio.create_task_group() as group:
@@ -192,7 +194,7 @@ PATTERNS = ["a:x", "a:*", "*:x", "a:x-*", "b:x", "*:*"]
 
 @st.composite
 def tables(draw: st.DrawFn) -> PriceTable:
-    """Rows with gaps in time, tiers, missing rates and patterns that compete."""
+    """Price tables with gaps in time, tiers, missing rates and overlapping patterns."""
     rate = st.one_of(st.integers(1, 999), st.integers(1_000, 20_000_000), st.none())
     rows = []
     patterns = st.tuples(st.sampled_from(PATTERNS), st.sampled_from(["", "", "batch", "*"]))
@@ -227,7 +229,7 @@ def tables(draw: st.DrawFn) -> PriceTable:
 
 @st.composite
 def any_usage(draw: st.DrawFn) -> TokenUsage:
-    """Usage that may contradict itself."""
+    """Usage whose counts may contradict each other."""
     return TokenUsage(
         *(draw(counts) for _ in range(4)),
         draw(st.integers(0, 1000)),
@@ -239,7 +241,7 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
 
 
 def another(place: Place, folder: Path) -> Store:
-    """A store on an empty trace of the same kind."""
+    """A store on another empty trace of the same kind."""
     if place.dsn is None:
         return TraceStore(folder / "t.db")
     return PostgresStore(place.dsn, path=folder / "trace", schema=f"s{next(_schemas)}")
@@ -268,7 +270,7 @@ async def test_sql_and_table_agree_to_the_nano_dollar(
     table: PriceTable,
     calls: list[tuple[str, str | None, str | None, TokenUsage]],
 ) -> None:
-    """For every table and call: the same cost, the same reason, and the report's sums are theirs."""
+    """For every table and call, cost and reason are the same, and the report has their sums."""
     make = Maker()
     async with another(place, tmp_path_factory.mktemp("agree")) as store:
         expected = {}
@@ -300,7 +302,9 @@ async def test_sql_and_table_agree_to_the_nano_dollar(
 async def test_sql_and_table_agree_at_the_edges(
     store: Store, make: Maker, usage: TokenUsage, nano: int | None
 ) -> None:
-    """Half a nano, the threshold of a tier and the end of 64 bits, which random calls seldom meet."""
+    """The cases are half a nano-dollar, the threshold of a tier and the end of 64 bits, which random calls rarely
+    reach.
+    """
     rate = {"model": "openai:*", "cache_read": 0}
     table = PriceTable([PriceRow(input=100, **rate), PriceRow(input=200, above=100_000, **rate)])  # type: ignore[arg-type]
     await store.write([make.started(), make.completed(usage=usage)])
@@ -310,11 +314,11 @@ async def test_sql_and_table_agree_at_the_edges(
     assert present(row.cost).nano_usd == nano
 
 
-# Acts of repricing: undone one at a time, limited by a filter, and reported in parts that add up.
+# Single repricings: undone one at a time, limited by a filter, and reported in parts that add up.
 
 
 async def test_undo_goes_back_one_repricing_at_a_time(store: Store, make: Maker) -> None:
-    """Through repricings of all and of some calls, to the costs at call time."""
+    """Each undo removes the last repricing, of all or of some calls, back to the costs at call time."""
     await fill(store, make)
     seen = [await store.calls()]
     third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
@@ -330,8 +334,8 @@ async def test_undo_goes_back_one_repricing_at_a_time(store: Store, make: Maker)
         await store.undo_reprice()
 
 
-async def test_undo_is_refused_when_other_costs_were_chosen_since(store: Store, make: Maker) -> None:
-    """It would lead somewhere else than back."""
+async def test_undo_is_refused_after_other_costs_were_chosen(store: Store, make: Maker) -> None:
+    """An undo would not restore the previous costs."""
     await fill(store, make)
     await store.reprice(FIRST)
     await store.reprice(SECOND)
@@ -340,10 +344,8 @@ async def test_undo_is_refused_when_other_costs_were_chosen_since(store: Store, 
         await store.undo_reprice()
 
 
-async def test_undo_takes_back_a_run_that_went_further_with_the_version_in_force(
-    store: Store, make: Maker
-) -> None:
-    """What the later run added goes, and what the earlier one had priced under the same version stays."""
+async def test_undo_removes_only_the_last_run_of_a_version(store: Store, make: Maker) -> None:
+    """The costs of the later run are removed. Those of the earlier run with the same price version stay."""
     await fill(store, make)
     await store.reprice(SECOND, where=CallFilter(session_id="s1"))
     before = await store.calls()
@@ -354,7 +356,7 @@ async def test_undo_takes_back_a_run_that_went_further_with_the_version_in_force
 
 
 async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: Store, make: Maker) -> None:
-    """Not even where an earlier run of the same version priced all calls, and was undone or covered since."""
+    """This also holds if an earlier run of the same version priced all calls, and was undone or replaced."""
     await fill(store, make)
     third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
     for before in (((SECOND, None), "undo"), ((SECOND, None), (third, None))):
@@ -374,7 +376,7 @@ async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: St
 
 
 async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: Maker) -> None:
-    """The three comparisons have the same sums, tried or done."""
+    """The three comparisons have the same sums, for dry and real runs."""
     await fill(store, make, 6)
     for dry in (True, False):
         report = await store.reprice(SECOND, dry_run=dry, by_session=True)
@@ -386,13 +388,15 @@ async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: M
         assert [row.session_id for row in report.sessions[:3]] == ["s1", "s3", "s5"]
 
 
-# Repricings that are interrupted, resumed, undone and repeated while the store changes under them.
+# Repricings that are interrupted, resumed, undone and repeated while the store changes.
 
 
-async def test_a_call_that_goes_before_its_turn_is_in_no_sum(
+async def test_a_call_that_is_pruned_before_its_turn_is_in_no_sum(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pruned while a repricing over another was interrupted: what it cost before is not told, nor its model."""
+    """The call is pruned while a second repricing is interrupted. The report has neither its old cost nor its
+    model.
+    """
     monkeypatch.setattr(repricing, "CHUNK", CHUNK)
     usage, cost = TokenUsage(100, 10), Cost(77, CostSource.COMPUTED, "0123456789ab")
     await do(store, make, [(number, "both", T0, usage, cost) for number in (0, 3, 6)])

@@ -1,4 +1,4 @@
-"""The interface `Store`: written rows can be read, are described, and have one writer at a time."""
+"""The interface `Store`: written rows can be read, have descriptions, and have one writer at a time."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from ...support.programs import started
 from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
-# What goes into the store comes out: events as they were, calls as their events say.
+# Stored events are read back unchanged, and calls have the values of their events.
 
 
 class HostEvent(Event, frozen=True, kw_only=True, tag="host.weird"):
-    """An event of a host's own; its field may hold what can't be encoded."""
+    """An event of a host, whose field can have a value that can't be encoded."""
 
     value: object = None
 
 
 async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
-    """Start and end of an attempt meet in one row that carries everything both said."""
+    """The row of an attempt has all values of its start and of its end."""
     usage = TokenUsage(70, 30, 20, 10, 4, 12, UsageSource.REPORTED, raw=msgspec.Raw(b'{"prompt_tokens":100}'))
     cost = Cost(5_000, CostSource.COMPUTED, "abcdefabcdef")
     ids = {"session_id": "ses_1", "turn_id": "trn_1", "message_id": "msg_1", "caused_by": "req_0"}
@@ -68,7 +68,7 @@ async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
 
 
 async def test_every_attempt_is_a_row(store: Store, make: Maker) -> None:
-    """A retried call leaves the failed attempt beside the one that worked."""
+    """A retried call has a row for the failed attempt and one for the successful attempt."""
     first_attempt = [make.started(), make.failed(will_retry=True)]
     await store.write([*first_attempt, make.started(attempt=2), make.completed(attempt=2)])
     second, first = await store.calls(CallFilter(request_id="req_1"))
@@ -80,7 +80,7 @@ async def test_every_attempt_is_a_row(store: Store, make: Maker) -> None:
 
 
 async def test_a_cancelled_call_keeps_its_partial_usage(store: Store, make: Maker) -> None:
-    """Cancelling is a status of its own, and what had arrived is priced; a running call has no cost."""
+    """A cancelled call has its own status, and its partial usage is priced. A running call has no cost."""
     usage = TokenUsage(input_tokens=10, output_tokens=3, source=UsageSource.PARTIAL)
     cost = Cost(77, CostSource.COMPUTED, "v")
     await store.write([make.started()])
@@ -92,7 +92,9 @@ async def test_a_cancelled_call_keeps_its_partial_usage(store: Store, make: Make
 
 
 async def test_writing_twice_changes_nothing(store: Store, make: Maker) -> None:
-    """The same batch again, as after an interrupted commit, leaves events, calls, tags and sums as they were."""
+    """Writing the same batch again, as after an interrupted commit, does not change events, calls, tags or
+    sums.
+    """
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
     batch = [make.started(**ids), make.failed(will_retry=True), make.started(attempt=2), make.completed(attempt=2)]
 
@@ -112,10 +114,10 @@ async def test_writing_twice_changes_nothing(store: Store, make: Maker) -> None:
     assert (cost.key, cost.calls, cost.cost_nano_usd, before[4]) == (("openai:gpt-5",), 2, 1234, 4)
 
 
-async def test_the_loop_has_its_turn_while_a_batch_is_made(
+async def test_other_tasks_run_while_a_batch_is_prepared(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others on the loop wait for a few events of a large batch at a time, never for all of it."""
+    """Other tasks on the loop wait for a few events of a large batch, never for all of them."""
     turn = 0
     made: Counter[int] = Counter()
 
@@ -130,7 +132,7 @@ async def test_the_loop_has_its_turn_while_a_batch_is_made(
             turn += 1
 
     monkeypatch.setattr(batches, "topic_of", counted)
-    monkeypatch.setattr(batches, "_MADE_PER_SECOND", 0)  # however slow the others are here
+    monkeypatch.setattr(batches, "_MADE_PER_SECOND", 0)  # regardless of the speed of other tasks
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         await store.write([make.started(f"req_{number}") for number in range(250)])
@@ -139,10 +141,10 @@ async def test_the_loop_has_its_turn_while_a_batch_is_made(
     assert max(made.values()) <= 32
 
 
-async def test_a_write_that_is_cancelled_while_its_batch_is_made_is_committed(
+async def test_a_write_that_is_cancelled_while_preparing_is_committed(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelled between two parts of a batch, it goes on to the commit, and only then lets go."""
+    """A write that is cancelled between two parts of its batch continues to the commit, and only then raises."""
     made = 0
 
     def cancelling(event: Event) -> str:
@@ -161,7 +163,7 @@ async def test_a_write_that_is_cancelled_while_its_batch_is_made_is_committed(
 
 
 async def test_an_end_before_its_start_gives_the_same_row(store: Store, make: Maker) -> None:
-    """The order in which the two arrive doesn't matter."""
+    """The order of the two events does not matter."""
     start, end = make.started(), make.completed()
     await store.write([end])
     await store.write([start])
@@ -169,8 +171,8 @@ async def test_an_end_before_its_start_gives_the_same_row(store: Store, make: Ma
     assert (row.status, row.started_us, row.requested_model) == ("completed", start.ts_us, "alias")
 
 
-async def test_events_come_back_as_they_were(store: Store, make: Maker) -> None:
-    """Envelope and data survive, in order."""
+async def test_events_are_read_back_unchanged(store: Store, make: Maker) -> None:
+    """Envelope and data are read back in order."""
     state = StoreStateChanged(previous="ok", current="retrying", reason="disk full", lost=3)
     sent = [make.started(session_id="s", tags={"k": "v"}), make(state), make.completed(session_id="s")]
     await store.write(sent)
@@ -182,7 +184,7 @@ async def test_events_come_back_as_they_were(store: Store, make: Maker) -> None:
 
 
 async def test_content_is_never_stored(store: Store, make: Maker) -> None:
-    """Of an appended message only position, role and id are in the file."""
+    """For an appended message, the file only has position, role and id."""
     message = Message.user("a very secret sentence")
     message = msgspec.structs.replace(message, id="msg_9", name="secret name")
     await store.write([make(SessionMessageAppended(position=4, message=message), session_id="s")])
@@ -196,8 +198,8 @@ async def test_content_is_never_stored(store: Store, make: Maker) -> None:
     assert b"secret" not in everything
 
 
-async def test_an_unknown_topic_comes_back_whole(store: Store, make: Maker) -> None:
-    """A host's own event, or a later version's, is kept as it was, also when stored a second time."""
+async def test_an_event_of_an_unknown_topic_is_read_back_unchanged(store: Store, make: Maker) -> None:
+    """An event of a host or of a later version is stored unchanged, also a second time."""
     await store.write([make(HostEvent(value={"a": [1, 2]}))])
     (envelope,) = await store.events()
     assert isinstance(envelope.data, UnknownEvent)
@@ -210,15 +212,15 @@ async def test_an_unknown_topic_comes_back_whole(store: Store, make: Maker) -> N
 
 
 @pytest.mark.parametrize("value", [object(), "half a pair \ud83d", 2**80, {1: {2: object()}}])
-async def test_an_event_that_cannot_be_encoded_stops_nobody(store: Store, make: Maker, value: object) -> None:
-    """One impossible event of a host's own is stored as far as it goes; its batch goes through."""
+async def test_an_event_that_cannot_be_encoded_stops_no_batch(store: Store, make: Maker, value: object) -> None:
+    """A host's event that can't be encoded is stored as far as possible. Its batch is committed."""
     await store.write([make.started(), make(HostEvent(value=value)), make.completed()])
     assert len(await store.events()) == 3
     assert len(await store.calls(CallFilter(status="completed"))) == 1
 
 
 async def test_broken_text_and_impossible_numbers_are_stored(store: Store, make: Maker) -> None:
-    """Half surrogate pairs and counts beyond 64 bits don't stop the ledger."""
+    """Half surrogate pairs and counts beyond 64 bits do not stop the store."""
     usage = TokenUsage(input_tokens=2**70, output_tokens=5)
     routing = RoutingDecision("x\ud800", "openai:gpt-5", "openai", "alias")
     start = make.started(session_id="s\udfff", tags={"k": "\ud800"})
@@ -229,8 +231,8 @@ async def test_broken_text_and_impossible_numbers_are_stored(store: Store, make:
     assert (row.usage.input_tokens, row.usage.output_tokens) == (0, 5)
 
 
-async def test_filters_choose(store: Store, make: Maker) -> None:
-    """Each condition of a filter holds, alone and together with others."""
+async def test_every_condition_of_a_filter_applies(store: Store, make: Maker) -> None:
+    """Each condition of a filter applies, alone and together with others."""
     batch = []
     for number, (model, session, team) in enumerate(
         [("openai:gpt-5", "s1", "red"), ("openai:gpt-5-mini", "s1", "blue"), ("local-chat:smol", "s2", "red")]
@@ -256,7 +258,7 @@ async def test_filters_choose(store: Store, make: Maker) -> None:
 
 
 async def test_sessions_sum_up_their_calls(store: Store, make: Maker) -> None:
-    """A session shows its model now, its tags, and what all its attempts used."""
+    """A session has its current model, its tags, and the usage of all its attempts."""
     ids = {"session_id": "s1", "turn_id": "t1"}
     await store.write(
         [
@@ -279,7 +281,7 @@ async def test_sessions_sum_up_their_calls(store: Store, make: Maker) -> None:
 
 
 async def test_costs_group_and_count_the_unpriced(store: Store, make: Maker) -> None:
-    """Sums say how many calls have no price; unknown is not zero."""
+    """A sum has the number of calls without a price. An unknown cost is not zero."""
     await store.write(
         [
             make.completed("a"),
@@ -297,7 +299,7 @@ async def test_costs_group_and_count_the_unpriced(store: Store, make: Maker) -> 
 
 
 async def test_the_events_of_a_run_are_read_by_their_numbers(store: Store) -> None:
-    """Behind one of them, in pages, whatever other runs have; each run has numbers of its own."""
+    """The events after a number are read in pages. Each run has its own numbers."""
     first, second = Maker("run_a"), Maker("run_b")
     written = [first.started(), first.completed(), first.started("req_3")]
     await store.write([written[0], second.started("req_2"), *written[1:]])
@@ -309,8 +311,8 @@ async def test_the_events_of_a_run_are_read_by_their_numbers(store: Store) -> No
     assert await store.run_events("run_a", 3) == await store.run_events("run_c") == []
 
 
-async def test_how_far_runs_are_is_told_at_once(place: Place) -> None:
-    """Those that go on, and those that ended lately."""
+async def test_the_positions_of_all_runs_are_one_query(place: Place) -> None:
+    """The result has runs that continue, and runs that ended recently."""
     first, second = Maker("run_a"), Maker("run_b")
     async with place.store() as store:
         store.hold_run("run_a")
@@ -321,7 +323,7 @@ async def test_how_far_runs_are_is_told_at_once(place: Place) -> None:
 
 
 async def test_usage_with_the_providers_own_figures_is_read_back(store: Store, make: Maker) -> None:
-    """An event whose usage has a raw part is not an unknown event; every stored byte of that part comes back."""
+    """An event whose usage has a raw part is not an unknown event. Every byte of the raw part is read back."""
     raw = msgspec.Raw(b'{"prompt_tokens": 7, "new": [1.50]}')
     envelopes = [
         make.completed(usage=TokenUsage(7, 1, raw=raw)),
@@ -335,25 +337,26 @@ async def test_usage_with_the_providers_own_figures_is_read_back(store: Store, m
 
 
 async def test_a_call_that_went_through_the_spill_file_has_its_end(store: Store, make: Maker) -> None:
-    """Events that were spilled as lines give the same rows as events that were not."""
-    usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens": 7}'))  # kept as it came, text or not
+    """Events that were spilled as lines give the same rows as other events."""
+    # stored unchanged, even if it is no valid text
+    usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens": 7}'))
     spilled = [encode_line(envelope) for envelope in (make.started(), make.completed(usage=usage))]
     await store.write([decode_line(line) for line in spilled])
     (row,) = await store.calls()
     assert (row.status, row.usage and row.usage.input_tokens) == ("completed", 7)
 
 
-# Events go in once, in order, and whatever they say about calls with them.
+# The rows of a call do not depend on the order or the number of its events.
 
 
-async def test_one_batch_says_of_a_call_that_it_began_twice(store: Store, make: Maker) -> None:
+async def test_one_batch_with_two_starts_of_a_call_gives_one_row(store: Store, make: Maker) -> None:
     await store.write([make.started(), make.started(), make.failed(), make.failed()])
     (call,) = await store.calls()
     assert (call.status, call.error_class) == ("failed", "server_error")
 
 
-async def test_text_that_a_database_does_not_take_stops_no_batch(store: Store, make: Maker) -> None:
-    """What was stored is found by the text that it had, also where the database keeps it as another text."""
+async def test_text_that_a_database_cannot_store_stops_no_batch(store: Store, make: Maker) -> None:
+    """A text is found even if the database can only store it in another form."""
     ids = {"session_id": "ses_\0"}
     awkward = make.started("req_\ud800", tags={"a\0": "b\ud800\0"}, **ids), make.completed("req_\ud800", **ids)
     await store.write([*awkward, make.started("req_2")])
@@ -365,8 +368,8 @@ async def test_text_that_a_database_does_not_take_stops_no_batch(store: Store, m
     assert len(await store.events(session_id="ses_\0")) == 3
 
 
-async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: Store, make: Maker) -> None:
-    """By their bytes; the group without a name is the first."""
+async def test_groups_of_the_same_cost_are_sorted_by_name(store: Store, make: Maker) -> None:
+    """They are in the order of their bytes. The group without a name is the first."""
     names = ["b", "a", "B", "é", "Z", "a b", "_", ""]
     await store.write([make.started(f"r{name}", tags={"team": name}) for name in names])
     await store.write([make.started("none")])
@@ -374,7 +377,7 @@ async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: S
     assert [row.key[0] for row in rows] == ["", *sorted(names)]
 
 
-# What `callboard sql --schema` says, held against the tables of both stores and against the rows in Python.
+# The output of `callboard sql --schema`, compared with the tables of both stores and with the rows in Python.
 
 COLUMNS = {
     "sqlite": """
@@ -389,9 +392,9 @@ COLUMNS = {
 MORE_ON_A_SERVER = {("runs", "shipped_from")}
 
 
-async def test_every_table_and_every_column_has_its_sentence(place: Place, store: Store) -> None:
-    """And none is described that isn't there."""
-    if place.kind == "sqlite":  # whose own tables no free statement may read
+async def test_every_table_and_every_column_has_a_description(place: Place, store: Store) -> None:
+    """No other table or column is described."""
+    if place.kind == "sqlite":  # statements of users cannot read its own tables
         with closing(sqlite3.connect(place.folder / "trace.db")) as connection:
             rows = connection.execute(COLUMNS["sqlite"]).fetchall()
     else:
@@ -403,7 +406,9 @@ async def test_every_table_and_every_column_has_its_sentence(place: Place, store
 
 
 async def test_call_rows_have_the_names_and_values_of_an_export(store: Store, make: Maker) -> None:
-    """Of one in JSON lines, but for its texts for people; the current cost stands beside the one at call time."""
+    """The rows equal an export as JSON lines, without its formatted texts. The current cost is next to the one at
+    call time.
+    """
     await fill(store, make, 7)
     await store.reprice(PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second"))
     file = io.BytesIO()
@@ -418,23 +423,23 @@ async def test_call_rows_have_the_names_and_values_of_an_export(store: Store, ma
     assert {row["cost_pricing_version"] for row in rows} != {row["at_call_time_pricing_version"] for row in rows}
 
 
-def test_call_rows_are_called_as_in_python() -> None:
-    """A nested name has an underscore for its point; counts of tokens and the tier stand by themselves."""
+def test_columns_of_call_rows_are_named_as_in_python() -> None:
+    """A nested name has an underscore in place of its point. Token counts and the tier have no prefix."""
     for name, column in TABLES["call_rows"].columns.items():
         path = column.in_python or name
         assert name in (path.replace(".", "_"), path.removeprefix("usage."))
         assert path.partition(".")[0] in CallRow.__struct_fields__
 
 
-def test_each_is_a_sentence() -> None:
-    """It begins like one and ends like one."""
+def test_each_description_is_a_sentence() -> None:
+    """A description begins with a capital letter and ends with a full stop."""
     meanings = [table.meaning for table in TABLES.values()] + list(BOOKKEEPING.values())
     meanings += [column.meaning for table in TABLES.values() for column in table.columns.values()]
     assert [each for each in meanings if not re.fullmatch(r"[A-Z][^|]*\.", each)] == []
 
 
-def test_a_column_of_calls_is_called_as_in_python() -> None:
-    """Or what it is called there stands beside it; so everything of a `CallRow` is found in SQL."""
+def test_a_column_of_calls_has_or_names_its_name_in_python() -> None:
+    """A column has the name in Python, or a description with that name. So SQL has everything of a `CallRow`."""
     names = {column.in_python or name for name, column in TABLES["calls"].columns.items()}
     fields = {name for name in CallRow.__struct_fields__ if name not in ("usage", "cost", "at_call_time")}
     fields |= {f"usage.{name}" for name in TokenUsage.__struct_fields__}
@@ -445,7 +450,7 @@ def test_a_column_of_calls_is_called_as_in_python() -> None:
     assert of_costs - {None} == {"cost.nano_usd", "cost.reason"}
 
 
-# A block that one may be in at a time, among all who use a trace.
+# A block that only one task can enter at a time, among all stores on a trace.
 
 HOLDS_UNTIL_KILLED = """
     import sys
@@ -466,8 +471,8 @@ HOLDS_UNTIL_KILLED = """
 """
 
 
-async def test_one_at_a_time_is_inside(place: Place) -> None:
-    """Of many, in several stores, each has its turn, and no two have it at once."""
+async def test_the_block_is_entered_by_one_at_a_time(place: Place) -> None:
+    """Each of many tasks in two stores enters the block, never two at the same time."""
     inside = most = turns = 0
 
     async def enter(store: Store) -> None:
@@ -486,8 +491,8 @@ async def test_one_at_a_time_is_inside(place: Place) -> None:
     assert (most, turns) == (1, 4)
 
 
-async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
-    """An exception inside, or a cancellation before one's turn, leaves the block to the others."""
+async def test_a_failed_or_cancelled_task_leaves_the_block(place: Place) -> None:
+    """After an exception in the block, or a cancelled wait, other tasks can enter."""
     async with place.store() as one, place.store() as other:
         with pytest.raises(ZeroDivisionError):
             async with one.exclusive("night"):
@@ -502,8 +507,8 @@ async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
     assert not list(place.folder.glob("*.lock-*"))
 
 
-async def test_who_dies_has_left(place: Place) -> None:
-    """A process that is killed inside holds nobody up; the next writer takes away what it left."""
+async def test_a_killed_process_leaves_the_block(place: Place) -> None:
+    """A process that is killed inside does not block others. The next writer removes its lock file."""
     program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
     assert program.stdout.readline() == "inside\n"
     async with place.store() as store:

@@ -16,15 +16,15 @@ anyio_backend = runs_on("asyncio")
 
 
 class Place(Protocol):
-    """Rows, and the time that they go by."""
+    """Rows of nodes, and their clock."""
 
     tables: OwnershipTables
 
     async def passes(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Advance the time by some seconds."""
 
     async def restarts(self) -> None:
-        """Have the server been started a moment ago."""
+        """Make the server look as if it was restarted a moment ago."""
 
 
 class ModelPlace:
@@ -45,9 +45,10 @@ class PostgresPlace:
         self.tables: OwnershipTables = PostgresOwnership(database)
 
     async def passes(self, seconds: float) -> None:
-        """Have everything happened earlier: nothing else has a time here.
+        """Move all times in the rows back.
 
-        The server was started a moment ago, which would have leases count as lasting; a length below 0 undoes it.
+        The server of the test was started a moment ago, so its leases would still last. A negative lease length
+        prevents this.
         """
         for change in (
             "UPDATE nodes SET lease_until = lease_until - make_interval(secs => ?), lease_seconds = -86400",
@@ -56,7 +57,8 @@ class PostgresPlace:
             await self.database.statement(change, (seconds,))
 
     async def restarts(self) -> None:
-        await self.database.statement("UPDATE nodes SET lease_seconds = 1e6", ())  # it was started within these
+        # the server was started less than this time ago
+        await self.database.statement("UPDATE nodes SET lease_seconds = 1e6", ())
 
 
 @pytest.fixture(params=["model", "postgres"])

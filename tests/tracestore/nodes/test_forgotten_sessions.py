@@ -27,7 +27,7 @@ SESSIONS = ("released", "dead", "of no node", "living")
 
 
 class Rows:
-    """A database in which each of the sessions is stored, and somebody has claimed it."""
+    """A database in which each of the sessions is stored and was claimed."""
 
     def __init__(self, dsn: str, store: PostgresStore) -> None:
         self.database = SharedDatabase(dsn)
@@ -77,23 +77,23 @@ async def rows(postgres_dsn: str, tmp_path: Path) -> AsyncIterator[Rows]:
         await made.database.close()
 
 
-async def test_what_is_deleted_is_forgotten_unless_a_living_node_has_it(rows: Rows) -> None:
-    """It lets go of it itself, and until then nobody else may have it."""
+async def test_rows_of_a_deleted_session_go_unless_a_living_node_owns_it(rows: Rows) -> None:
+    """A living node releases its session itself. Until then, no other node can claim the session."""
     for session_id in SESSIONS:
         assert await rows.store.delete_session(session_id)
     assert await rows.known() == {"living"}
     assert await rows.endings() == {""}
 
 
-async def test_what_is_pruned_is_forgotten_too(rows: Rows) -> None:
-    """With the ends of turns from before the cutoff, also of those without a session."""
+async def test_rows_of_a_pruned_session_are_deleted(rows: Rows) -> None:
+    """The ends of turns before the cutoff are deleted too, also those of turns without a session."""
     await rows.database.statement("UPDATE turn_endings SET decided_at = to_timestamp(?)", (OLD_US // 1_000_000,))
     await rows.store.prune(before=LATER_US)
     assert await rows.known() == {"living"}
     assert await rows.endings() == set()
 
 
-async def test_nothing_waits_for_a_session_that_is_being_used(rows: Rows, postgres_dsn: str) -> None:
+async def test_a_deletion_does_not_wait_for_a_locked_session(rows: Rows, postgres_dsn: str) -> None:
     import psycopg
 
     with psycopg.connect(postgres_dsn, options="-c search_path=callboard") as other, anyio.fail_after(10):
@@ -102,8 +102,8 @@ async def test_nothing_waits_for_a_session_that_is_being_used(rows: Rows, postgr
     assert "released" in await rows.known()
 
 
-async def test_a_forgotten_node_waits_for_whoever_takes_its_sessions(rows: Rows, postgres_dsn: str) -> None:
-    """It was away for more than a day, so there is no row of it that both could lock."""
+async def test_a_forgotten_node_waits_for_the_takeover_of_its_sessions(rows: Rows, postgres_dsn: str) -> None:
+    """The node was away for more than a day, so its row is gone and can't be locked."""
     import psycopg
 
     await rows.database.statement("DELETE FROM nodes WHERE node = 'run_b'")
@@ -131,11 +131,11 @@ async def test_a_forgotten_node_waits_for_whoever_takes_its_sessions(rows: Rows,
     assert [each.owned for each in renewed] == [{}]
 
 
-# The connection of a node to the database that it shares with others.
+# The connection of a node to the database that it shares with other nodes.
 
 
-async def test_whoever_comes_while_the_tables_are_made_waits_for_them(postgres_dsn: str) -> None:
-    """All parts of a node ask at once when it starts; one of them makes the connection."""
+async def test_statements_wait_until_the_tables_are_created(postgres_dsn: str) -> None:
+    """All parts of a node connect concurrently at its start. One of them creates the tables."""
     database = SharedDatabase(postgres_dsn)
     first = asyncio.create_task(database.statement("SELECT count(*) FROM nodes"))
     with anyio.fail_after(20):
@@ -146,10 +146,12 @@ async def test_whoever_comes_while_the_tables_are_made_waits_for_them(postgres_d
     await database.close()
 
 
-async def test_a_process_that_is_suspended_in_a_transaction_holds_up_others_for_seconds_only(
+async def test_an_idle_transaction_ends_after_ten_seconds(
     postgres_dsn: str,
 ) -> None:
-    """The server ends it, and with it its locks: otherwise nobody could renew a lease or take a session."""
+    """PostgreSQL ends a transaction that is idle for 10 s. Otherwise its locks would block leases and
+    takeovers.
+    """
     database = SharedDatabase(postgres_dsn)
     ((seconds,),) = await database.statement("SELECT current_setting('idle_in_transaction_session_timeout')")
     assert seconds == "10s"

@@ -40,7 +40,7 @@ async def size(ledger: LedgerTables, node: str, *scopes: Scope) -> Sequence[Allo
 
 
 async def test_slices_of_all_nodes_together_stay_within_the_limit(ledger: LedgerTables) -> None:
-    """Whoever asks for more than is left gets nothing, and the others learn that somebody lacks it."""
+    """A request for more than the rest gets nothing. The other nodes are notified that a node needs more."""
     await ledger.grant("a", 1, wanting((MONEY, (600, 0))))
     answer = await ledger.grant("b", 1, wanting((MONEY, (500, 0))))
     assert (answer.balances[0].granted, answer.balances[0].others) == ((0, 0), (600, 0))
@@ -48,11 +48,11 @@ async def test_slices_of_all_nodes_together_stay_within_the_limit(ledger: Ledger
     assert await size(ledger, "b", MONEY) == [(400, 0)]
     assert (await ledger.look("a", [MONEY, TOKENS])).wanted == [True, False]
     await ledger.grant("a", 2, wanting((MONEY, (601, 0))))
-    assert await size(ledger, "a", MONEY) == [(600, 0)], "to the last nano-USD"
+    assert await size(ledger, "a", MONEY) == [(600, 0)], "the limit holds to the last nano-USD"
 
 
-async def test_a_call_gets_its_slices_in_all_accounts_or_in_none(ledger: LedgerTables) -> None:
-    """So that nothing lies idle in one because another has no room."""
+async def test_a_call_gets_slices_of_all_accounts_or_of_none(ledger: LedgerTables) -> None:
+    """Otherwise an amount would stay unused in one account, because another account is full."""
     await ledger.grant("a", 1, wanting((TOKENS, (0, 90))))
     await ledger.grant("b", 1, wanting((MONEY, (10, 0)), (TOKENS, (0, 20))))
     assert await size(ledger, "b", MONEY, TOKENS) == [(0, 0), (0, 0)]
@@ -60,8 +60,8 @@ async def test_a_call_gets_its_slices_in_all_accounts_or_in_none(ledger: LedgerT
     assert await size(ledger, "b", MONEY, TOKENS) == [(10, 0), (0, 10)]
 
 
-async def test_a_node_gets_at_most_a_quarter_of_what_is_left_besides(ledger: LedgerTables) -> None:
-    """Never more than it would use, and nothing where calls are to be admitted one by one."""
+async def test_a_node_gets_at_most_a_quarter_of_the_rest_as_extra(ledger: LedgerTables) -> None:
+    """A node gets at most the extra that it requests, and no extra if little is left."""
     await ledger.grant("a", 1, wanting((MONEY, (10, 0)), more=(50, 0)))
     assert await size(ledger, "a", MONEY) == [(60, 0)]
     await ledger.grant("b", 1, wanting((MONEY, (20, 0)), more=(500, 0)))
@@ -70,28 +70,32 @@ async def test_a_node_gets_at_most_a_quarter_of_what_is_left_besides(ledger: Led
     assert await size(ledger, "c", MONEY) == [(50, 0)]
 
 
-async def test_a_question_that_is_asked_twice_is_answered_once(ledger: LedgerTables) -> None:
-    """The answer may have been lost; a slice is said by its size, and not by what is added."""
+async def test_a_repeated_request_adds_nothing(ledger: LedgerTables) -> None:
+    """The reply to the first request may be lost. A request states the total size of the slice, so a repetition is
+    safe.
+    """
     for _ in range(2):
         await ledger.grant("a", 1, wanting((MONEY, (300, 0))))
     await ledger.grant("a", 2, wanting((MONEY, (300, 0))))
     assert await size(ledger, "a", MONEY) == [(300, 0)]
 
 
-async def test_what_comes_late_changes_nothing(ledger: LedgerTables) -> None:
-    """Neither a slice nor its return, if the node has said more since; no return makes a slice larger."""
+async def test_late_requests_change_nothing(ledger: LedgerTables) -> None:
+    """A grant or a return that is older than the node's last request is ignored. A return never increases a
+    slice.
+    """
     slot = (await ledger.grant("a", 3, wanting((MONEY, (300, 0))))).balances[0].slot
     await ledger.give_back("a", 2, [(MONEY, slot, (0, 0))])
     assert await size(ledger, "a", MONEY) == [(300, 0)]
     await ledger.give_back("a", 4, [(MONEY, slot, (900, 0))])
-    assert await size(ledger, "a", MONEY) == [(300, 0)], "whatever the node thinks that it has"
+    assert await size(ledger, "a", MONEY) == [(300, 0)], "a return never increases a slice"
     await ledger.give_back("a", 5, [(MONEY, slot, (100, 0))])
     await ledger.grant("a", 4, wanting((MONEY, (900, 0))))
     assert await size(ledger, "a", MONEY) == [(100, 0)]
 
 
-async def test_what_was_admitted_without_the_store_counts_beyond_the_limit(ledger: LedgerTables) -> None:
-    """It is spent, whatever the limit says; then there is nothing left for anybody."""
+async def test_forced_amounts_count_beyond_the_limit(ledger: LedgerTables) -> None:
+    """Amounts that are already spent are forced into the account. Then no node gets more."""
     await ledger.grant("a", 1, wanting((MONEY, (900, 0))))
 
     def forced(now_us: int) -> list[SliceRequest]:
@@ -103,12 +107,12 @@ async def test_what_was_admitted_without_the_store_counts_beyond_the_limit(ledge
     assert answer.balances[0].granted == (900, 0)
 
 
-async def test_budgets_that_differ_have_accounts_of_their_own(ledger: LedgerTables) -> None:
-    """By what they count, by their window, and by their limit."""
+async def test_different_budgets_have_different_accounts(ledger: LedgerTables) -> None:
+    """Budgets differ by what they count, by their window, and by their limit."""
     others = [
         Budget(max_cost_usd="0.000002"),
         Budget(max_cost_usd="0.000001", window="day"),
-        Budget(max_cost_usd="0.000001", window=timedelta(days=90)),  # whose slots don't end while this runs
+        Budget(max_cost_usd="0.000001", window=timedelta(days=90)),  # its slots don't end during the test
         Budget(max_cost_usd="0.000001", per="tag:tenant"),
         Budget(max_cost_usd="0.000001", per="tag:tenant", of="acme"),
     ]
@@ -119,8 +123,8 @@ async def test_budgets_that_differ_have_accounts_of_their_own(ledger: LedgerTabl
     assert await size(ledger, "a", *scopes) == [(900, 0)] * len(others)
 
 
-async def test_an_account_begins_with_the_trace_and_a_dead_nodes_slice_becomes_it(postgres_dsn: str) -> None:
-    """The slice counts until the node's calls are all in the trace; then what they did cost counts."""
+async def test_a_dead_node_s_slice_is_replaced_by_the_cost_of_its_calls(postgres_dsn: str) -> None:
+    """The slice counts until all calls of the node are in the trace. Then the cost of these calls counts."""
     earlier, dead = Maker("run_earlier"), Maker("run_dead")
     database = SharedDatabase(postgres_dsn)
     ledger = PostgresLedger(database)
@@ -134,7 +138,7 @@ async def test_an_account_begins_with_the_trace_and_a_dead_nodes_slice_becomes_i
             assert await ledger.settle_dead(lambda budget, value: scope) == 0
             assert (await ledger.look("run_new", [scope])).balances[0].others == (8000, 0)
             await database.statement("UPDATE runs SET ended_us = 1 WHERE run_id = 'run_dead'")
-            assert await ledger.settle_dead(lambda budget, value: None) == 0, "nobody here knows that budget"
+            assert await ledger.settle_dead(lambda budget, value: None) == 0, "this node does not have the budget"
             assert await ledger.settle_dead(lambda budget, value: scope) == 1
             (after,) = (await ledger.look("run_new", [scope])).balances
             assert (after.spent, after.others) == ((2468, 220), (0, 0))

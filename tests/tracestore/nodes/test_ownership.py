@@ -25,8 +25,8 @@ def ending(by: NodeInfo, *, session: str = "s", epoch: int = 1) -> TurnEnding:
     )
 
 
-async def test_a_first_lease_follows_none_and_the_next_one_is_unbroken(place: Place) -> None:
-    """Until it was over in between. Who has missed an answer is told what it would have said."""
+async def test_a_lease_is_renewed_until_it_runs_out(place: Place) -> None:
+    """After the lease ran out, the next lease has a new number. A repeated request gets the same result."""
     assert (await place.tables.renew(A, 0)).lease == 1
     await place.tables.claim("s", A.node)
     await place.passes(9)
@@ -40,8 +40,8 @@ async def test_a_first_lease_follows_none_and_the_next_one_is_unbroken(place: Pl
     assert (await place.tables.renew(A, 2)).lease == 3
 
 
-async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> None:
-    """Who asks for it is told who has it, and for how long."""
+async def test_a_session_has_one_owner_while_its_lease_lasts(place: Place) -> None:
+    """Another claim returns the owner and the remaining time of its lease."""
     await place.tables.renew(A, 0)
     await place.tables.renew(B, 0)
     assert await place.tables.claim("s", A.node) == Claimed(epoch=1)
@@ -53,8 +53,8 @@ async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> Non
     assert owner.node == A.node
 
 
-async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_learns_so(place: Place) -> None:
-    """By its next renewal, which is no unbroken one."""
+async def test_a_session_is_taken_over_after_the_lease_of_its_owner(place: Place) -> None:
+    """The old owner's next renewal returns the sessions that it still owns."""
     await place.tables.renew(A, 0)
     for session in ("s", "kept"):
         await place.tables.claim(session, A.node)
@@ -68,8 +68,10 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     assert isinstance(await place.tables.claim("kept", B.node), HeldSession)
 
 
-async def test_a_lease_that_was_over_before_a_restart_of_the_server_is_broken(place: Place) -> None:
-    """A restart has leases last longer, since nobody could renew them. Sessions may have been taken before it."""
+async def test_a_lease_that_ran_out_before_a_restart_is_not_extended(place: Place) -> None:
+    """After a restart of the server, leases last longer, because no node could renew them. Sessions that were
+    taken before stay taken.
+    """
     await place.tables.renew(A, 0)
     for session in ("s", "kept"):
         await place.tables.claim(session, A.node)
@@ -81,8 +83,8 @@ async def test_a_lease_that_was_over_before_a_restart_of_the_server_is_broken(pl
     assert (renewed.lease, renewed.owned) == (2, {"kept": 2})
 
 
-async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> None:
-    """And nobody lets go of what is another's by now."""
+async def test_a_released_session_can_be_claimed_immediately(place: Place) -> None:
+    """A node cannot release a session that another node has taken."""
     await place.tables.renew(A, 0)
     await place.tables.renew(B, 0)
     await place.tables.claim("s", A.node)
@@ -97,9 +99,10 @@ async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> No
     assert isinstance(await place.tables.claim("s", A.node), HeldSession)
 
 
-async def test_a_session_that_was_forgotten_has_a_higher_epoch_than_ever(place: Place) -> None:
-    """Each claim raises it, the owner's own as well, so that nothing of before is taken for something of now.
-    What is another's by now is not forgotten."""
+async def test_a_forgotten_session_keeps_raising_its_epoch(place: Place) -> None:
+    """Each claim raises the epoch, also a claim by the owner. A node only forgets a session that it owns at that
+    epoch.
+    """
     await place.tables.renew(A, 0)
     assert [(await place.tables.claim("s", A.node)).epoch for _ in range(3)] == [1, 2, 3]
     await place.tables.forget(A.node, "s", 2)
@@ -110,7 +113,7 @@ async def test_a_session_that_was_forgotten_has_a_higher_epoch_than_ever(place: 
     assert await place.tables.claim("s", B.node) == Claimed(epoch=4)
 
 
-async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:
+async def test_a_node_that_leaves_is_no_longer_listed(place: Place) -> None:
     await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.tables.leave(A.node)
@@ -118,8 +121,8 @@ async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:
     assert await place.tables.nodes() == []
 
 
-async def test_an_owner_is_told_what_others_wait_for(place: Place) -> None:
-    """For a while, and until it has let go of it."""
+async def test_an_owner_is_notified_of_takeover_requests(place: Place) -> None:
+    """The owner gets the request for 30 seconds, or until it has released the session."""
     await place.tables.renew(A, 0)
     for session in ("s", "t", "u"):
         await place.tables.claim(session, A.node)
@@ -134,8 +137,8 @@ async def test_an_owner_is_told_what_others_wait_for(place: Place) -> None:
     assert list((await place.tables.renew(A, 0)).wanted) == []
 
 
-async def test_the_end_of_a_turn_is_decided_once_and_only_when_its_owner_can_not_end_it(place: Place) -> None:
-    """While the owner lives and the session is its own, nobody else ends its turn."""
+async def test_the_end_of_a_turn_is_decided_once(place: Place) -> None:
+    """While the owner's lease lasts and it owns the session, no other node can end its turn."""
     await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     assert await place.tables.end_turn(ending(B), A.node) is None
@@ -147,8 +150,8 @@ async def test_the_end_of_a_turn_is_decided_once_and_only_when_its_owner_can_not
     assert await place.tables.ending("trn_1") == ending(B)
 
 
-async def test_the_turn_of_a_former_owner_that_lives_again_can_be_ended(place: Place) -> None:
-    """Its session is another's by now, so it can't end the turn itself."""
+async def test_the_turn_of_a_former_owner_can_be_ended(place: Place) -> None:
+    """Another node owns the session, so the former owner can't end the turn itself."""
     await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.passes(11)
@@ -158,16 +161,16 @@ async def test_the_turn_of_a_former_owner_that_lives_again_can_be_ended(place: P
     assert await place.tables.end_turn(ending(B), A.node) == ending(B)
 
 
-async def test_a_turn_without_a_session_is_ended_by_its_node_s_lease_alone(place: Place) -> None:
-    """There is no owner but the node."""
+async def test_a_turn_without_a_session_can_be_ended_after_its_node_s_lease(place: Place) -> None:
+    """Without a session, only the node's lease counts."""
     await place.tables.renew(A, 0)
     assert await place.tables.end_turn(ending(B, session=""), A.node) is None
     await place.passes(11)
     assert await place.tables.end_turn(ending(B, session=""), A.node) == ending(B, session="")
 
 
-async def test_nodes_are_listed_the_living_ones_first_and_forgotten_after_a_day(place: Place) -> None:
-    """With the sessions that each of them owns."""
+async def test_living_nodes_are_listed_first_and_dead_ones_for_a_day(place: Place) -> None:
+    """The list has the number of sessions of each node."""
     await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.passes(11)
@@ -181,8 +184,8 @@ async def test_nodes_are_listed_the_living_ones_first_and_forgotten_after_a_day(
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_after_a_start_of_the_server_a_lease_lasts_until_it_could_be_renewed() -> None:
-    """Nobody could renew it while the server was down."""
+async def test_after_a_start_of_the_server_leases_last_longer() -> None:
+    """No node could renew its lease while the server was down."""
     with own_server() as server, server.database() as dsn:
         database = SharedDatabase(dsn)
         tables = PostgresOwnership(database)
@@ -195,8 +198,8 @@ async def test_after_a_start_of_the_server_a_lease_lasts_until_it_could_be_renew
         await database.close()
 
 
-async def test_of_many_that_claim_at_once_one_has_the_session(postgres_dsn: str) -> None:
-    """And of many that take it from a dead node, too. No two ever have the same epoch."""
+async def test_of_many_concurrent_claims_one_succeeds(postgres_dsn: str) -> None:
+    """The claims after the first one take a released session. No two claims have the same epoch."""
     databases = [SharedDatabase(postgres_dsn) for _ in range(4)]
     nodes = [PostgresOwnership(database) for database in databases]
     for number, tables in enumerate(nodes):
@@ -212,7 +215,7 @@ async def test_of_many_that_claim_at_once_one_has_the_session(postgres_dsn: str)
         await database.close()
 
 
-# Who probes a provider: the same cases on the model of the rows and on PostgreSQL.
+# The lease for probing a provider: the same cases on the model of the rows and on PostgreSQL.
 
 
 @pytest.fixture(params=["model", "postgres"])
@@ -225,8 +228,10 @@ async def probes(request: Any) -> AsyncIterator[ProbeTables]:
     await database.close()
 
 
-async def test_one_node_has_the_lease_until_it_lets_go(probes: ProbeTables) -> None:
-    """Of each provider and each model. It may take it for longer; the others learn how long it lasts."""
+async def test_one_node_has_the_lease_until_it_releases_it(probes: ProbeTables) -> None:
+    """There is one lease for each provider and each model. Its owner can extend it, and other nodes get its
+    remaining time.
+    """
     left = await asyncio.gather(*(probes.take(node, "p", "", 30.0) for node in "abc"))
     assert [each == 0 for each in left].count(True) == 1
     owner = "abc"[left.index(0)]
@@ -235,12 +240,12 @@ async def test_one_node_has_the_lease_until_it_lets_go(probes: ProbeTables) -> N
     assert 30 < await probes.take(other, "p", "", 30.0) <= 60
     assert await probes.take(other, "p", "p:m", 30.0) == 0
     await probes.release(other, "p", "")
-    assert await probes.take(other, "p", "", 30.0) > 0, "it was not its own to let go of"
+    assert await probes.take(other, "p", "", 30.0) > 0, "only the owner can release the lease"
     await probes.release(owner, "p", "")
     assert await probes.take(other, "p", "", 30.0) == 0
 
 
-async def test_a_lease_that_is_over_is_free(probes: ProbeTables) -> None:
+async def test_a_lease_that_ran_out_is_free(probes: ProbeTables) -> None:
     assert await probes.take("a", "p", "", 0.0) == 0
     assert await probes.take("b", "p", "", 30.0) == 0
     assert await probes.take("a", "p", "", 30.0) > 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.transport.http1_protocol import (
     MOST_HEAD_BYTES,
+    HeadWriter,
     Origin,
     ReplyParser,
     keep_alive_seconds,
@@ -35,7 +36,7 @@ def read(parts: Iterable[bytes], method: str = "POST", *, ends: bool = True) -> 
         body += parser.pieces
         parser.pieces.clear()
     whole = parser.complete or (ends and parser.end())
-    return parser, (parser.status, dict(parser.headers()), b"".join(body), whole, parser.error)
+    return parser, (parser.status, dict(parser.headers), b"".join(body), whole, parser.error)
 
 
 def check(form: Form, parts: Iterable[bytes]) -> None:
@@ -63,7 +64,7 @@ def test_one_reply_follows_another(name: str) -> None:
         parser.begin(form.method)
         parser.feed(form.sent)
         assert (parser.status, b"".join(parser.pieces), parser.complete) == (form.status, form.body, True)
-        assert parser.headers().items() >= form.headers.items()
+        assert parser.headers.items() >= form.headers.items()
         assert parser.keeps_open
         parser.pieces.clear()
 
@@ -235,6 +236,18 @@ def test_a_host_and_codings_of_the_caller_s_stand_in_place_of_ours() -> None:
         "Content-Length: 2",
         "Accept-Encoding: identity",
     ]
+
+
+def test_a_kept_head_is_the_head_of_these_headers_and_this_length() -> None:
+    """Also after the headers of the last request were changed in place, or stated the length themselves."""
+    writer, named = HeadWriter(), {"x-a": "1"}
+    for length, value in [(2, "1"), (10, "1"), (10, "2"), (3, "Content-Length: 3"), (4, "Content-Length: 3")]:
+        named["x-a"] = value
+        for headers in (named, {**named, "content-length": str(length)}):
+            wanted = write_head("POST", target_of(URL), headers, length)
+            assert writer.write("POST", target_of(URL), headers, length) == wanted
+    with pytest.raises(InvalidRequestError):
+        writer.write("POST", target_of(URL), {**named, "content-length": "4"}, 5)
 
 
 SECRET = "sk-secret"

@@ -13,5 +13,5 @@ def event(seq: int, run_id: str = "run_a", name: str = "x", ts_us: int | None = 
 
 
 def events(seqs: Iterable[int], run_id: str = "run_a") -> list[Envelope]:
-    """Events of a run, by their numbers."""
+    """Events of a run with these numbers."""
     return [event(seq, run_id) for seq in seqs]

@@ -1,4 +1,4 @@
-"""The class for outgoing events: all events are sent in order despite faults of the broker and the trace."""
+"""Outgoing events: all events are sent in order despite faults of the broker and the trace."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def page(after: int, last: int, size: int = 10) -> Page:
     return Page("run_a", after, last, b"x" * size)
 
 
-def test_one_page_is_on_its_way_at_a_time() -> None:
-    """The next one goes out when the broker has the one before."""
+def test_one_page_is_sent_at_a_time() -> None:
+    """The next page is sent after the broker has acknowledged the previous page."""
     machine = BridgeQueue()
     machine.add([page(0, 2), page(2, 5)])
     assert machine.next(0.0, connected=True) == Send(page(0, 2))
@@ -48,8 +48,8 @@ def test_one_page_is_on_its_way_at_a_time() -> None:
     assert (machine.cursor, machine.next(0.0, connected=True)) == (5, Pause(None))
 
 
-def test_failures_are_waited_out_longer_and_longer() -> None:
-    """Until the broker is back, which is noticed at once."""
+def test_the_wait_grows_with_each_failure() -> None:
+    """When the broker reconnects, the page is sent immediately."""
     machine = BridgeQueue()
     machine.add([page(0, 1)])
     waits = []
@@ -64,8 +64,8 @@ def test_failures_are_waited_out_longer_and_longer() -> None:
     assert machine.next(10.0, connected=True) == Send(page(0, 1))
 
 
-def test_what_does_not_fit_into_memory_is_read_from_the_trace() -> None:
-    """Behind the page that is on its way."""
+def test_pages_that_do_not_fit_into_memory_are_read_from_the_trace() -> None:
+    """The page that is being sent stays in memory."""
     machine = BridgeQueue()
     machine.add([page(n, n + 1, MOST_WAITING // 4) for n in range(6)])
     assert machine.is_behind
@@ -77,21 +77,21 @@ def test_what_does_not_fit_into_memory_is_read_from_the_trace() -> None:
     assert not machine.is_behind
 
 
-def test_what_was_pruned_holds_nothing_up() -> None:
-    """A trace that has nothing behind the cursor, although something was committed, has lost it on purpose."""
+def test_pruned_events_do_not_block_the_queue() -> None:
+    """If the trace has no events after the cursor, they were pruned."""
     machine = BridgeQueue(behind=True)
     machine.note(7)
     assert machine.next(0.0, connected=True) == Read(0)
     machine.note(8)
     machine.read([])
-    assert machine.is_behind  # something came while the trace was read
+    assert machine.is_behind  # An event was committed while the trace was read.
     assert machine.next(0.0, connected=True) == Read(0)
     machine.read([])
     assert not machine.is_behind
 
 
 class Day:
-    """A run whose events are committed, beside a trace, and a broker that keeps pages by their ids."""
+    """A run with its trace, and a broker that keeps each page once."""
 
     def __init__(self) -> None:
         self.machine = BridgeQueue(behind=True)
@@ -108,7 +108,7 @@ class Day:
         return pages
 
     def commit(self, number: int) -> None:
-        first = (self.trace[-1] if self.trace else 0) + 2  # numbers are missing
+        first = (self.trace[-1] if self.trace else 0) + 2  # Some numbers are missing.
         new = list(range(first, first + number))
         self.trace += new
         if self.machine.is_behind:
@@ -135,10 +135,10 @@ class Day:
                 self.now += seconds or 0.0
 
     def reader(self) -> list[int]:
-        """What a reader makes of the pages, in the order in which the broker has them."""
+        """The events of a reader that gets the pages in the broker's order."""
         known, given = 0, []
         for each in self.kept.values():
-            assert each.after <= known, "a gap"
+            assert each.after <= known, "a page is missing"
             if each.last > known:
                 given.append(each.last)
                 known = each.last
@@ -156,8 +156,8 @@ class Day:
     ),
     st.sampled_from([25, MOST_WAITING]),
 )
-def test_every_event_goes_out_whatever_fails(acts: list[tuple[str, object]], room: int) -> None:
-    """Lost pages, lost acknowledgements, a broker that comes and goes, and more events than there is room for."""
+def test_every_event_is_sent_despite_all_faults(acts: list[tuple[str, object]], room: int) -> None:
+    """The faults are lost pages, lost acknowledgements, disconnections, and too many events for the memory."""
     day = Day()
     module.MOST_WAITING, before = room, module.MOST_WAITING
     try:
@@ -178,21 +178,21 @@ def test_every_event_goes_out_whatever_fails(acts: list[tuple[str, object]], roo
     assert day.machine.cursor == (day.trace[-1] if day.trace else 0)
 
 
-# Pages: what is in a message, and what is not.
+# Pages: which parts of events they contain.
 
 PLENTY = 1 << 20
 
 
 def said(seq: int, *, captured: bool) -> list[Envelope]:
-    """A message and a setup, as the writer commits them."""
+    """A message and a setup in the form in which the writer commits them."""
     message = SessionMessageAppended(position=0, message=Message.user("secret"))
     setup = SessionConfigured(history=0, setup=SessionSetup(model="s:m", system_prompt="secret"))
     spoken = [Envelope(seq + n, "run_a", 1, 1, data) for n, data in enumerate((message, setup))]
     return [Capture().apply(envelope) for envelope in spoken] if captured else spoken
 
 
-def test_a_page_comes_back_as_it_was() -> None:
-    """With every event, and the place behind which it begins."""
+def test_a_decoded_page_equals_the_encoded_one() -> None:
+    """A page has its events and the number before its first event."""
     (page,) = pages_of("run_a", 3, events([5, 6, 9]), content=False, most_bytes=PLENTY)
     read = decode_page(encode_page(page))
     assert read == page
@@ -201,8 +201,8 @@ def test_a_page_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_what_was_said_stays_here(captured: bool) -> None:
-    """Unless the host says otherwise; also where the trace keeps it."""
+def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
+    """The broker gets no content even if the trace stores content."""
     (page,) = pages_of("run_a", 0, said(1, captured=captured), content=False, most_bytes=PLENTY)
     assert b"secret" not in encode_page(page)
     assert [envelope.topic for envelope in page.envelopes() or ()] == [
@@ -217,8 +217,8 @@ def test_what_was_said_stays_here(captured: bool) -> None:
     assert setup.setup.system_prompt == "secret"
 
 
-def test_pages_follow_one_another() -> None:
-    """However many events there are, and however large."""
+def test_pages_have_no_gap() -> None:
+    """The test sends many events, and large ones."""
     many = events(range(1, 3 * PAGE_EVENTS))
     assert [page.last for page in pages_of("run_a", 0, many, content=False, most_bytes=PLENTY)] == [
         PAGE_EVENTS,
@@ -232,8 +232,8 @@ def test_pages_follow_one_another() -> None:
     assert [each for page in pages for each in page.envelopes() or ()] == events(range(1, 20))
 
 
-def test_an_event_too_large_for_the_broker_is_left_to_the_store() -> None:
-    """Its page says that it is there; those beside it go out."""
+def test_an_event_too_large_for_the_broker_is_a_page_without_content() -> None:
+    """The page marks the event's place. Events before and after it are sent."""
     batch = [event(1), event(2, name="x" * 1000), event(3)]
     pages = pages_of("run_a", 0, batch, content=False, most_bytes=500)
     read = [decode_page(encode_page(page)) for page in pages]
@@ -245,7 +245,7 @@ def test_an_event_too_large_for_the_broker_is_left_to_the_store() -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"{}", b"\xff\n", b'{"run":1,"after":0,"last":1}\n'])
-def test_what_is_no_page_is_refused(message: bytes) -> None:
-    """By a ValueError, which readers expect."""
+def test_a_message_that_is_no_page_is_refused(message: bytes) -> None:
+    """The error is a ValueError, which readers handle."""
     with pytest.raises(ValueError):
         decode_page(message)

@@ -22,7 +22,7 @@ anyio_backend = runs_on("asyncio")
 
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers and engines are near each other here."""
+    """Shorten the time after which a connection counts as steady, because servers are local."""
     monkeypatch.setattr(mirrors, "STEADY_SECONDS", 1.5)
 
 
@@ -35,7 +35,7 @@ def nats() -> Iterator[NatsServer]:
 
 
 class Gate:
-    """Lets a scripted reply take so many steps."""
+    """Lets a scripted reply take a number of steps."""
 
     def __init__(self, steps: int = 0) -> None:
         self._steps = anyio.Semaphore(steps)
@@ -49,7 +49,7 @@ class Gate:
 
 
 async def connected(engine: Engine) -> None:
-    """Wait until the engine hears the broker."""
+    """Wait until the engine is connected to the broker."""
     node = node_of(engine)
     with anyio.fail_after(10):
         while not node.broker.connected or node.frames is None or node.frames.mirrors._group is None:  # noqa: ASYNC110
@@ -58,7 +58,7 @@ async def connected(engine: Engine) -> None:
 
 @asynccontextmanager
 async def nodes(server: NatsServer, count: int, *replies: Say, **options: Any) -> Any:
-    """Engines of one cluster. The first one has the replies."""
+    """Engines of one cluster. Only the first one has replies."""
     async with AsyncExitStack() as stack:
         engines = []
         for number in range(count):

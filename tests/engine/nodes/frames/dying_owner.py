@@ -1,9 +1,9 @@
-"""A program with a node that starts a turn and is killed in the middle of it. The node of a name that begins with
-"plain" has no session.
+"""A program with a node that starts a turn and is killed during the turn. If the node's name starts with "plain",
+the turn has no session.
 
-It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills
-itself with SIGKILL. With a negative number it stops itself, goes on when it is continued, and ends with its input.
-With 0 it kills itself as soon as it has the turn's result, before anything else happens.
+The program prints the ids of its session and its stream. When its log has `dies_at` events and they are sent, it
+kills itself with SIGKILL. If the number is negative, it stops itself, runs on after SIGCONT, and ends with its
+input. If the number is 0, it kills itself as soon as the turn has a result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACE = 0.004
 
 
 def replies() -> list[Say]:
-    """A reply that thinks, speaks and calls a tool, and one that speaks."""
+    """A reply with thinking, text and a tool call, and a reply with text."""
     first, second = Say(), Say()
     calls = (ScriptedCall("add", {"a": 1, "b": 2}),)
     first.reply = ScriptedReply(thinking=THINKING, text=TEXT, calls=calls, signature="sig", pace=PACE)
@@ -36,7 +36,7 @@ def replies() -> list[Say]:
 
 
 async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease: float) -> None:
-    """Be the node."""
+    """Run the node."""
     cluster = Cluster(nats=nats, store=dsn, node=name, lease_seconds=lease)
     engine = keeping(Path(folder) / f"{name}.db", *replies(), cluster=cluster)
     await engine.start()

@@ -40,7 +40,7 @@ from callboard.bus.values.content import (
 
 TEXTS = st.text(
     st.characters(exclude_categories=()) | st.sampled_from("\ud83d\ude00"), max_size=12
-)  # half surrogate pairs included
+)  # Half surrogate pairs are included.
 IDS = st.sampled_from(["", "msg_1", "msg_2"])
 INDEXES = st.integers(0, 2)
 JSON = st.recursive(
@@ -96,13 +96,13 @@ LOGS = st.lists(EVENTS, max_size=40)
 
 
 def raws(events: list[TurnEvent]) -> list[bytes | None]:
-    """The providers' usage objects in events, which equality of usages sees only by identity."""
+    """The raw usage objects in events. Equality of usages compares them only by identity."""
     usages = (event.usage for event in events if isinstance(event, MessageComplete | StepFinish))
     return [None if usage.raw is None else bytes(usage.raw) for usage in usages]
 
 
 def without_raws(events: list[TurnEvent]) -> list[TurnEvent]:
-    """The same events without them."""
+    """The same events without their raw usage."""
     return [
         msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, raw=None))
         if isinstance(event, MessageComplete | StepFinish)

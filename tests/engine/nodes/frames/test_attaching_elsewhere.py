@@ -1,4 +1,4 @@
-"""A stream is read on each node as on its own: the same events with the same numbers, and one end."""
+"""A stream can be read on every node, with the same events, the same numbers and one end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def read(
     return seen
 
 
-async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsServer) -> None:
-    """While it is said, and with a tool round between two messages."""
+async def test_readers_on_other_nodes_get_the_events_of_the_owner(nats: NatsServer) -> None:
+    """The readers read while the reply arrives. A tool runs between two messages."""
     gate = Gate()
     async with nodes(nats, 3, CALLS_ADD, Say(*WORDS, pause=gate.step)) as (owner, *others):
         results: dict[int, Seen] = {}
@@ -56,8 +56,8 @@ async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsSer
     assert "tool.finished" in [event.type for _, event in results[1]]
 
 
-async def test_a_reader_goes_on_elsewhere_where_another_stopped(nats: NatsServer) -> None:
-    """As a browser does with Last-Event-ID: nothing twice, nothing missing."""
+async def test_a_reader_on_another_node_continues_after_the_last_event(nats: NatsServer) -> None:
+    """A browser does this with Last-Event-ID. No event is repeated or missing."""
     gate = Gate(20)
     async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, one, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -68,8 +68,8 @@ async def test_a_reader_goes_on_elsewhere_where_another_stopped(nats: NatsServer
         assert [*first, *rest] == await read(owner, turn.stream_id)
 
 
-async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
-    """On another node, too."""
+async def test_the_tail_has_only_new_events(nats: NatsServer) -> None:
+    """The tail is the same on another node."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -92,8 +92,8 @@ async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True])
-async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer, wiped: bool) -> None:
-    """The broker has kept them, and the owner may be gone; if the broker was wiped, its owner is asked."""
+async def test_a_completed_stream_is_read_from_its_frames(nats: NatsServer, wiped: bool) -> None:
+    """The broker keeps the frames, so the owner can be closed. If the broker is wiped, the owner answers."""
     async with nodes(nats, 2, Say(*WORDS)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
             await turn.message()
@@ -107,8 +107,8 @@ async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer, w
 
 
 @pytest.mark.deep("another fault of the broker")
-async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer) -> None:
-    """A reader that is there goes on, and one that comes later gets all of it."""
+async def test_a_broker_that_is_wiped_during_a_stream_loses_no_event(nats: NatsServer) -> None:
+    """A current reader continues, and a later reader gets every event."""
     gate = Gate(20)
     async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, late):
         seen: Seen = []
@@ -142,8 +142,10 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
         await connected(engine)
 
 
-async def test_an_unknown_stream_is_told_when_it_is_read(nats: NatsServer) -> None:
-    """Attaching doesn't wait for other nodes; so is an event beyond the end. A negative number is told at once."""
+async def test_an_unknown_stream_is_an_error_of_the_first_read(nats: NatsServer) -> None:
+    """Attaching does not wait for other nodes. A number beyond the end fails at the read, and a negative number
+    fails at `attach`.
+    """
     async with nodes(nats, 2, Say("a")) as (owner, other):
         reader = other.attach("trn_nothing")
         with pytest.raises(UnknownStream, match="no node has it"):
@@ -161,7 +163,7 @@ async def test_an_unknown_stream_is_told_when_it_is_read(nats: NatsServer) -> No
 
 
 async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
-    """Its readers everywhere see the one end."""
+    """Readers on all nodes see the same end."""
     gate = Gate(10)
     async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, third):
         async with owner.session("s:m").stream("Hi") as turn, anyio.create_task_group() as group:
@@ -184,8 +186,7 @@ async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
         assert not await third.cancel("trn_nothing")
 
 
-async def test_a_call_without_a_session_is_read_elsewhere_too(nats: NatsServer) -> None:
-    """`stream()` has a stream like a session's turn."""
+async def test_a_call_without_a_session_can_be_read_on_another_node(nats: NatsServer) -> None:
     async with nodes(nats, 2, Say("Hel", "lo")) as (owner, other):
         async with owner.stream("s:m", "Hi") as reply:
             await reply.response()
@@ -193,8 +194,8 @@ async def test_a_call_without_a_session_is_read_elsewhere_too(nats: NatsServer) 
         assert "".join(event.text for _, event in seen if isinstance(event, TextDelta)) == "Hello"
 
 
-async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
-    """A part of a stream must not pass for the whole."""
+async def test_a_mirror_without_readers_is_dropped(nats: NatsServer) -> None:
+    """A later reader gets the complete stream."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -206,8 +207,8 @@ async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
 
 
-async def test_closing_the_reader_s_engine_ends_its_readers(nats: NatsServer) -> None:
-    """With an error, since the stream goes on."""
+async def test_closing_an_engine_ends_its_readers(nats: NatsServer) -> None:
+    """The reader gets an error, because the stream continues on the node of its owner."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -222,7 +223,7 @@ async def test_closing_the_reader_s_engine_ends_its_readers(nats: NatsServer) ->
 
 
 async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) -> None:
-    """The end of a long message goes out in parts."""
+    """A long message is sent in parts."""
     text = "x" * 3_000_000
     async with nodes(nats, 2, Say(text, "end")) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -230,8 +231,8 @@ async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) ->
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
 
 
-async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -> None:
-    """Of others they are."""
+async def test_no_frame_of_a_deleted_session_is_kept(nats: NatsServer) -> None:
+    """The broker keeps the frames of other sessions."""
     async with nodes(nats, 2, Say("a"), Say("b")) as (owner, other):
         sessions = [owner.session("s:m"), owner.session("s:m")]
         frames = node_of(other).frames
@@ -249,7 +250,7 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
 
 
 async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServer) -> None:
-    """While it is said, when it is over, from its first event and from a later one; the mirror is shared."""
+    """Readers attach during the reply and after its end, at every start. They share one mirror."""
     gate = Gate(20)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:

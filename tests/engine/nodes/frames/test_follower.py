@@ -1,4 +1,4 @@
-"""When a reader asks the owner or the store: it never waits without a reason, and never asks without need."""
+"""The times at which a reader's follower asks the owner or the store: no endless wait, and no needless request."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ END = TurnComplete("completed")
 
 
 def follower() -> Follower:
-    """One that has asked the broker for its frames, and got none yet."""
+    """A follower that has requested the frames of the broker and has received none."""
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING)
     assert one.question(0.0) == Replay()
     return one
 
 
 def replayed(*events: TurnEvent) -> Follower:
-    """One that has got the kept frames of these events."""
+    """A follower that has the retained frames of these events."""
     one = follower()
     for frame in frames(*events):
         one.frame(frame, 0.0)
@@ -63,8 +63,8 @@ def events_of(one: Follower) -> list[TurnEvent]:
     return one.mirror.log.since(0)
 
 
-def test_while_frames_come_nobody_is_asked() -> None:
-    """A reader costs its owner nothing; and kept frames are enough to begin with."""
+def test_while_frames_arrive_no_request_is_sent() -> None:
+    """A reader causes no request to its owner. Retained frames are enough at the start."""
     one = replayed()
     assert one.question(0.0) == AskOwner(0, "")
     one.owner_answered(OwnerAnswer("owner", 0), 0.0)
@@ -76,8 +76,8 @@ def test_while_frames_come_nobody_is_asked() -> None:
     assert (kept.settled, kept.question(0.0)) == (True, None)
 
 
-def test_a_gap_is_asked_for_when_it_has_not_closed_by_itself() -> None:
-    """And again, if the answer is lost."""
+def test_an_open_gap_is_requested_from_the_owner() -> None:
+    """The request is repeated if the missing frames do not arrive."""
     one = follower()
     first, _, third = frames(TextDelta("a"), TextDelta("b"), TextDelta("c"))
     one.frame(first, 0.0)
@@ -92,8 +92,8 @@ def test_a_gap_is_asked_for_when_it_has_not_closed_by_itself() -> None:
     assert one.question(1.5) == AskOwner(1, "owner")
 
 
-def test_a_gap_that_closes_is_not_asked_for() -> None:
-    """Frames may overtake each other."""
+def test_a_gap_that_closes_is_not_requested() -> None:
+    """Frames can arrive in another order."""
     one = follower()
     first, second, third = frames(TextDelta("a"), TextDelta("b"), TextDelta("c"))
     one.replayed(0.0)
@@ -103,8 +103,8 @@ def test_a_gap_that_closes_is_not_asked_for() -> None:
     assert events_of(one) == [TextDelta("a"), TextDelta("b"), TextDelta("c")]
 
 
-def test_a_quiet_owner_is_asked_whether_it_is_still_at_it() -> None:
-    """A model may think for minutes."""
+def test_a_quiet_owner_is_asked_for_its_state() -> None:
+    """A model can think for minutes, so a stream stays open while its owner answers."""
     one = replayed(TextDelta("a"))
     for now in (3.0, 6.0, 9.0):
         assert one.question(now) == AskOwner(1, "owner")
@@ -112,8 +112,8 @@ def test_a_quiet_owner_is_asked_whether_it_is_still_at_it() -> None:
     assert not one.over
 
 
-def test_when_the_owner_does_not_answer_the_store_is_asked_until_it_knows() -> None:
-    """While the owner's lease runs, the turn is its."""
+def test_if_the_owner_does_not_answer_the_store_is_asked_until_it_has_the_end() -> None:
+    """While the owner's lease is valid, the turn stays open."""
     one = replayed(TextDelta("a"))
     for now in (3.0, 4.0, 5.0):
         assert one.question(now) == AskOwner(1, "owner")
@@ -129,8 +129,8 @@ def test_when_the_owner_does_not_answer_the_store_is_asked_until_it_knows() -> N
     assert (one.over, one.question(99.0), one.wake_at) == (True, None, math.inf)
 
 
-def test_a_stream_that_nobody_knows_is_unknown() -> None:
-    """Its readers are told when they read."""
+def test_a_stream_without_owner_and_store_row_is_unknown() -> None:
+    """A read raises the error."""
     one = replayed()
     assert isinstance(one.question(0.0), AskOwner)
     one.owner_answered(None, 1.0)
@@ -140,8 +140,10 @@ def test_a_stream_that_nobody_knows_is_unknown() -> None:
     assert isinstance(one.mirror.log.error, UnknownStream)
 
 
-def test_of_a_stream_that_was_just_made_nobody_may_know_yet() -> None:
-    """Its id was here before its node could say anything. For a while it is asked again who has it."""
+def test_a_new_stream_is_requested_for_some_time() -> None:
+    """A reader can get the id before the owner has published it. The follower asks for the owner until a time
+    limit.
+    """
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING, new=True)
     one.question(0.0)
     one.replayed(0.0)
@@ -156,8 +158,8 @@ def test_of_a_stream_that_was_just_made_nobody_may_know_yet() -> None:
     assert isinstance(one.mirror.log.error, UnknownStream)
 
 
-def test_only_the_id_of_a_late_turn_may_be_new() -> None:
-    """As far as clocks can be trusted; the id of another program tells nothing."""
+def test_only_a_recent_id_can_be_new() -> None:
+    """The time is a part of the id. The id of another program has no time."""
     stream_id = "trn_01M8367X40DDKENTFC8AGVPECP"
     made_us = started_us(stream_id)
     assert made_us == 1_795_403_543_680_000
@@ -166,8 +168,8 @@ def test_only_the_id_of_a_late_turn_may_be_new() -> None:
     assert not may_be_new("trn_other", made_us)
 
 
-def test_a_stream_that_ended_long_ago_is_what_is_stored() -> None:
-    """In whole pieces."""
+def test_a_stream_that_ended_long_ago_comes_from_the_store() -> None:
+    """The store gives each block as one delta."""
     one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
@@ -178,8 +180,8 @@ def test_a_stream_that_ended_long_ago_is_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize("answer", ["nothing", "no answer"])
-def test_frames_that_come_after_all_are_taken(answer: str) -> None:
-    """The question was faster than the first frame."""
+def test_frames_that_arrive_late_are_used(answer: str) -> None:
+    """The answer can arrive before the first frame."""
     one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
@@ -192,8 +194,8 @@ def test_frames_that_come_after_all_are_taken(answer: str) -> None:
     assert events_of(one) == [TextDelta("a"), END]
 
 
-def test_without_a_store_patience_has_an_end() -> None:
-    """A reader doesn't wait for ever for a node that is gone."""
+def test_without_a_store_the_wait_is_limited() -> None:
+    """A reader does not wait forever for a dead node."""
     one = replayed(TextDelta("a"))
     now = 3.0
     while not one.over:
@@ -207,8 +209,8 @@ def test_without_a_store_patience_has_an_end() -> None:
     assert isinstance(events_of(one)[-1], TurnComplete)
 
 
-def test_without_broker_and_store_nothing_is_decided() -> None:
-    """The owner may well be alive. Of a stream that was never seen, patience has an end, too."""
+def test_without_broker_and_store_the_stream_stays_open() -> None:
+    """The owner may be alive. The wait for a stream without any frames is limited."""
     one, unseen = follower(), follower()
     for frame in frames(TextDelta("a")):
         one.frame(frame, 0.0)
@@ -225,8 +227,8 @@ def test_without_broker_and_store_nothing_is_decided() -> None:
     assert isinstance(unseen.mirror.log.error, UnknownStream)
 
 
-def test_after_a_reconnection_the_kept_frames_are_read_again() -> None:
-    """Frames may have been missed, also while a question was under way."""
+def test_after_a_reconnection_the_retained_frames_are_read_again() -> None:
+    """Frames can be missed while a request is in progress."""
     one = replayed(TextDelta("a"))
     one.reconnected(0.5)
     assert one.question(0.5) == Replay()
@@ -239,8 +241,8 @@ def test_after_a_reconnection_the_kept_frames_are_read_again() -> None:
     assert one.question(7.0) == AskStore("ses", "owner", 0)
 
 
-def test_an_ending_does_not_overtake_what_was_kept() -> None:
-    """Another node tells of it while frames are read; what a woken host said behind it is not heard."""
+def test_an_ending_does_not_overtake_retained_frames() -> None:
+    """Another node can publish the ending while frames are read. Later frames of the old owner are ignored."""
     ending = Frame("s", "ses", "taker", 1, 0, 0, ending=Ending("outcome_unknown", "gone", 1))
     first, second, zombie = frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))
     one, other = follower(), follower()
@@ -255,14 +257,14 @@ def test_an_ending_does_not_overtake_what_was_kept() -> None:
     assert events_of(other) == [TextDelta("a"), end]
 
 
-# What a node says of its streams, and when: at once or together, and only what is its own.
+# Frames that a node sends of its streams: their times, their order, and the streams that they belong to.
 
 SUBJECTS = Subjects("c")
 INTERVAL = 0.025
 
 
 class Wire:
-    """A broker that notes what is sent."""
+    """A broker that records the messages that are sent."""
 
     connected_seconds = 99.0
     most_bytes = 1 << 20
@@ -290,25 +292,25 @@ class Wire:
         raise NotImplementedError
 
     async def drain(self) -> None:
-        """Nothing waits here."""
+        """Do nothing."""
 
     async def release(self) -> None:
-        """Nor here."""
+        """Do nothing."""
 
     async def run(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self.back.append(callback)
 
     def frames(self) -> list[Frame]:
-        """The frames that were sent since the last time."""
+        """The frames that were sent since the last call."""
         sent, self.sent = self.sent, []
         return [packet for _, payload in sent if isinstance(packet := read_packet(payload), Frame)]
 
 
 class Owner:
-    """A node that sends, and what it has."""
+    """A node that sends frames, with its state."""
 
     def __init__(self) -> None:
         self.wire = Wire()
@@ -342,8 +344,8 @@ def say(log: StreamLog[TurnEvent], *texts: str) -> None:
         log.append(TextDelta(text, 0, "m"))
 
 
-async def test_a_thousand_streams_that_say_nothing_cost_nothing() -> None:
-    """There is no timer; and what all of them say together is said at one time."""
+async def test_a_thousand_idle_streams_cost_nothing() -> None:
+    """Idle streams have no timer. The frames of all streams are sent together."""
     owner = Owner()
     logs = [owner.begun(f"trn_{number}") for number in range(1000)]
     assert owner.sender._timer is None
@@ -356,8 +358,8 @@ async def test_a_thousand_streams_that_say_nothing_cost_nothing() -> None:
     assert owner.sender._timer is None
 
 
-async def test_what_comes_within_the_interval_is_said_together() -> None:
-    """The first news after a pause go out at once, and no news wait longer than the interval."""
+async def test_events_within_the_interval_are_sent_together() -> None:
+    """The first event after a pause is sent immediately, and no event waits longer than the interval."""
     owner, loop = Owner(), asyncio.get_running_loop()
     log = owner.begun()
     times: list[float] = []
@@ -375,8 +377,8 @@ async def test_what_comes_within_the_interval_is_said_together() -> None:
     assert 20 <= len(frames) <= 26
 
 
-async def test_a_session_that_went_away_is_not_spoken_of() -> None:
-    """The next epoch is another node's. What it had said to its own end it still says."""
+async def test_no_frame_is_sent_for_a_session_of_another_node() -> None:
+    """The next epoch belongs to another node. A turn that completed is still sent to its end."""
     owner = Owner()
     lost, ended, unknown = (owner.begun(f"trn_{name}", name) for name in ("lost", "ended", "unknown"))
     owner.epochs = {"lost": 3, "ended": 3, "unknown": 3}
@@ -396,8 +398,8 @@ async def test_a_session_that_went_away_is_not_spoken_of() -> None:
     assert owner.answers(AskFrames("trn_lost", 0, "to")) == []
 
 
-async def test_a_turn_that_waits_for_its_session_gets_its_epoch() -> None:
-    """It was queued before the session was claimed."""
+async def test_a_turn_that_waits_for_its_session_gets_the_sessions_epoch() -> None:
+    """The turn was queued before the session was claimed."""
     owner = Owner()
     owner.begun()
     owner.epochs["ses"] = 2
@@ -407,8 +409,8 @@ async def test_a_turn_that_waits_for_its_session_gets_its_epoch() -> None:
     assert (frame.epoch, frame.beginning.history) == (2, 4)
 
 
-async def test_when_the_broker_is_back_everything_that_is_open_is_said_again() -> None:
-    """What it had kept may be gone."""
+async def test_after_a_reconnection_open_streams_are_sent_again() -> None:
+    """The broker can have lost its retained frames."""
     owner = Owner()
     log = owner.begun()
     say(log, "a")
@@ -426,8 +428,8 @@ async def test_when_the_broker_is_back_everything_that_is_open_is_said_again() -
     assert (frame.first_seq, frame.next_seq) == (0, 2)
 
 
-async def test_a_stream_that_can_not_be_framed_stops_no_other() -> None:
-    """It is let go; its readers get it from elsewhere."""
+async def test_a_stream_that_cannot_be_encoded_stops_no_other() -> None:
+    """No more frames are sent for that stream."""
     owner = Owner()
     bad, good = owner.begun("trn_bad"), owner.begun("trn_good")
     bad.append(TextDelta("a", 0, "\ud800"))
@@ -440,8 +442,10 @@ async def test_a_stream_that_can_not_be_framed_stops_no_other() -> None:
     assert [frame.stream_id for frame in owner.wire.frames()] == ["trn_good"]
 
 
-async def test_questions_are_answered_for_streams_of_this_node_alone() -> None:
-    """Open ones and those that are over; of others nothing is said, since another node may have them."""
+async def test_a_node_answers_only_for_its_own_streams() -> None:
+    """A node answers for its open and completed streams. It ignores other streams, because another node may have
+    them.
+    """
     owner = Owner()
     log = owner.begun()
     say(log, "a", "b", "c")
@@ -467,8 +471,8 @@ async def test_questions_are_answered_for_streams_of_this_node_alone() -> None:
     assert owner.wire.sent == []
 
 
-async def test_an_ending_is_told_to_the_readers_of_its_stream() -> None:
-    """On the subject of its frames."""
+async def test_an_ending_is_published_to_the_readers_of_its_stream() -> None:
+    """The subject is that of the stream's frames."""
     owner = Owner()
     owner.sender.announce("trn_1", "ses", Ending("outcome_unknown", "gone", 4))
     ((subject, payload),) = owner.wire.sent
@@ -479,7 +483,7 @@ async def test_an_ending_is_told_to_the_readers_of_its_stream() -> None:
 
 
 def test_names_are_tokens_of_subjects() -> None:
-    """Whatever is in them; two names never share one."""
+    """A name may have any characters. Two names never have the same token."""
     names = ["", "-", "a.b", "a b", "a>b", "a*b", "a=2eb", "é", "\ud800", "trn_01ARZ3NDEKTSV4RRFFQ69G5FAV", "a/b"]
     tokens = [token(name) for name in names]
     assert len(set(tokens)) == len(names)

@@ -1,4 +1,4 @@
-"""A mirror is always a beginning of the log, for all faults of the broker, and has one end."""
+"""A mirror always has the first events of the log, despite all faults of the broker, and ends once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ END = TurnComplete("completed")
 
 
 def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
-    """What is left of a turn with these frames, which was under way."""
+    """The messages that remain of an unfinished turn with these frames."""
     return present(retained_turns(frames(*events, **about)).unfinished).unanswered
 
 
@@ -66,7 +66,7 @@ def new_mirror() -> Mirror:
 
 
 def mirror_of(events: list[TurnEvent]) -> Mirror:
-    """One that has these events from their frames."""
+    """A mirror that has received the frames of these events."""
     mirror = new_mirror()
     for frame in framed(events):
         mirror.receive(frame)
@@ -74,7 +74,7 @@ def mirror_of(events: list[TurnEvent]) -> Mirror:
 
 
 def framed(events: list[TurnEvent], *, each: int = 3, most_bytes: int = 200, epoch: int = 0) -> list[Frame]:
-    """The frames of a log, made after every few events."""
+    """The frames of a log, with up to `each` events in a frame."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     framer = Framer(log, "", "n", most_bytes)
     framer.epoch = epoch
@@ -96,10 +96,10 @@ def ends(mirror: Mirror) -> int:
     lost=st.floats(0, 0.6),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_mirror_is_a_beginning_of_the_log_until_it_is_all_of_it(
+def test_a_mirror_is_a_prefix_of_the_log_until_it_is_complete(
     events: list[TurnEvent], each: int, seed: int, lost: float
 ) -> None:
-    """Frames are lost, doubled and in any order; what is missing is asked for in the end."""
+    """Frames are lost, repeated and reordered. Missing frames are requested at the end."""
     events = [*events, END]
     random = Random(seed)
     frames = [frame for frame in framed(events, each=each) if random.random() >= lost]
@@ -111,7 +111,7 @@ def test_a_mirror_is_a_beginning_of_the_log_until_it_is_all_of_it(
         assert without_raws(mirror.log.since(0)) == without_raws(events[: mirror.next_seq])
     log: StreamLog[TurnEvent] = StreamLog("s")
     log.extend(events)
-    answers = list(Framer(log, "", "n", 64).since(mirror.next_seq))  # cut elsewhere than the frames
+    answers = list(Framer(log, "", "n", 64).since(mirror.next_seq))  # These frames have other boundaries.
     random.shuffle(answers)
     assert mirror.over == (mirror.next_seq == len(events))
     for frame in answers:
@@ -120,8 +120,8 @@ def test_a_mirror_is_a_beginning_of_the_log_until_it_is_all_of_it(
     assert (mirror.over, mirror.behind, ends(mirror)) == (True, False, 1)
 
 
-def test_frames_in_order_leave_nothing_behind() -> None:
-    """What is held is let go when it was taken in; a doubled frame says nothing new: no sign of life."""
+def test_frames_in_order_are_not_held() -> None:
+    """A repeated frame has no effect and does not show that the owner is alive."""
     mirror = new_mirror()
     for frame in framed([MessageStart("m"), *(TextDelta(str(n), 0, "m") for n in range(50))]):
         assert mirror.receive(frame)
@@ -130,7 +130,7 @@ def test_frames_in_order_leave_nothing_behind() -> None:
     assert mirror._early_frames == {}
 
 
-def test_what_is_held_behind_a_gap_is_bounded() -> None:
+def test_the_number_of_held_frames_is_limited() -> None:
     """The frames nearest to the gap are kept."""
     mirror = new_mirror()
     frames = framed([TextDelta(str(n)) for n in range(2 * MOST_HELD)], each=1)
@@ -142,8 +142,8 @@ def test_what_is_held_behind_a_gap_is_bounded() -> None:
     assert mirror.behind
 
 
-def test_an_older_epoch_says_nothing_any_more() -> None:
-    """A host that was suspended and wakes up goes on sending."""
+def test_frames_of_an_older_epoch_are_ignored() -> None:
+    """A suspended host can continue to send after it wakes up."""
     mirror = new_mirror()
     old, new = framed([TextDelta("old")], epoch=1), framed([TextDelta("new")], epoch=2)
     mirror.receive(new[0])
@@ -152,7 +152,7 @@ def test_an_older_epoch_says_nothing_any_more() -> None:
     assert mirror.log.since(0) == [TextDelta("new")]
 
 
-def test_what_an_older_epoch_said_behind_a_gap_is_forgotten() -> None:
+def test_held_frames_of_an_older_epoch_are_dropped() -> None:
     """The events of two epochs are not mixed."""
     mirror = new_mirror()
     old = framed([TextDelta("1"), TextDelta("2"), TextDelta("3")], each=1, epoch=1)
@@ -162,8 +162,7 @@ def test_what_an_older_epoch_said_behind_a_gap_is_forgotten() -> None:
     assert mirror.log.since(0) == [TextDelta("a"), TextDelta("b")]
 
 
-def test_an_ending_closes_the_message_with_what_has_come() -> None:
-    """Mid-text, the text so far is the message's content."""
+def test_an_ending_completes_the_message_with_the_text_so_far() -> None:
     mirror = mirror_of([MessageStart("m", "model", "p"), TextDelta("Hel", 0, "m"), TextDelta("lo", 0, "m")])
     mirror.receive(Frame("s", "", "taker", 2, 0, 0, ending=Ending("outcome_unknown", "gone", 2)))
     *_, complete, end = mirror.log.since(0)
@@ -174,8 +173,8 @@ def test_an_ending_closes_the_message_with_what_has_come() -> None:
     assert mirror.over
 
 
-def test_an_ending_amid_arguments_marks_the_call_as_incomplete() -> None:
-    """It must never be run."""
+def test_an_ending_within_arguments_marks_the_call_as_incomplete() -> None:
+    """An incomplete call must never run."""
     mirror = new_mirror()
     start: list[TurnEvent] = [MessageStart("m"), ToolUseStart("tu", "sum", 0, "m")]
     for frame in framed([*start, ToolUseInputDelta("tu", '{"a"', 0, "m")]):
@@ -186,7 +185,6 @@ def test_an_ending_amid_arguments_marks_the_call_as_incomplete() -> None:
 
 
 def test_an_ending_between_messages_adds_no_message() -> None:
-    """Nothing had begun that could be closed."""
     mirror = new_mirror()
     complete = MessageComplete((), StopReason.END_TURN, None, TokenUsage(), "m")
     for frame in framed([MessageStart("m"), complete]):
@@ -195,8 +193,8 @@ def test_an_ending_between_messages_adds_no_message() -> None:
     assert [event.type for event in mirror.log.since(0)] == ["message.start", "message.complete", "turn.complete"]
 
 
-def test_after_its_end_a_stream_says_nothing_more() -> None:
-    """Neither the old owner's frames, nor a second ending, nor the store."""
+def test_after_its_end_a_mirror_ignores_everything() -> None:
+    """Frames of the old owner, a second ending and the store are ignored."""
     mirror = new_mirror()
     frames = framed([TextDelta("a"), END])
     mirror.end(Ending("outcome_unknown"))
@@ -207,8 +205,8 @@ def test_after_its_end_a_stream_says_nothing_more() -> None:
     assert mirror.log.since(0) == [TurnComplete("outcome_unknown")]
 
 
-def test_a_snapshot_closes_a_gap_that_events_can_not_close() -> None:
-    """The owner has folded them; what it has after them follows."""
+def test_a_snapshot_closes_a_gap_of_folded_events() -> None:
+    """The owner has folded the events. Its later events follow the snapshot."""
     mirror = new_mirror()
     events: list[TurnEvent] = [MessageStart("m"), *(TextDelta(str(n), 0, "m") for n in range(9))]
     log: StreamLog[TurnEvent] = StreamLog("s")
@@ -225,8 +223,7 @@ def test_a_snapshot_closes_a_gap_that_events_can_not_close() -> None:
     assert mirror.over
 
 
-def test_a_log_that_is_folded_whole_is_mirrored_with_its_end() -> None:
-    """Its snapshot has the end."""
+def test_the_mirror_of_a_completely_folded_log_has_its_end() -> None:
     mirror = new_mirror()
     log: StreamLog[TurnEvent] = StreamLog("s")
     log.extend([TextDelta("a"), END])
@@ -237,15 +234,15 @@ def test_a_log_that_is_folded_whole_is_mirrored_with_its_end() -> None:
     assert (mirror.over, mirror.log.snapshot[-1]) == (True, END)
 
 
-def test_a_frame_that_contradicts_itself_is_a_gap() -> None:
-    """It is asked for once more."""
+def test_a_frame_with_wrong_counts_is_a_gap() -> None:
+    """The gap is requested again."""
     mirror = new_mirror()
     assert not mirror.receive(Frame("s", "", "n", 0, 0, 2, (Texts(b"abc", [1, 1], 0, "m"),)))
     assert (mirror.next_seq, mirror.behind) == (0, True)
 
 
-def test_what_the_store_has_replaces_a_part_of_it() -> None:
-    """Its readers begin anew."""
+def test_stored_events_replace_a_partial_mirror() -> None:
+    """Readers get a reset."""
     mirror = mirror_of([MessageStart("m"), TextDelta("He", 0, "m")])
     complete = MessageComplete((TextBlock("Hello"),), StopReason.END_TURN, None, TokenUsage(), "m")
     mirror.complete([MessageStart("m"), TextDelta("Hello", 0, "m"), complete, END])
@@ -254,8 +251,8 @@ def test_what_the_store_has_replaces_a_part_of_it() -> None:
     assert (mirror.log.since(0), mirror.over) == ([END], True)
 
 
-def test_beginning_and_messages_are_in_the_frames_once() -> None:
-    """Also if there are no events to go with them; and once more when everything is said again."""
+def test_the_beginning_and_the_messages_are_sent_once() -> None:
+    """The beginning is sent even without events. `again` sends everything a second time."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     framer = Framer(log, "ses", "n", 4096)
     framer.begin(2, [Message.user("Hi")])
@@ -272,11 +269,11 @@ def test_beginning_and_messages_are_in_the_frames_once() -> None:
     assert (all_of_it.first_seq, all_of_it.next_seq) == (0, 1)
 
 
-# Events go into frames and come out as they were, one for one.
+# Events keep their value and their number in frames.
 
 
 def carried(events: list[TurnEvent], most_bytes: int = 4096, packet: int = 1 << 20) -> list[object]:
-    """The events of the frames of a log, after their way over the wire."""
+    """The events of a log's frames after they are sent and received."""
     came: list[object] = []
     seq = 0
     for entries, count in chunks(events, most_bytes):
@@ -292,15 +289,15 @@ def carried(events: list[TurnEvent], most_bytes: int = 4096, packet: int = 1 << 
 
 @given(events=LOGS, most_bytes=st.sampled_from([1, 64, 100, 4096]), packet=st.sampled_from([300, 1 << 20]))
 @settings(max_examples=300, deadline=None)
-def test_every_event_comes_out_as_it_went_in(events: list[TurnEvent], most_bytes: int, packet: int) -> None:
-    """Whatever the text, the bounds of frames and the size of messages."""
+def test_every_event_is_unchanged_by_frames(events: list[TurnEvent], most_bytes: int, packet: int) -> None:
+    """The test draws any text, any limit of a frame, and any limit of a message."""
     came = carried(events, most_bytes, packet)
     assert without_raws(came) == without_raws(events)
     assert raws(came) == raws(events)
 
 
 def test_deltas_of_a_block_are_one_entry() -> None:
-    """Their number costs a byte each."""
+    """Each further delta adds one byte."""
     ((entries, count),) = chunks([TextDelta(f"{number} ", 0, "m") for number in range(100)], 4096)
     assert count == 100
     (entry,) = entries
@@ -308,8 +305,8 @@ def test_deltas_of_a_block_are_one_entry() -> None:
     assert len(next(packets(Frame("s", "", "n", 0, 0, 100, entries), 1 << 20))) < len(entry.text) + 150
 
 
-def test_a_stretch_has_its_bytes_at_most_unless_one_event_has_more() -> None:
-    """A burst becomes several frames; an event that is larger goes alone."""
+def test_a_chunk_is_limited_unless_one_event_is_larger() -> None:
+    """A burst becomes several frames. A larger event has a frame of its own."""
     sizes = [
         [len(entry.text) for entry in entries if isinstance(entry, Texts)]
         for entries, _ in chunks([*(TextDelta("x" * 100) for _ in range(100)), TextDelta("y" * 9000)], 4096)
@@ -318,21 +315,21 @@ def test_a_stretch_has_its_bytes_at_most_unless_one_event_has_more() -> None:
     assert sizes[-1] == [9000]
 
 
-def test_an_event_that_this_version_does_not_know_keeps_its_place() -> None:
-    """A newer node may send one."""
+def test_an_unknown_event_keeps_its_place() -> None:
+    """A newer node can send unknown events."""
     (event,) = unpacked([Whole(Packed(b'{"type": "of.tomorrow", "x": 1}'))])
     assert isinstance(event, UnknownEvent)
     assert event.topic == "of.tomorrow"
 
 
-def test_an_event_that_json_can_not_say_keeps_its_place() -> None:
+def test_an_event_that_json_cannot_encode_keeps_its_place() -> None:
     (event,) = carried([ToolUseEnd("tu_1", {"a": object()})])  # type: ignore[dict-item]
     assert isinstance(event, UnknownEvent)
     assert event.topic == "tool.use_end"
 
 
 def test_a_frame_of_a_later_version_is_unreadable() -> None:
-    """It is no error of the stream: its reader asks elsewhere."""
+    """The stream gets no error, and its reader asks the owner or the store."""
     with pytest.raises(UnreadableFrame):
         read_packet(msgspec.msgpack.encode([99, "s"]))
     with pytest.raises(UnreadableFrame):
@@ -340,7 +337,7 @@ def test_a_frame_of_a_later_version_is_unreadable() -> None:
 
 
 def test_a_frame_with_fields_of_a_later_version_is_read() -> None:
-    """They stand at the end."""
+    """New fields are at the end."""
     (packet,) = packets(Frame("s", "", "n", 0, 0, 0), 1 << 20)
     later = msgspec.msgpack.encode([*msgspec.msgpack.decode(packet), "new"])
     assert read_packet(later) == Frame("s", "", "n", 0, 0, 0)
@@ -348,8 +345,8 @@ def test_a_frame_with_fields_of_a_later_version_is_read() -> None:
 
 @given(order=st.permutations(range(6)))
 @settings(max_examples=50, deadline=None)
-def test_parts_come_together_in_any_order(order: list[int]) -> None:
-    """Also if one comes twice."""
+def test_parts_are_joined_in_any_order(order: list[int]) -> None:
+    """A part can arrive twice."""
     frame = Frame("s", "", "n", 0, 0, 1, (Texts(b"x" * 1000, [1000], 0, "m"),))
     parts = list(packets(frame, 256 + 180))
     assert len(parts) == 6
@@ -359,7 +356,7 @@ def test_parts_come_together_in_any_order(order: list[int]) -> None:
     assert came[:-1] == [None] * 6
 
 
-def test_frames_of_which_parts_are_lost_are_given_up() -> None:
+def test_frames_with_lost_parts_are_dropped() -> None:
     assembly = Assembly()
     for number in range(100):
         first, *_ = packets(Frame("s", "", "n", 0, number, number + 1, (Texts(b"x" * 999, [999], 0, "m"),)), 500)
@@ -367,7 +364,7 @@ def test_frames_of_which_parts_are_lost_are_given_up() -> None:
     assert len(assembly._parts) <= Assembly.MOST
 
 
-# What kept frames tell the node that takes a session over.
+# Retained frames, and the turns that a new owner of the session reads from them.
 
 HI = Message(Role.USER, "Hi", id="msg_hi")
 
@@ -398,8 +395,8 @@ def frames(
     return [*made, *framer.frames()]
 
 
-def test_a_turn_that_was_over_tells_its_messages() -> None:
-    """Those that no store has are taken over; nothing is left to end."""
+def test_a_completed_turn_has_its_messages() -> None:
+    """The new owner takes over the messages that no store has. No turn is unfinished."""
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
     kept = retained_turns(frames(MessageStart("msg_re"), complete("Hello"), END, history=4, appended=(HI, reply)))
     assert kept.beyond(4) == (HI, reply)
@@ -408,8 +405,8 @@ def test_a_turn_that_was_over_tells_its_messages() -> None:
     assert kept.unfinished is None
 
 
-def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
-    """With what was asked; its usage is partial, and its cost unknown."""
+def test_an_unfinished_turn_leaves_its_delivered_text() -> None:
+    """The prompt stays too. The usage is partial, and the cost is unknown."""
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
     turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
@@ -422,16 +419,16 @@ def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
     assert metadata.usage.output_tokens > 0
 
 
-def test_of_thinking_and_arguments_what_had_come_is_left() -> None:
-    """A call that was cut off must not be run; a turn that had said nothing leaves nothing."""
+def test_an_unfinished_turn_leaves_its_thinking_and_arguments() -> None:
+    """An incomplete call must not run. A turn without output leaves no message."""
     start, arguments = ToolUseStart("tu", "sum", 1, "msg_re"), ToolUseInputDelta("tu", '{"a"', 1, "msg_re")
     _, reply = left_of(MessageStart("msg_re"), ThinkingDelta("hm", None, 0, "msg_re"), start, arguments)
     assert reply.content == (ThinkingBlock("hm"), ToolUseBlock("tu", "sum", {}, incomplete=True))
     assert left_of() == left_of(MessageStart("msg_re")) == ()
 
 
-def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
-    """Its node died between the two; what is in the history is not left once more."""
+def test_a_complete_reply_that_is_not_in_the_history_is_kept() -> None:
+    """The node died before it added the reply to the history. A reply in the history is not repeated."""
     _, reply = left_of(MessageStart("msg_re", "m", "p"), TextDelta("Hello", 0, "msg_re"), complete("Hello"))
     metadata = present(reply.metadata)
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
@@ -441,8 +438,8 @@ def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
     assert retained_turns(told).beyond(0) == (HI, stored)
 
 
-def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
-    """In the order in which it was said."""
+def test_a_steering_message_is_kept_with_its_reply() -> None:
+    """The messages keep their order."""
     first = Message(Role.ASSISTANT, "Well", id="msg_1")
     events = [
         MessageStart("msg_1"),
@@ -456,8 +453,8 @@ def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
     assert kept.unfinished.unanswered[0].steers
 
 
-def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> None:
-    """Whoever takes the session over has still to keep it; what the old node says after it is not heard."""
+def test_an_ending_by_another_node_leaves_the_delivered_text() -> None:
+    """The new owner must still store the messages. Later frames of the old owner are ignored."""
     gone = Frame("trn_1", "ses", "reader", 1, 0, 0, ending=Ending("outcome_unknown", None, 1))
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
     turn = retained_turns([*before, gone, after]).unfinished
@@ -465,8 +462,8 @@ def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> 
     assert [one.content for one in turn.unanswered] == [HI.content, (TextBlock("a"),)]
 
 
-def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
-    """The next epoch has gone on from before it."""
+def test_late_messages_of_an_older_epoch_are_not_in_the_history() -> None:
+    """The next epoch started before those messages."""
     zombie = Message(Role.ASSISTANT, "zombie", id="msg_z")
     ours = Message(Role.ASSISTANT, "ours", id="msg_o")
     late = frames(END, stream_id="trn_1", epoch=1, history=2, appended=(HI, zombie, zombie, zombie))
@@ -474,8 +471,8 @@ def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
     assert retained_turns([*new, *late]).messages == {2: HI, 3: ours}
 
 
-def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
-    """The broker keeps frames for a while only."""
+def test_a_turn_without_its_beginning_has_its_remaining_messages() -> None:
+    """The broker keeps frames for a limited time."""
     kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
     assert [one.id for one in kept.unfinished.unanswered] == ["msg_re"]
@@ -484,7 +481,7 @@ def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
 def test_the_order_of_frames_does_not_matter(seed: int) -> None:
-    """Nor does a frame that comes twice."""
+    """A repeated frame does not matter either."""
     texts: list[TurnEvent] = [TextDelta(str(number), 0, "msg_re") for number in range(9)]
     first = frames(END, stream_id="trn_0", history=0, appended=(HI, HI))
     second = frames(MessageStart("msg_re"), *texts, history=2)
@@ -493,8 +490,8 @@ def test_the_order_of_frames_does_not_matter(seed: int) -> None:
     assert retained_turns(shuffled) == retained_turns([*first, *second])
 
 
-def test_what_a_first_turn_said_is_not_missing_when_frames_have_it() -> None:
-    """The store knows of the call, and of nothing that was said; anything else that is missing stays so."""
+def test_messages_of_a_first_turn_in_frames_are_not_missing() -> None:
+    """The store has the call but no message. Other missing parts stay missing."""
     begun = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
     saved = SavedSession(
         session_id="ses", setup=None, withheld=None, tags={}, name=None, messages=(), missing=(NOTHING_SAID,)
@@ -507,7 +504,7 @@ def test_what_a_first_turn_said_is_not_missing_when_frames_have_it() -> None:
 
 @pytest.mark.parametrize("first_frames_first", [True, False])
 def test_turns_of_one_millisecond_are_in_the_order_of_their_histories(first_frames_first: bool) -> None:
-    """The random part of a stream's id says nothing of the order."""
+    """The random part of a stream's id has no order."""
     begun = "trn_01HZZZZZZZ"
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
     one = frames(END, stream_id=begun + "Z" * 16, history=0, appended=(HI, reply))

@@ -1,4 +1,4 @@
-"""Streams whose node dies: the parts of a turn that the next owner and the shared store have."""
+"""Streams after the death of their node: the parts of a turn that the next owner and the shared store have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Seen = list[TurnEvent | StreamReset[TurnEvent]]
 
 @contextmanager
 def owner(nats: NatsServer, dsn: str, folder: Path, name: str, dies_at: int) -> Iterator[subprocess.Popen[str]]:
-    """A node in a process of its own, which is gone after the block."""
+    """A node in a process of its own. It is killed at the end of the block."""
     process = started(OWNER, nats.url, dsn, folder, name, dies_at, LEASE)
     try:
         yield process
@@ -63,7 +63,7 @@ def _name(place: int) -> str:
 
 
 def texts_of(seen: Seen) -> list[str]:
-    """The text of each message that has any content."""
+    """The text of each message with content."""
     texts: dict[str, str] = {}
     for event in seen:
         if isinstance(event, TextDelta | ThinkingDelta):
@@ -83,7 +83,7 @@ async def read(engine: Engine, stream_id: str, from_seq: int = 0) -> Seen:
 
 
 def check(seen: Seen) -> None:
-    """The promises of a stream: its texts are beginnings of what was said, and everything has one end."""
+    """Check a stream: its texts are prefixes of the replies, each message ends once, and the turn ends once."""
     assert [type(event) for event in seen].count(TurnComplete) == 1
     assert isinstance(seen[-1], TurnComplete)
     starts = [event.message_id for event in seen if isinstance(event, MessageStart)]
@@ -103,11 +103,11 @@ def check(seen: Seen) -> None:
     first_is_quick([(PLAIN, 37), (1, 5, 20, 35, 39, 45)], "the owner dies at other events"),
     ids=["some events", "others"],
 )
-async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
+async def test_readers_of_killed_owners_get_a_prefix_and_one_end(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path, dies_at: tuple[int, ...]
 ) -> None:
-    """Amid thinking, text and arguments, between a message and its tools, and before the end of the turn; and a
-    turn without a session. Whoever resumes the session finds in it what the readers have read.
+    """The owner dies within thinking, text or arguments, before tools, or before the end of the turn. One turn has
+    no session. A node that resumes the session has the text that readers have got.
     """
     seen: dict[tuple[str, int], Seen] = {}
 
@@ -139,7 +139,8 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
             assert isinstance(end, TurnComplete)
             assert end.status == "outcome_unknown"
             assert await read(readers["late"], streams[place]) == seen["b", place]
-            last = len(seen["b", place]) - 1  # also to whoever goes on elsewhere behind the end of the message
+            # A reader that continues on another node after the message's end gets the same text.
+            last = len(seen["b", place]) - 1
             assert await read(readers["late"], streams[place], last) == [end]
             if place != PLAIN:
                 taken = await readers["late"].resume(_name(place).replace("owner", "ses_owner"))
@@ -149,10 +150,10 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_an_end_that_was_handed_over_is_everybody_s_end(
+async def test_an_end_that_was_sent_ends_the_stream_on_every_node(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Though its node is killed in the same moment, before its trace is shipped: others end nothing anew."""
+    """The node is killed immediately, before its trace is shipped. Other nodes do not end the turn again."""
     cluster = {"nats": nats.url, "lease_seconds": LEASE}
     async with node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader:
         await connected(reader)
@@ -168,10 +169,10 @@ async def test_an_end_that_was_handed_over_is_everybody_s_end(
 
 @pytest.mark.deep("another way to lose an owner")
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
+async def test_an_owner_that_was_suspended_too_long_is_ignored(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Its turn was ended meanwhile, for readers that were there and for those that come later."""
+    """Another node has ended the turn. Current and later readers get that end."""
     cluster = {"nats": nats.url, "lease_seconds": LEASE}
     async with (
         node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader,
@@ -191,24 +192,27 @@ async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
             again = await read(late, stream_id)
             check(again)
             assert again[-1] == seen[-1]
-            assert again[: len(seen) - 2] == seen[:-2]  # what was on its way when it fell asleep may be in it, too
+            # Events that were being sent at the suspension can be included.
+            assert again[: len(seen) - 2] == seen[:-2]
 
 
-# A stream that nobody has any more is what the shared store has of its turn.
+# A stream without frames and owner comes from the shared store.
 
 
 on_server = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 async def a_turn(engine: Engine) -> tuple[str, list[str]]:
-    """The id of a turn with a tool round that is over, and the types of its events but for progress of tools."""
+    """The id of a completed turn with a tool round, and the types of its events. Events of running tools are left
+    out.
+    """
     async with engine.session("s:m", tools=[ADD]).stream("Hi") as turn:
         types = [event.type async for event in turn]
     return turn.stream_id, [kind for kind in types if not kind.startswith("tool.") or "use" in kind]
 
 
 async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> None:
-    """Each block in one piece, in the order of the turn; also if the session isn't known."""
+    """Each block is one delta, in the order of the turn. The session's id is not needed."""
     async with keeping(tmp_path / "t.db", CALLS_ADD, Say("Three")) as engine:
         stream_id, types = await a_turn(engine)
         await engine.flush()
@@ -222,8 +226,8 @@ async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> N
             assert await stored_turn(store, "trn_other") is None
 
 
-async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
-    """Though the node's own end may be shipped later: readers have been told the other one."""
+async def test_an_end_that_another_node_has_published_stays(tmp_path: Path) -> None:
+    """The owner's own end may be shipped later, but readers already have the published end."""
     async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
         session = engine.session("s:m")
         async with session.stream("Hi") as turn:
@@ -236,8 +240,8 @@ async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
             assert found.events[-1] == TurnComplete("outcome_unknown", "gone")
 
 
-async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> None:
-    """Its end alone would be no answer to what it said."""
+async def test_without_content_the_store_has_no_stream(tmp_path: Path) -> None:
+    """The end alone does not show the text of the turn."""
     async with Engine(models=keeping(tmp_path / "m.db", Say("Hi")).registry, store=tmp_path / "t.db") as engine:
         async with engine.session("s:m").stream("Hi") as turn:
             await turn.message()
@@ -251,7 +255,7 @@ async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> 
 async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Whole for a new reader; who has read a part elsewhere begins anew, and an unknown stream stays unknown."""
+    """A new reader gets every event, and a reader of a part gets a reset. An unknown stream stays unknown."""
     cluster = {"nats": nats.url}
     async with node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader:
         await connected(reader)
@@ -278,7 +282,7 @@ async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
 
 
 async def test_a_stored_turn_has_the_owner_of_its_session(tmp_path: Path) -> None:
-    """So a reader on another node gets it by the same owner only."""
+    """A reader on another node needs the same owner."""
     async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
         async with engine.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:
             await turn.message()

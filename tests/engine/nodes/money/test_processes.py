@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_no
 
 
 class Node:
-    """A node at work in a process of its own, and what it has said."""
+    """A node in a process of its own, and the lines that it has printed."""
 
     def __init__(self, process: subprocess.Popen[str], callers: int) -> None:
         self.process = process
@@ -60,7 +60,7 @@ def nodes_at_work(dsn: str, folder: Path) -> Iterator[list[Node]]:
 
 @pytest.mark.parametrize("fault", first_is_quick(["restart", "none"], "the same without a fault"))
 async def test_fifty_callers_in_three_processes_make_ten_calls(tmp_path: Path, fault: str) -> None:
-    """Never eleven. One node is killed with calls under way: what they can have cost counts on."""
+    """One node is killed during its calls. The most that those calls can cost stays counted."""
     changed = asyncio.Condition()
 
     async def until(count: int, *what: str) -> None:
@@ -93,9 +93,9 @@ async def test_fifty_callers_in_three_processes_make_ten_calls(tmp_path: Path, f
 
 
 async def has_left(dsn: str, folder: Path, left: int) -> None:
-    """A node that comes now has all that is not spent, but for what the dead node had reserved.
+    """Check that a new node can spend the unspent amount, except for the reservations of the dead node.
 
-    That may be too little for one more call, if the dead node was much quicker than the others.
+    If the dead node was much quicker than the others, the remaining amount may be too small for one call.
     """
     may_call = left >= ONE
     budget = msgspec.structs.replace(BUDGET, when_full="wait") if may_call else BUDGET
@@ -103,7 +103,7 @@ async def has_left(dsn: str, folder: Path, left: int) -> None:
         with nullcontext() if may_call else pytest.raises(BudgetExceededError):
             await engine.generate("s:m", "Hi", max_output_tokens=100)
         left -= COSTS if may_call else 0
-        for _ in range(100):  # until the others have given back what they don't use
+        for _ in range(100):  # The other nodes release their unused reservations.
             (state,) = await engine.budgets()
             if state.left_nano_usd == left:
                 break

@@ -1,4 +1,4 @@
-"""Budgets of a cluster: the sum that its nodes spend."""
+"""Budgets of a cluster: the sum of the spend of its nodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], l
 SENT = 65
 """The upper end of an estimate of 10 tokens."""
 ONE = SENT * 1000 + 100 * 2000
-"""The most nano-USD that one message with 100 tokens of output can cost."""
+"""The most that one message with 100 tokens of output can cost, in nano-USD."""
 COSTS = 10 * 1000 + 5 * 2000
-"""What it does cost."""
+"""The actual cost of that message."""
 
 
 async def a_moment() -> None:
@@ -55,7 +55,7 @@ def made(ended: list[object]) -> int:
 
 
 async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn: str, tmp_path: Path) -> None:
-    """Ten calls are made, whoever is quicker; never eleven."""
+    """Exactly ten calls are made, in any order."""
     budget = Budget(max_tokens=10 * (SENT + 100))
     refused = asyncio.Event()
     slow = [Say("x", pause=refused.wait)] * 50
@@ -74,10 +74,12 @@ async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn:
         assert made(list(await asyncio.gather(*calls))) == 10
 
 
-async def test_what_one_node_has_spent_counts_on_the_others_and_after_all_have_ended(
+async def test_the_spend_of_one_node_counts_on_all_nodes_and_after_restarts(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """While it lives, when it has ended, and for a node that starts later. Every node tells the same figures."""
+    """The spend counts while the node runs, after its end, and on a node that starts later. All nodes report the
+    same figures.
+    """
     budget = Budget(max_cost_usd=Decimal(ONE + COSTS).scaleb(-9))
     async with node("a", postgres_dsn, tmp_path, budget, Say("x")) as a:
         async with node("b", postgres_dsn, tmp_path, budget, Say("x"), Say("x")) as b:
@@ -92,10 +94,10 @@ async def test_what_one_node_has_spent_counts_on_the_others_and_after_all_have_e
         assert (state.spent.money, state.held.money) == (2 * COSTS, 0)
 
 
-async def test_the_command_shows_who_has_been_granted_what(
+async def test_the_command_shows_the_slices_of_each_node(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of that very budget, also while nothing has been spent of it; a node that is gone is told."""
+    """The command shows slices before any spend, and marks a node that is gone."""
     limit = f"{Decimal(9 * ONE).scaleb(-9):f}"
     begun, held = asyncio.Event(), asyncio.Event()
     wanted = ("budget", "--store", postgres_dsn, "--max-cost-usd", limit, "--per", "tag:tenant")
@@ -113,14 +115,15 @@ async def test_the_command_shows_who_has_been_granted_what(
         call = asyncio.create_task(asked(a, tags={"tenant": "acme"}))
         shared = node_of(a).shared
         assert shared is not None
-        await begun.wait()  # before that a slow node may give its slice back
+        # The store grants the slice before the call starts. A slow node can give its slice back.
+        await begun.wait()
         (row,) = map(json.loads, (await shown("--json")).splitlines())
         assert (row["value"], row["spent_nano_usd"]) == ("acme", 0)
         (slice_,) = row["slices"]
         assert (slice_["name"], slice_["lives"], slice_["nano_usd"]) == ("a", True, ONE)
         other = map(json.loads, (await shown("--window", "day", "--json")).splitlines())
-        assert all(row["slices"] == [] for row in other), "no slice of that budget"
-        await shared.statement(  # as one left it that nobody knows any more; this one would renew its lease
+        assert all(row["slices"] == [] for row in other), "another budget has no slice"
+        await shared.statement(  # This is the row of a dead node. A live node would renew its lease.
             "INSERT INTO ledger_slices (account, slot_us, forgotten_us, node, nano, tokens, number)"
             " SELECT account, slot_us, forgotten_us, 'another', nano, tokens, number FROM ledger_slices"
         )
@@ -129,8 +132,8 @@ async def test_the_command_shows_who_has_been_granted_what(
         await call
 
 
-async def test_a_call_waits_for_what_another_node_gives_back(postgres_dsn: str, tmp_path: Path) -> None:
-    """It gets it within a second or two of the other call's end."""
+async def test_a_call_waits_for_the_slice_of_another_node(postgres_dsn: str, tmp_path: Path) -> None:
+    """The slice is available a few seconds after the other call's end."""
     budget = Budget(max_cost_usd=Decimal(ONE + 2 * COSTS).scaleb(-9), when_full="wait")
     async with (
         node("a", postgres_dsn, tmp_path, budget, Say("x", pause=a_moment)) as a,
@@ -141,10 +144,10 @@ async def test_a_call_waits_for_what_another_node_gives_back(postgres_dsn: str, 
 
 
 @pytest.mark.parametrize("without_store", ["refuse", "admit"])
-async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_otherwise(
+async def test_without_the_shared_store_calls_are_refused_unless_configured(
     tmp_path: Path, without_store: str
 ) -> None:
-    """What is reserved goes on either way; and what was admitted counts when the store is back."""
+    """A call in progress continues. Admitted calls count when the store is back."""
     if (reason := why_not(own=True)) is not None:
         pytest.skip(reason)
     budget = Budget(max_tokens=3 * (SENT + 100))
@@ -162,11 +165,11 @@ async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_o
             await begun.wait()
             await asyncio.to_thread(server.stop, "immediate")
             while made([ended := await asked(a)]):
-                pass  # what it still had
+                pass  # The node still had a slice for these calls.
             if without_store == "refuse":
                 assert isinstance(ended, StoreError)
             else:
-                assert isinstance(ended, BudgetExceededError), "its own limit still holds"
+                assert isinstance(ended, BudgetExceededError), "the node keeps the limit of its slice"
             stopped.set()
             assert made([await under_way]) == 1
             await asyncio.to_thread(server.start)
@@ -179,7 +182,7 @@ async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_o
 
 
 async def counted(dsn: str) -> list[tuple[int, int]]:
-    """The slices that the store knows of."""
+    """The slices in the store."""
     try:
         async with PostgresStore.open_readonly(dsn) as store:
             rows = (await store.sql("SELECT nano, tokens FROM ledger_slices")).rows
@@ -188,7 +191,7 @@ async def counted(dsn: str) -> list[tuple[int, int]]:
     return [(int(str(nano)), int(str(tokens))) for nano, tokens in rows]
 
 
-# Declared rate limits of two engines that are nodes of one cluster.
+# Configured rate limits of two engines that are nodes of one cluster.
 
 LIMIT = 5
 
@@ -196,7 +199,7 @@ LIMIT = 5
 async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
     postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Eight are asked for and five are sent, from both; the shares that the store has granted are the limit."""
+    """Of eight requests, five are sent, because the shares from the store add up to the limit."""
     sent: list[str] = []
     all_sent = anyio.Event()
 

@@ -34,7 +34,7 @@ PAYER = Payer("s:m")
 
 
 class Clock:
-    """A node's clock, which may be wrong by hours."""
+    """A node's clock, which can be wrong by hours."""
 
     def __init__(self, model: LedgerModel, wrong_us: int) -> None:
         self.model = model
@@ -45,13 +45,13 @@ class Clock:
 
 
 class Flaky:
-    """The rows behind a network that loses questions, or answers."""
+    """The rows behind a network that loses requests or answers."""
 
     def __init__(self, model: LedgerModel) -> None:
         self.model = model
         self.lose: str | None = None
         self.late: tuple[str, int, Sequence[tuple[AccountScope, Slot, Allotment]]] | None = None
-        """What is on its way for a long time."""
+        """A statement that arrives late."""
 
     async def grant(self, node: str, number: int, wants: SliceRequests) -> Answer:
         self._ask()
@@ -88,7 +88,7 @@ class Flaky:
 
 
 class Node:
-    """A node with a ledger of its own, and the calls that it has under way."""
+    """A node with a ledger of its own, and its calls in progress."""
 
     def __init__(self, model: LedgerModel, name: str, wrong_us: int, budget: Budget = BUDGET) -> None:
         self.name = name
@@ -123,7 +123,7 @@ class Node:
 
     @property
     def committed(self) -> int:
-        """What it has spent, and what its calls can still cost."""
+        """The spend of the node, plus the most that its calls in progress can cost."""
         return self.spent + sum(nano for _, nano in self.calls)
 
 
@@ -140,8 +140,10 @@ ACTS = st.one_of(
 @settings(max_examples=150)
 @given(st.lists(ACTS, max_size=60), st.lists(st.integers(-2, 2), min_size=3, max_size=3))
 @example([("lose", 1, "answer"), ("reserve", 1, 100)], [0, 0, 0])
-def test_nobody_spends_more_than_the_limit_together(acts: list[tuple[str, int, object]], hours: list[int]) -> None:
-    """With lost questions and answers, wrong clocks, and dead nodes; and nothing of the limit is lost for ever."""
+def test_all_nodes_together_never_exceed_the_limit(acts: list[tuple[str, int, object]], hours: list[int]) -> None:
+    """The test draws lost requests and answers, wrong clocks and dead nodes. No part of the limit is lost
+    forever.
+    """
 
     async def story() -> None:
         model = LedgerModel()
@@ -169,11 +171,11 @@ def test_nobody_spends_more_than_the_limit_together(acts: list[tuple[str, int, o
                     nodes[which] = Node(model, f"{node.name}x", node.slices._clock.wrong_us)  # type: ignore[attr-defined]
             together = sum(each.committed for each in (*nodes, *gone))
             assert together <= LIMIT, (act, together)
-            assert together <= model.counted(SCOPE)[0], "what is spent is counted"
+            assert together <= model.counted(SCOPE)[0], "the spent amount must be counted"
         await everything_ends(model, nodes, gone)
 
     async def everything_ends(model: LedgerModel, nodes: list[Node], gone: list[Node]) -> None:
-        for node in gone:  # their traces arrive: what was under way counts in full
+        for node in gone:  # The traces of dead nodes arrive, and their calls in progress count in full.
             model.trace.append((node.name, "", 0, node.committed, 0))
             model.dead.add(node.name)
         for node in nodes:
@@ -187,27 +189,27 @@ def test_nobody_spends_more_than_the_limit_together(acts: list[tuple[str, int, o
         spent = sum(node.committed for node in (*nodes, *gone))
         left = LIMIT - spent
         if left:
-            assert await nodes[0].reserve(left), "what nobody has spent can be had"
+            assert await nodes[0].reserve(left), "the unspent amount must be available"
 
     run_virtual(story)
 
 
-async def test_an_idle_slice_is_given_back_when_another_node_lacks_it() -> None:
-    """Within a look, although its owner has just used it."""
+async def test_an_idle_slice_is_given_back_when_another_node_needs_it() -> None:
+    """The slice is given back at the next check, although it was used just before."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     for _ in range(3):
         assert await a.reserve(10)
     for _ in range(3):
         a.settle(0.1)
-    assert model.counted(SCOPE)[0] >= 30, "the slice is larger than what is spent"
+    assert model.counted(SCOPE)[0] >= 30, "the slice is larger than the spend"
     assert not await b.reserve(980)
     await a.tend()
     assert await b.reserve(980)
 
 
-async def test_a_node_asks_nobody_while_its_slice_lasts() -> None:
-    """Of a scope in use it gets more than the call at hand needs."""
+async def test_a_node_sends_no_request_while_its_slice_has_room() -> None:
+    """A slice of a scope in use is larger than the current call needs."""
     model = LedgerModel()
     node = Node(model, "run_a", 0)
     for _ in range(4):
@@ -218,8 +220,8 @@ async def test_a_node_asks_nobody_while_its_slice_lasts() -> None:
 
 
 @pytest.mark.parametrize("lost", ["answer", "call"])
-async def test_a_slice_of_which_the_node_never_heard_is_given_back(lost: str) -> None:
-    """The store granted it, and the answer was lost; or the call was cancelled meanwhile."""
+async def test_a_slice_that_the_node_never_received_is_given_back(lost: str) -> None:
+    """The answer was lost, or the call was cancelled."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     a.tables.lose = lost
@@ -231,7 +233,7 @@ async def test_a_slice_of_which_the_node_never_heard_is_given_back(lost: str) ->
     assert await b.reserve(LIMIT)
 
 
-async def test_what_the_store_did_not_hear_of_is_given_back_when_it_is_there_again() -> None:
+async def test_a_slice_is_given_back_when_the_store_is_available_again() -> None:
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     assert await a.reserve(100)
@@ -245,8 +247,8 @@ async def test_what_the_store_did_not_hear_of_is_given_back_when_it_is_there_aga
     assert await b.reserve(LIMIT)
 
 
-async def test_a_change_that_comes_late_takes_nothing_that_the_node_counts_on() -> None:
-    """A node that gave something back, and didn't hear of it, makes sure before it believes what it reads."""
+async def test_a_late_statement_takes_nothing_that_the_node_uses() -> None:
+    """If the answer to `give_back` is lost, the node settles its state before its next use of a slice."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     assert await a.reserve(600)
@@ -265,8 +267,8 @@ async def test_a_change_that_comes_late_takes_nothing_that_the_node_counts_on() 
     assert not theirs
 
 
-async def test_what_was_given_back_is_not_used_any_more() -> None:
-    """The node asks for it again, and others may have had it meanwhile."""
+async def test_a_returned_slice_is_not_used() -> None:
+    """The node requests a new slice, and another node can get the old one."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     for _ in range(2):
@@ -280,8 +282,8 @@ async def test_what_was_given_back_is_not_used_any_more() -> None:
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
-async def test_windows_go_by_the_stores_clock(hours: int) -> None:
-    """A node whose clock is wrong by hours counts in the same hour as all others."""
+async def test_windows_follow_the_stores_clock(hours: int) -> None:
+    """A node with a wrong clock counts in the same hour as all others."""
     budget = Budget(max_cost_usd="0.000001", window="hour")
     model = LedgerModel()
     model.now = 10 * 3600.0 + 1800
@@ -297,11 +299,11 @@ async def test_windows_go_by_the_stores_clock(hours: int) -> None:
     assert await wrong.reserve(400)
 
 
-# Rate limits that nodes share: together they never pass the limit, and each gets what it needs.
+# Rate limits that nodes share: together they never exceed the limit, and each gets the share that it needs.
 
 
 class Rows(LedgerModel):
-    """The rows by the loop's time, which may be out of reach."""
+    """The rows by the loop's time. The rows can be unavailable."""
 
     gone = False
 
@@ -321,7 +323,7 @@ class Rows(LedgerModel):
 
 
 class LimitNode:
-    """A node with one gate, and the moments at which its requests were sent."""
+    """A node with one rate limiter, and the times at which its requests were sent."""
 
     def __init__(self, name: str, rows: Rows, limit: int) -> None:
         self.bus = Bus(clock=FakeClock())
@@ -358,18 +360,18 @@ def most_in_a_minute(sent: list[float]) -> int:
 
 
 async def test_requests_of_all_nodes_together_stay_within_the_limit_of_a_minute() -> None:
-    """However they are spread over the nodes; and the limit is used."""
+    """The requests may come from any of the nodes. The limit is used fully."""
     rows = Rows()
     async with nodes(rows, 3, 10) as (a, b, c):
         await asyncio.gather(*(node.request() for node in [a] * 14 + [b] * 5 + [c]))
         sent = [*a.sent, *b.sent, *c.sent]
     assert len(sent) == 20
     assert most_in_a_minute(sent) <= 10
-    assert max(sent) - min(sent) < 140, "twenty requests at ten a minute"
+    assert max(sent) - min(sent) < 140, "twenty requests take two minutes at ten a minute"
 
 
-async def test_what_one_node_does_not_use_another_one_does() -> None:
-    """Also what it had a minute ago."""
+async def test_one_node_can_use_the_unused_share_of_another() -> None:
+    """A minute later, the second node can use the share of the first."""
     rows = Rows()
     async with nodes(rows, 2, 10) as (a, b):
         began = anyio.current_time()
@@ -383,7 +385,7 @@ async def test_what_one_node_does_not_use_another_one_does() -> None:
 
 
 async def test_the_share_of_a_node_that_died_is_free_again() -> None:
-    """A minute and a half later; until then the provider may still count its requests."""
+    """The share is free after a minute and a half. Before, the provider can still count its requests."""
     rows = Rows()
     async with nodes(rows, 1, 10) as (a,):
         await asyncio.gather(*(a.request() for _ in range(10)))
@@ -396,7 +398,7 @@ async def test_the_share_of_a_node_that_died_is_free_again() -> None:
 
 
 async def test_without_the_store_each_node_uses_an_even_part() -> None:
-    """And says so; with the store, shares are as before."""
+    """An event reports the change. When the store is back, the shares are the same as before."""
     rows = Rows()
     async with nodes(rows, 1, 10) as (a,):
         events = a.bus.subscribe("nodes.limits_changed")
@@ -408,7 +410,7 @@ async def test_without_the_store_each_node_uses_an_even_part() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(a.request)
             await anyio.sleep(5)
-            assert len(a.sent) == 5, "half of the limit, for two nodes"
+            assert len(a.sent) == 5, "each of two nodes has half of the limit"
             rows.gone = False
         assert anyio.current_time() - began < 10
         told = [each.data for each in events.take()]

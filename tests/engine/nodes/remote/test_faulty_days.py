@@ -36,7 +36,7 @@ def postgres() -> Iterator[StartedServer]:
 
 @asynccontextmanager
 async def reading(remote: RemoteBus) -> AsyncIterator[list[Envelope]]:
-    """All that comes, as it comes."""
+    """A list that collects all events as they arrive."""
     got: list[Envelope] = []
 
     async def read() -> None:
@@ -51,7 +51,7 @@ async def reading(remote: RemoteBus) -> AsyncIterator[list[Envelope]]:
 
 
 async def act(what: str, server: NatsServer, postgres: StartedServer) -> None:
-    """One fault, and its end."""
+    """Cause one fault and end it."""
     match what:
         case "killed":
             server.stop()
@@ -78,15 +78,15 @@ async def act(what: str, server: NatsServer, postgres: StartedServer) -> None:
 async def test_readers_have_every_event_once_and_in_order(
     server: NatsServer, postgres: StartedServer, tmp_path: Path, seed: int
 ) -> None:
-    """While the broker is killed, wiped and suspended, and the database restarted; one reader is there from the
-    beginning, and one comes later and asks for all.
+    """The broker is killed, wiped and suspended, and the database restarts. One reader starts first, and one
+    starts later and reads all events.
     """
     chance = random.Random(seed)
     done = anyio.Event()
 
     async def talk(engine: Engine) -> None:
         while not done.is_set():
-            with suppress(AdmissionError):  # while the database is away nobody can have a new session
+            with suppress(AdmissionError):  # While the database is down, a new session can't be opened.
                 await engine.session("s:m").send("Hi")
             await anyio.sleep(0.02)
 
@@ -120,13 +120,13 @@ async def test_readers_have_every_event_once_and_in_order(
 
 
 async def stored(engine: Engine) -> list[int]:
-    """The numbers of all events of an engine, from its own trace."""
+    """The numbers of all events of an engine, from its trace."""
     await engine.flush()
     return [each.seq for each in await engine.store.events(run_id=engine.bus.run_id, limit=None)]
 
 
 async def has(got: list[Envelope], wanted: dict[str, list[int]]) -> None:
-    """Wait until a reader has the last event of each run, and look at what came before it."""
+    """Wait until a reader has the last event of each run, and check the events before it."""
     with anyio.fail_after(60):
         for run_id, seqs in wanted.items():
             while not any(each.run_id == run_id and each.seq >= seqs[-1] for each in got):  # noqa: ASYNC110

@@ -1,6 +1,4 @@
-"""The class for incoming events: each event is delivered once and in order, for any order of pages and a late
-store.
-"""
+"""Incoming events: each event is delivered once and in order, for any order of pages and with a slow store."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ def seqs(given: list[Envelope]) -> list[int]:
     return [envelope.seq for envelope in given]
 
 
-def test_pages_are_given_in_order_and_once() -> None:
-    """A number that is missing within a chain of pages is no gap."""
+def test_pages_are_delivered_in_order_and_once() -> None:
+    """A missing number within a chain of pages is not a gap."""
     run = Incoming(0, PATIENCE)
     assert seqs(run.receive(arrived(0, 1, 3), 0.0)) == [1, 3]
     assert seqs(run.receive(arrived(3, 5), 0.0)) == [5]
@@ -52,15 +50,15 @@ def test_pages_are_given_in_order_and_once() -> None:
     assert not run.lacking
 
 
-def test_a_reader_from_now_on_begins_with_the_first_page() -> None:
-    """What lies before it is not missing."""
+def test_a_reader_of_new_events_starts_with_the_first_page() -> None:
+    """Earlier events are not missing."""
     run = Incoming(None, PATIENCE)
     assert seqs(run.receive(arrived(70, 71), 0.0)) == [71]
     assert not run.lacking
 
 
 def test_a_gap_waits_for_its_page_or_the_store() -> None:
-    """What came early is given behind it."""
+    """Events after the gap are delivered after its events."""
     run = Incoming(0, PATIENCE)
     assert run.receive(arrived(4, 5, 6), 0.0) == []
     assert run.lacking
@@ -73,7 +71,7 @@ def test_a_gap_waits_for_its_page_or_the_store() -> None:
 
 
 def test_a_store_that_is_behind_is_asked_again() -> None:
-    """Ever later, up to a bound, and sooner after something came."""
+    """The pauses grow up to a limit. After an answer with events, the next request is immediate."""
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     waits = []
@@ -86,8 +84,10 @@ def test_a_store_that_is_behind_is_asked_again() -> None:
     assert run.ask_at == 20.0
 
 
-def test_what_never_comes_is_passed_over_at_last() -> None:
-    """Only when the store was asked in vain for long enough: one that can't be asked proves nothing."""
+def test_events_that_never_arrive_are_skipped_in_the_end() -> None:
+    """An event is skipped after the store has had no answer for long enough. While the store is unavailable, no
+    event is skipped.
+    """
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     run.unanswered(PATIENCE + 1)
@@ -96,8 +96,8 @@ def test_what_never_comes_is_passed_over_at_last() -> None:
     assert (run.passed_over, run.lacking) == (1, False)
 
 
-def test_patience_may_have_no_end() -> None:
-    """And how long it has lasted is told."""
+def test_the_wait_can_be_unlimited() -> None:
+    """`stuck_since` has the start of the wait."""
     run = Incoming(0, math.inf)
     run.receive(arrived(6, 7), 1.0)
     assert run.answered([], 0, 1e9) == []
@@ -108,7 +108,7 @@ def test_patience_may_have_no_end() -> None:
     assert run.stuck_since is None
 
 
-def test_without_a_store_nothing_is_waited_for() -> None:
+def test_without_a_store_a_gap_is_skipped() -> None:
     """The gap is counted."""
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
@@ -117,23 +117,23 @@ def test_without_a_store_nothing_is_waited_for() -> None:
 
 
 def test_pruned_events_are_no_gap() -> None:
-    """The store says that it had everything up to there."""
+    """The store reports that it had all events up to that number."""
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     assert seqs(run.answered([], 6, 1.0)) == [7]
     assert run.passed_over == 0
 
 
-def test_an_event_that_is_in_the_store_alone_is_fetched() -> None:
-    """It is too large for a page."""
+def test_an_event_that_only_the_store_has_is_fetched() -> None:
+    """The event is too large for a page."""
     run = Incoming(0, PATIENCE)
     assert run.receive(Arrived(0, 1, None), 0.0) == []
     assert seqs(run.receive(arrived(1, 2), 0.0)) == []
     assert seqs(run.answered(events([1]), 1, 0.2)) == [1, 2]
 
 
-def test_what_a_look_at_the_store_finds_has_a_moment_to_come_by_itself() -> None:
-    """A page may be on its way."""
+def test_events_found_in_the_store_get_time_to_arrive() -> None:
+    """Their page can still arrive."""
     run = Incoming(0, PATIENCE)
     run.stored(4, 10.0)
     assert run.ask_at == 10.0 + GRACE_SECONDS
@@ -141,8 +141,8 @@ def test_what_a_look_at_the_store_finds_has_a_moment_to_come_by_itself() -> None
     assert run.ask_at is None
 
 
-def test_what_waits_is_bounded() -> None:
-    """Pages that there is no room for are asked of the store."""
+def test_the_number_of_held_pages_is_limited() -> None:
+    """Further pages are requested from the store."""
     run = Incoming(0, PATIENCE)
     for n in range(1, 3 * MOST_HELD):
         run.receive(arrived(n, n + 1), 0.0)
@@ -156,7 +156,7 @@ def test_what_waits_is_bounded() -> None:
 
 @st.composite
 def days(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, int]]]:
-    """The numbers of a run's events, and pages and answers of the store in any order, some of them twice."""
+    """The numbers of a run's events, and pages and answers of the store in any order and with repetitions."""
     numbers = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=20)))
     acts = st.one_of(
         st.tuples(st.just("page"), st.integers(0, len(numbers) - 1)),
@@ -169,8 +169,8 @@ def days(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, int]]]:
 
 
 @given(days())
-def test_every_event_comes_once_and_in_order(day: tuple[list[int], list[tuple[str, int]]]) -> None:
-    """Whatever is lost, doubled or late. At every moment what was given is a prefix of the run."""
+def test_every_event_arrives_once_and_in_order(day: tuple[list[int], list[tuple[str, int]]]) -> None:
+    """Pages can be lost, repeated or late. At any time the delivered events are a prefix of the run."""
     numbers, acts = day
     run = Incoming(0, PATIENCE)
     got: list[int] = []
@@ -206,11 +206,11 @@ def test_every_event_comes_once_and_in_order(day: tuple[list[int], list[tuple[st
     assert now < 40 * LONGEST_WAIT
 
 
-# A reader from now on whose store can't be asked at the beginning.
+# A reader of new events, with a store that is unavailable at the start.
 
 
 class Nothing:
-    """A broker that keeps nothing and hears nothing."""
+    """A broker that retains and receives nothing."""
 
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
         return None, []
@@ -221,7 +221,7 @@ class Nothing:
 
 
 class LateStore(TraceStore):
-    """A store that can't be asked for a while."""
+    """A store that is unavailable for some time."""
 
     gone = True
 
@@ -231,10 +231,10 @@ class LateStore(TraceStore):
         return await super().run_positions(since_us)
 
 
-async def test_what_happened_before_the_store_could_be_asked_is_not_missed(
+async def test_events_before_the_first_answer_of_the_store_are_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the broker has nothing of it. What happened before the reader came isn't given."""
+    """The broker does not have these events. Events before the reader's start are not delivered."""
     monkeypatch.setattr(remote_source, "GRACE_SECONDS", 0.01)
     clock = FakeClock()
     now_us = clock.now_us()

@@ -35,7 +35,7 @@ def node(server: NatsServer, path: Path, store: str | None = None, **options: bo
 
 
 class Reader:
-    """What a subscription has had so far."""
+    """The events that a subscription has received."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.got: list[Envelope] = []
@@ -48,14 +48,14 @@ class Reader:
             self._came.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Until what was had so far is enough."""
+        """Wait until the received events meet the condition."""
         with anyio.fail_after(30):
             while not condition():
                 self._came = anyio.Event()
                 await self._came.wait()
 
     async def has(self, wanted: list[Envelope]) -> None:
-        """Until the last of these has come; they must be all of their run up to there, and in their order."""
+        """Wait for the last of these events. The reader must have exactly these events of the run, in order."""
         last = wanted[-1]
         await self.until(lambda: any(_id(each) == _id(last) for each in self.got))
         assert [each for each in self.got if each.run_id == last.run_id][: len(wanted)] == wanted
@@ -67,7 +67,7 @@ def _id(envelope: Envelope) -> tuple[str, int]:
 
 @asynccontextmanager
 async def reading(remote: RemoteBus, *patterns: str) -> AsyncIterator[Reader]:
-    """A lossless reader at work on a remote bus."""
+    """A lossless reader of a remote bus."""
     with remote.subscribe(*(patterns or (">",)), policy=Lossless()) as subscription:
         async with remote, anyio.create_task_group() as group:
             reader = Reader(subscription)
@@ -77,7 +77,7 @@ async def reading(remote: RemoteBus, *patterns: str) -> AsyncIterator[Reader]:
 
 
 def stored(envelopes: list[Envelope]) -> list[Envelope]:
-    """Events as a trace has them: without content."""
+    """The events without content, as in a trace."""
     return [decode_line(encode_line(envelope)) for envelope in envelopes]
 
 
@@ -95,7 +95,7 @@ async def talk(engine: Engine, turns: int = 1) -> None:
 
 @pytest.mark.parametrize("kind", ["cluster", "alone", "late"])
 async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_path: Path, kind: str) -> None:
-    """From an engine of a cluster, from one with a bridge of its own, and from one whose bridge came late."""
+    """The engine is in a cluster, or has its own bridge from the start, or gets its own bridge later."""
     remote = RemoteBus(server.url)
     async with AsyncExitStack() as stack:
         reader = await stack.enter_async_context(reading(remote))
@@ -111,7 +111,7 @@ async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_p
             await talk(engine, 3)
         wanted = await committed(engine)
         await reader.has(wanted)
-        if kind != "cluster":  # the broker's confirmation may come after the reader has the events
+        if kind != "cluster":  # The broker's acknowledgement can arrive after the reader has the events.
             with anyio.fail_after(30):
                 while bridge.statistics().sent < wanted[-1].seq:
                     await anyio.lowlevel.checkpoint()
@@ -119,7 +119,7 @@ async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_p
 
 
 async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> None:
-    """And needs a trace for it."""
+    """A bridge needs a trace."""
     with pytest.raises(ConfigurationError, match="automatically"):
         Bridge(node(server, tmp_path / "trace.db"), server.url)
     with pytest.raises(ConfigurationError, match="keeps no trace"):
@@ -127,7 +127,7 @@ async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> N
 
 
 async def test_subscriptions_are_as_on_a_bus(server: NatsServer, tmp_path: Path) -> None:
-    """Patterns and policies; a slow reader that may drop holds up nobody."""
+    """Patterns and policies work. A slow reader with a dropping policy delays no other reader."""
     remote = RemoteBus(server.url)
     slow = remote.subscribe(">", policy=DropOldest(4))
     async with node(server, tmp_path / "trace.db") as engine, reading(remote, "llm.*") as reader:
@@ -139,8 +139,7 @@ async def test_subscriptions_are_as_on_a_bus(server: NatsServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [False, True])
-async def test_what_is_said_stays_at_home(server: NatsServer, tmp_path: Path, content: bool) -> None:
-    """Unless the host says otherwise."""
+async def test_content_is_not_sent_unless_configured(server: NatsServer, tmp_path: Path, content: bool) -> None:
     async with (
         reading(RemoteBus(server.url), "session.message_appended") as reader,
         node(server, tmp_path / "trace.db", content=content) as engine,
@@ -151,8 +150,8 @@ async def test_what_is_said_stays_at_home(server: NatsServer, tmp_path: Path, co
     assert [message.text for message in messages] == (["Hi", "Hello."] if content else ["", ""])
 
 
-async def test_a_broker_that_is_away_costs_time_and_no_event(server: NatsServer, tmp_path: Path) -> None:
-    """Engine and reader begin without it, and it goes again and comes back."""
+async def test_an_unavailable_broker_loses_no_event(server: NatsServer, tmp_path: Path) -> None:
+    """The engine starts without the broker. The broker then stops and returns."""
     server.stop()
     async with node(server, tmp_path / "trace.db") as engine:
         await talk(engine)
@@ -166,8 +165,8 @@ async def test_a_broker_that_is_away_costs_time_and_no_event(server: NatsServer,
             await reader.has(await committed(engine))
 
 
-async def test_a_broker_that_was_wiped_loses_nobody_anything(server: NatsServer, tmp_path: Path) -> None:
-    """While the reader was away from it: what it had kept and lost, the store has."""
+async def test_a_wiped_broker_loses_no_event(server: NatsServer, tmp_path: Path) -> None:
+    """The store has the events that the broker has lost."""
     async with node(server, tmp_path / "trace.db") as engine:
         await talk(engine)
         await engine.flush()
@@ -187,7 +186,7 @@ async def test_a_broker_that_was_wiped_loses_nobody_anything(server: NatsServer,
 
 
 async def test_the_end_of_a_process_that_died_comes_from_the_store(server: NatsServer, tmp_path: Path) -> None:
-    """It had committed what it could not send any more; nobody else heard of it."""
+    """The process had committed events that it could not send."""
     async with TraceStore(tmp_path / "trace.db") as store:
         remote = RemoteBus(server.url, store=store, sweep_seconds=0.05)
         async with reading(remote) as reader:
@@ -195,8 +194,8 @@ async def test_the_end_of_a_process_that_died_comes_from_the_store(server: NatsS
             await reader.has(stored(events([1, 2, 5], "run_dead")))
 
 
-async def test_a_reader_from_now_on_gets_nothing_of_before(server: NatsServer, tmp_path: Path) -> None:
-    """And nothing of after is missing, also if the broker loses it."""
+async def test_a_reader_of_new_events_gets_no_earlier_event(server: NatsServer, tmp_path: Path) -> None:
+    """No later event is missing, even if the broker loses it."""
     engine = node(server, tmp_path / "trace.db")
     connected = engine.bus.subscribe("nodes.broker_changed")
     async with engine:
@@ -218,7 +217,7 @@ async def test_a_reader_from_now_on_gets_nothing_of_before(server: NatsServer, t
 async def test_gaps_are_filled_from_the_shared_store(
     server: NatsServer, tmp_path: Path, postgres_dsn: str, shipped: bool
 ) -> None:
-    """Whether the engine ships its file there, or writes there itself."""
+    """The engine ships its file to the store, or writes to the store directly."""
     async with AsyncExitStack() as stack:
         if shipped:
             engine = node(server, tmp_path / "trace.db", store=postgres_dsn)
