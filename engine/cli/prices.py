@@ -104,8 +104,10 @@ def run_show(arguments: argparse.Namespace) -> int:
     _heading(model, priced_as, table)
     matches = table.matches(model, arguments.served, priced_as)
     for number, match in enumerate(matches, 1):
-        from_table = "published" if match.row.reference else "your own"
-        text = f"{number}. {match.row.model} ({from_table}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
+        kind = "published" if match.row.reference else "your own"
+        text = (
+            f"{number}. {match.row.model} ({kind}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
+        )
         console.print(text, soft_wrap=True)
     if not matches:
         console.print(f"Unpriced: no row matches {model}. {_price_it(model)}", style="yellow", soft_wrap=True)
