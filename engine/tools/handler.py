@@ -114,7 +114,7 @@ def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
     plain = Handler(function, is_async(function), parameters.injected, schema=schema)
     strange = [parameter for parameter in parameters.filled_in if parameter.name not in names]
     if parameters.unnamed or (len(strange) == len(parameters.filled_in) == 1 and not parameters.variadic):
-        return replace(plain, whole=strange[0] if strange else None)
+        return replace(plain, catch_all=strange[0] if strange else None)
     _require_fit(name, names, parameters, strange)
     return replace(plain, keywords=struct_of(parameters), variadic=parameters.variadic)
 
