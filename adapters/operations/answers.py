@@ -53,8 +53,8 @@ CLOCKS_APART = 60
 """Seconds by which the provider's clock may be slow."""
 
 _LOOKS = 3
-"""The number of searches for a job whose creation was not confirmed. Before each search, the adapter waits as
-before a retry.
+"""The number of searches for a job whose creation was not confirmed. The waits before the searches are those
+before retries.
 """
 
 

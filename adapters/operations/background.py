@@ -97,7 +97,7 @@ class BackgroundCall(HttpCall):
         self.answered()
 
     async def write(self) -> WireCall:
-        if self.request.response_id and not self.request.messages:  # resumed by its id alone
+        if self.request.response_id and not self.request.messages:  # resumed by its id only
             self.written = WireCall("", b"")
             return self.written
         written = await super().write()
@@ -254,8 +254,8 @@ class BackgroundCall(HttpCall):
         return events
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
-        """Request the stream from its last event on. If the provider has no such stream, no reply is open
-        afterwards.
+        """Request the rest of the stream, after its last event. If the provider has no such stream, no reply is
+        open afterwards.
         """
         restarted = normaliser.number is None and self.assembler.started
         while self.streamed and not restarted:

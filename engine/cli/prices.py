@@ -104,9 +104,9 @@ def run_show(arguments: argparse.Namespace) -> int:
     _heading(model, priced_as, table)
     matches = table.matches(model, arguments.served, priced_as)
     for number, match in enumerate(matches, 1):
-        whose = "published" if match.row.reference else "your own"
+        kind = "published" if match.row.reference else "your own"
         text = (
-            f"{number}. {match.row.model} ({whose}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
+            f"{number}. {match.row.model} ({kind}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
         )
         console.print(text, soft_wrap=True)
     if not matches:

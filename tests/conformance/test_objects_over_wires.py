@@ -171,7 +171,7 @@ async def test_an_older_claude_is_made_to_call_a_tool(streamed: bool) -> None:
         reply = wire.stream_of(*[answering(chunk) for chunk in wire.chunks("", 1, "tools")])
     else:
         body = msgspec.json.decode(answering(msgspec.json.encode(wire.body("", 1, "tools"))), type=JsonObject)
-        reply = wire._whole(body)
+        reply = wire._reply_with(body)
     async with asking(wire, "claude-sonnet-4-0", reply) as (engine, named, transport):
         if streamed:
             async with engine.stream_object(named, "Where?", schema=OF_CALL) as stream:

@@ -266,8 +266,8 @@ class MessagesWire(ChatWire):
         return OtherWires(batches=MessageBatches())
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """The limits of requests and tokens. `reset_at` is the reset time of the token limit (RFC 3339), or else
-        of the request limit.
+        """The limits of requests and tokens. `reset_at` is the reset time of the token limit (RFC 3339). If it is
+        missing, the reset time of the request limit.
         """
         prefix = "anthropic-ratelimit-"
         if not any(name.startswith(prefix) for name in headers):

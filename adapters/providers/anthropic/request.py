@@ -43,7 +43,7 @@ from .settings import Tuning, check_choice, fit_schema, output_limit
 MOST = 4
 TTLS = ("5m", "1h")
 _BYTES_PER_TOKEN = 3  # a low number, so that a prompt of doubtful length gets a breakpoint
-_IMAGE_BYTES = 3_000  # the bytes that an image counts for, at any size
+_IMAGE_BYTES = 3_000  # the bytes with which an image of any size is counted
 _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
 
@@ -84,7 +84,7 @@ def keep_latest(body: JsonObject) -> None:
 
 
 def _homes(blocks: Json) -> Iterator[list[Json]]:
-    """Yield lists of blocks in the order of the prompt: first a list, then the lists inside its blocks."""
+    """Yield lists of blocks in the order of the prompt. A list comes before the lists inside its blocks."""
     if isinstance(blocks, list):
         yield blocks
         for block in blocks:
@@ -216,7 +216,7 @@ def _field(message: Json, name: str) -> Json:
 
 
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything that may have a breakpoint, in the order of the prompt."""
+    """Every element that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
     contents = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
     for blocks in (body.get("tools"), body.get("system"), *contents):

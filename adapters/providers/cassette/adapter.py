@@ -1,4 +1,4 @@
-"""An adapter of any type with a cassette as its provider, for tests and demos."""
+"""An adapter of any type that gets its replies from a cassette, for tests and demos."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         return get(f"{self._jobs}?{query}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
-        # The filter leaves only jobs created close to this one, so one page of a hundred is enough.
+        # The filter returns only jobs with nearly the same creation time, so one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
     def _job(self, job: _Job, provider: str) -> BatchJob:

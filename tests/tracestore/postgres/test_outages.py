@@ -367,7 +367,7 @@ async def dead(dsn: str, folder: Path, make: Maker, *, lease_seconds: float = QU
     await dying.open()
     dying.hold_run(make.run_id)
     await dying.write([make.started(tags={"a": "b"}, estimated_input_tokens=7)])
-    dying._living._held.clear()
+    dying._living._runs.clear()
     await dying.close()
 
 

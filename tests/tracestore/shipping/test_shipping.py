@@ -174,7 +174,7 @@ OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, fi
 def test_the_target_is_asked_first() -> None:
     course = ShippingPlan(OPTIONS)
     assert course.next(0.0) == Ask()
-    course.asked(Position(7, "r", 7))
+    course.confirmed(Position(7, "r", 7))
     assert course.next(0.0) == Send(Position(7, "r", 7), 4)
 
 
@@ -187,7 +187,7 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
         assert course.next(now) == Pause(waits[-1])
         now += waits[-1]
     assert waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    course.asked(START)
+    course.confirmed(START)
     course.sent(Position(1, "r", 1))
     assert course.failed(now) == 0.5
 
@@ -198,7 +198,7 @@ def test_a_failing_target_is_not_hurried() -> None:
     course.wake()
     assert course.next(0.1) == Pause(0.4)
     assert course.next(0.5) == Ask()
-    course.asked(START)
+    course.confirmed(START)
     course.nothing_left(1.0)
     assert course.next(1.5) == Pause(0.5)
     course.wake()
@@ -212,7 +212,7 @@ def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
         match course.next(float(now)):
             case Ask():
                 asked.append(now)
-                course.asked(START)
+                course.confirmed(START)
             case Send():
                 course.nothing_left(float(now))
             case _:
@@ -223,7 +223,7 @@ def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
 @given(st.integers(1, 30), st.integers(1, 9))
 def test_smaller_batches_single_out_what_cannot_be_stored(events: int, bad: int) -> None:
     course = ShippingPlan(OPTIONS)
-    course.asked(START)
+    course.confirmed(START)
     stored: list[int] = []
     for _ in range(300):
         step = course.next(0.0)
@@ -275,7 +275,7 @@ def test_no_event_is_missing_or_doubled_if_steps_fail(turns: list[tuple[int, str
         elif fate == "before":
             course.failed(now)
         elif isinstance(step, Ask):
-            course.asked(target.mark)
+            course.confirmed(target.mark)
         else:
             batch = list(range(step.after.event + 1, events + 1))[: step.limit]
             if not batch:
