@@ -634,6 +634,7 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
             ),
             "service_tier": st.sampled_from(["standard", "priority"]),
             "speed": st.sampled_from(["fast", "standard"]),
+            "inference_geo": st.sampled_from(["not_available", "us"]),
         },
     ),
     st.booleans(),
@@ -692,3 +693,11 @@ def test_the_usual_counts_are_plain() -> None:
     counts = {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard"}
     usage: JsonObject = {**counts, "cache_creation": {"ephemeral_5m_input_tokens": 2}}
     assert _plain_usage(usage, msgspec.Raw(msgspec.json.encode(usage)), final=True) is not None
+    of_responses = {"input_tokens_details": {"cached_tokens": 2}, "output_tokens_details": {"reasoning_tokens": 1}}
+    raw = msgspec.json.encode({"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, **of_responses})
+    assert openai_wire._read_plain_usage(msgspec.Raw(raw), None) is not None
+    gemini_counts = UsageCounts()
+    modalities = [{"modality": "TEXT", "tokenCount": 5}]
+    plain = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 9}
+    gemini_counts.add(msgspec.Raw(msgspec.json.encode({**plain, "promptTokensDetails": modalities})))
+    assert gemini_counts._plain_total() is not None
