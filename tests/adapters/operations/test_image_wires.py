@@ -214,8 +214,7 @@ async def test_a_reply_of_words_says_them_and_what_they_cost() -> None:
 
 
 async def test_an_image_tool_that_made_nothing_leaves_the_words_of_its_model() -> None:
-    """OpenAI's model refuses in a part of its own. An image has the type that was asked for, unless the item says one.
-    """
+    """A refusal is a part of its own. An image has the requested type, unless the item has another."""
     none: JsonObject = {"type": "image_generation_call", "result": None}
     words = {"type": "message", "content": [{"type": "refusal", "refusal": "I won't."}]}
     adapter, _ = maker("openai", reply({"output": [none, words]}))
