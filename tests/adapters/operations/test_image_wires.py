@@ -215,6 +215,18 @@ async def test_a_reply_of_text_has_its_text_and_its_usage() -> None:
     assert len(transport.requests) == 1
 
 
+async def test_an_image_tool_that_made_nothing_leaves_the_words_of_its_model() -> None:
+    """A refusal is a part of its own. An image has the requested type, unless the item has another."""
+    none: JsonObject = {"type": "image_generation_call", "result": None}
+    words = {"type": "message", "content": [{"type": "refusal", "refusal": "I won't."}]}
+    adapter, _ = maker("openai", reply({"output": [none, words]}))
+    with pytest.raises(InvalidRequestError, match="instead of an image: I won't"):
+        await adapter.make_images(image_request("openai:gpt-5"))
+    adapter, _ = maker("openai", reply({"output": [{**none, "result": "AAAA"}]}))
+    made = await adapter.make_images(image_request("openai:gpt-5", output_format="webp"))
+    assert [image.media_type for image in made.images] == ["image/webp"]
+
+
 @pytest.mark.parametrize(("kind", "model", "value"), [
     ("gemini", "gemini-2.5-flash-image", {"promptFeedback": {"blockReason": "SAFETY"}}),
     ("gemini", "gemini-2.5-flash-image", {"candidates": [{"finishReason": "IMAGE_SAFETY"}]}),
