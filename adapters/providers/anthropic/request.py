@@ -1,7 +1,7 @@
 """The body of a Messages API request. Pure.
 
-This module writes tools, the form of the reply, and the headers of beta features. `messages` writes the history,
-`settings` sampling and thinking, and `caching` the breakpoints.
+This module writes tools, cache breakpoints, the form of the reply, and the headers of beta features. `messages`
+writes the history, and `settings` sampling and thinking.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.content import encode_json
-from ...requests.fitted_history import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
+from ...requests.history_target import Loss, Target, ToolIdRule, WireCall
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
 from ...requests.tools import encoded_tool, fold_root
@@ -43,7 +43,7 @@ from .settings import Tuning, check_choice, fit_schema, output_limit
 MOST = 4
 TTLS = ("5m", "1h")
 _BYTES_PER_TOKEN = 3  # a low number, so that a prompt of doubtful length gets a breakpoint
-_IMAGE_BYTES = 3_000  # the bytes that an image counts for, at any size
+_IMAGE_BYTES = 3_000  # the bytes with which an image of any size is counted
 _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
 
@@ -87,7 +87,7 @@ def keep_latest(body: JsonObject) -> None:
 
 
 def _homes(blocks: Json) -> Iterator[list[Json]]:
-    """Yield lists of blocks in the order of the prompt: first a list, then the lists inside its blocks."""
+    """Yield lists of blocks in the order of the prompt. A list comes before the lists inside its blocks."""
     if isinstance(blocks, list):
         yield blocks
         for block in blocks:
@@ -216,7 +216,7 @@ def _field(message: Json, name: str) -> Json:
 
 
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything that may have a breakpoint, in the order of the prompt."""
+    """Every element that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
     contents = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
     for blocks in (body.get("tools"), body.get("system"), *contents):

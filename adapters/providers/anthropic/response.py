@@ -168,7 +168,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
         case {"type": kind, "to": {"model": str(model)}} if kind == FALLBACK and model:
-            assembler.model = model  # this model wrote the later content; the reply and its usage count as its own
+            assembler.model = model  # this model wrote the later content, so the reply and its usage have its name
         case _:
             pass
 
@@ -186,7 +186,7 @@ def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> Non
 
 
 def end_block(assembler: Assembler, state: WireBlock) -> None:
-    """Close a block, with the data that only its end has."""
+    """Close a block, with the data that only the block's end has."""
     key, block = state.key, state.block
     match state.kind:
         case "text":
@@ -320,9 +320,8 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     """Merge the usage of a `message_delta` into the usage at the stream's start. Later counts replace earlier
     ones.
 
-    A zero does not replace a count, because several servers send zeros for fields that they don't count. The
-    exception is a final usage that counts the prompt again: a zero next to another count of the prompt is then
-    valid.
+    A zero does not replace a count, because several servers send zeros for fields that they don't count. There is
+    one exception: if the final usage counts the prompt again, its zeros for the prompt are valid.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -387,7 +386,9 @@ def token_usage(usage: JsonObject, *, final: bool = True) -> TokenUsage | None:
 
 
 def _plain_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
-    """The counts of a consistent `_PlainUsage`, as `_any_usage` reads it; None for any other."""
+    """The counts of a consistent `_PlainUsage`, as `_any_usage` returns them; None if the usage is not
+    consistent.
+    """
     try:
         return _plain_counts(msgspec.convert(usage, _PlainUsage), raw_usage, final)
     except msgspec.ValidationError:
@@ -480,8 +481,8 @@ def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int
     """Return the tokens written to the cache, and how many of them were written for an hour. `split` is the result
     of `_split`.
 
-    The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens
-    count as written for an hour only if all tokens at the start were.
+    The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens were
+    written for an hour only if all tokens at the start were.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:
