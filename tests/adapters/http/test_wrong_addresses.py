@@ -103,7 +103,9 @@ WAYS = [(kind, way) for kind in TALKERS for way in ("whole", "streamed")] + [(ki
 async def test_a_page_with_status_200_is_reported_as_a_page(
     kind: str, way: str, headers: Mapping[str, str]
 ) -> None:
-    """The error has the page's type, its beginning and its server. It is not retried, for any content type."""
+    """The error has the type, the beginning and the server of the page. The call is not retried,
+    for any content type.
+    """
     error, sent = await ask(kind, way, FakeReply(PAGE, headers=headers))
     assert isinstance(error, StreamError)
     said = str(error)

@@ -155,7 +155,7 @@ def test_ids_and_names_in_mistrals_form() -> None:
 
 
 def test_unsupported_tool_choices() -> None:
-    """Forcing raises an error if the server would ignore it. `none` leaves the tools out there. Invalid choices
+    """If the server ignores choices, forcing raises an error and `none` leaves the tools out. Invalid choices
     are refused.
     """
     ollama = QUIRKS["ollama"]
