@@ -17,7 +17,7 @@ import pytest
 from callboard import AbortController, CancelledError
 from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
 from callboard.adapters.providers import scripted
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus import (
     AuthError,
     CallboardError,

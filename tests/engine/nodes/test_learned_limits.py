@@ -18,7 +18,7 @@ from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
 from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.routing.rate_account import Reading
+from callboard.engine.routing.learned_limits import Reading
 from callboard.engine.routing.rate_limits import RateLimits
 from callboard.engine.routing.rate_slots import Headers, LimitObservation
 

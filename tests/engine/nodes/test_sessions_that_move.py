@@ -152,7 +152,8 @@ async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tm
     ):
         session = a.session("s:m", name="talk")
         await session.send("Hi")
-        await a._runtime.host.share()
+        while not await a._runtime.host.share():  # it waits for 5 s at most
+            pass
         (found,) = await b.sessions()
         assert (found.session_id, found.open, found.name) == (session.id, False, "talk")
         with pytest.raises(SessionBusy, match="node a"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.routing.rate_account import Reading, Ticket
+from callboard.engine.routing.learned_limits import Reading, Ticket
 from callboard.engine.routing.rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged
 
 MINUTE = 60_000_000

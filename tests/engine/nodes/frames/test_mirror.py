@@ -58,7 +58,7 @@ END = TurnComplete("completed")
 
 def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
     """The messages that remain of an unfinished turn with these frames."""
-    return present(retained_turns(frames(*events, **about)).unfinished).left
+    return present(retained_turns(frames(*events, **about)).unfinished).unanswered
 
 
 def new_mirror() -> Mirror:
@@ -127,7 +127,7 @@ def test_frames_in_order_are_not_held() -> None:
         assert mirror.receive(frame)
         assert not mirror.behind
         assert not mirror.receive(frame)
-    assert mirror._held == {}
+    assert mirror._early_frames == {}
 
 
 def test_the_number_of_held_frames_is_limited() -> None:
@@ -136,7 +136,7 @@ def test_the_number_of_held_frames_is_limited() -> None:
     frames = framed([TextDelta(str(n)) for n in range(2 * MOST_HELD)], each=1)
     for frame in reversed(frames[1:]):
         mirror.receive(frame)
-    assert len(mirror._held) == MOST_HELD
+    assert len(mirror._early_frames) == MOST_HELD
     mirror.receive(frames[0])
     assert mirror.next_seq == MOST_HELD
     assert mirror.behind
@@ -410,7 +410,7 @@ def test_an_unfinished_turn_leaves_its_delivered_text() -> None:
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
     turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
-    partial, reply = turn.left
+    partial, reply = turn.unanswered
     assert partial == HI
     assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
     metadata = present(reply.metadata)
@@ -434,7 +434,7 @@ def test_a_complete_reply_that_is_not_in_the_history_is_kept() -> None:
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
     stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
     sent = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
-    assert present(retained_turns(sent).unfinished).left == ()
+    assert present(retained_turns(sent).unfinished).unanswered == ()
     assert retained_turns(sent).beyond(0) == (HI, stored)
 
 
@@ -449,8 +449,8 @@ def test_a_steering_message_is_kept_with_its_reply() -> None:
         TextDelta("Ok", 0, "msg_2"),
     ]
     kept = retained_turns(frames(*events, appended=(HI, first)))
-    assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
-    assert kept.unfinished.left[0].steers
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_steer", "msg_2"]
+    assert kept.unfinished.unanswered[0].steers
 
 
 def test_an_ending_by_another_node_leaves_the_delivered_text() -> None:
@@ -459,7 +459,7 @@ def test_an_ending_by_another_node_leaves_the_delivered_text() -> None:
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
     turn = retained_turns([*before, gone, after]).unfinished
     assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
-    assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
+    assert [one.content for one in turn.unanswered] == [HI.content, (TextBlock("a"),)]
 
 
 def test_late_messages_of_an_older_epoch_are_not_in_the_history() -> None:
@@ -475,7 +475,7 @@ def test_a_turn_without_its_beginning_has_its_remaining_messages() -> None:
     """The broker keeps frames for a limited time."""
     kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
-    assert [one.id for one in kept.unfinished.left] == ["msg_re"]
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_re"]
 
 
 @given(st.integers(0, 2**32))
