@@ -245,7 +245,7 @@ def test_a_key_in_a_header_needs_an_address_too() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("variable", ["GROQ_API_KEY", "OPENAI_API_KEY"])
 async def test_models_yaml_passes_the_source_of_the_key_to_the_adapter(tmp_path: Path, variable: str) -> None:
-    """Then an adapter without an address is refused before its first request."""
+    """An adapter without an address is refused before its first request."""
     path = tmp_path / "models.yaml"
     path.write_text(
         f"adapters:\n  mine: {{type: openai_compatible, api_key_env: {variable}}}\n"

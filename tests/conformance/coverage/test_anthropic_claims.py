@@ -277,7 +277,7 @@ def test_no_block_of_a_reply_is_lost(block: JsonObject) -> None:
 
 
 CITATIONS = samples(load(COVERAGE.parts["citation"][1]))
-"""Citations, as replies have them."""
+"""Citations in the form of replies."""
 
 
 @pytest.mark.parametrize("citation", CITATIONS, ids=lambda citation: str(citation["type"]))

@@ -241,7 +241,7 @@ async def test_connecting_to_a_slow_server_has_a_time_limit() -> None:
 async def test_a_connection_that_ended_before_the_request_is_not_used(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request was not sent, so any attempt may follow. On the old connection, it would wait forever."""
+    """The request was not sent, so any attempt may follow. The old connection would never reply."""
     wires = []
 
     async def connect(origin: object, context: object, make: Callable[[], Made], *, public_only: bool) -> Made:
