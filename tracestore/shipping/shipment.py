@@ -23,8 +23,8 @@ from ..sql.projection import PROJECTED_TOPICS, Projection
 class Position(msgspec.Struct, frozen=True):
     """A position in a trace file: an event, and all events before it.
 
-    The event's number is not enough. In a fully pruned file the numbers start from 1 again. In a copy of a file, the
-    same numbers belong to other events.
+    The event's number is not enough. In a fully pruned file the numbers start from 1 again. In a copy of a file,
+    the same numbers belong to other events.
     """
 
     event: int = 0
