@@ -219,8 +219,7 @@ class StreamedTurn:
         with anyio.CancelScope(shield=True):  # limited: a cancelled turn ends within its grace period
             with contextlib.suppress(
                 Exception
-                # If a reader has iterated, the reader has raised the error. A reader that leaves early doesn't need
-                # it.
+                # A reader that iterated has raised the error. A reader that leaves early doesn't need it.
             ):
                 await self._task.wait()
 
