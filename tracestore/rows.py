@@ -175,7 +175,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     last_us: int
     """The time of the session's last event, in microseconds UTC."""
     model: str | None
-    """The current model as requested, as text."""
+    """The current model as text, as it was requested."""
     tags: dict[str, str]
     """The tags of the session."""
     turns: int

@@ -309,7 +309,7 @@ class TextPieces(Generic[E]):
 
     Args:
         events: The reader.
-        run: The turn that is read, if it is one of this engine.
+        run: The turn that is read, if it runs in this engine.
     """
 
     def __init__(self, events: AsyncIterator[E], run: StreamedTurn | None = None) -> None:

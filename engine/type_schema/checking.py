@@ -378,7 +378,7 @@ def _properties(of: object) -> frozenset[str]:
 
 
 def _with_whole_numbers(value: Json) -> Json:
-    """The same value with each ``3.0`` as ``3``. If there is none, the same object."""
+    """The same value with each ``3.0`` as ``3``. Without such a number, the same object is returned."""
     match value:
         case float() if value.is_integer():
             return int(value)

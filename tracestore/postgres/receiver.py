@@ -73,7 +73,7 @@ class ExistingRows(msgspec.Struct, frozen=True):
     erased: int
     """The number of the file's last deletion that was repeated in this store."""
     pruned_us: int | None
-    """The moment before which retention has deleted, in microseconds UTC; None if it has never deleted."""
+    """The time up to which retention has deleted rows, in microseconds UTC; None if it has not deleted any."""
     barrier: Barrier
     """The deleted content that the shipment must not restore."""
 
