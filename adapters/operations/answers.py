@@ -37,7 +37,7 @@ from ..images import ImageCapabilities, ImageRequest, ImageResponse
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted_history import WireCall, bearer
+from ..requests.history_target import WireCall, bearer
 from ..videos import VideoJob
 from .media_wire import ImageReply, ImageWire, fit_image, pieces
 from .wires import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts

@@ -40,7 +40,7 @@ from ..http.call import HttpCall
 from ..http.retry import PollPolicy, backoff_delay, is_passing
 from ..http.stream import EventWait
 from ..http.wire import HttpClient
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from .wires import BackgroundWire, NumberedNormaliser
 

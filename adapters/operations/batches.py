@@ -34,7 +34,7 @@ from ..http.retry import backoff_delay
 from ..http.wire import HttpClient
 from ..requests import emulation
 from ..requests.emulation import read_response
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import close_reply, read_error_body
 from .answers import CLOCKS_APART, HttpJobs, found_again
 from .wires import (

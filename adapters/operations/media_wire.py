@@ -24,7 +24,7 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..requests.content import image_size, media_bytes, media_type_of
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..requests.settings import merge_own_options, own_options
 from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 

@@ -24,7 +24,7 @@ from ..http.classify import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,

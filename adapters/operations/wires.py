@@ -32,7 +32,7 @@ from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..replies.usage import NOTHING_USED, StatedCost
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..requests.settings import changed, dropped
 
 

@@ -19,7 +19,7 @@ from callboard.adapters.health import AdapterHealth
 from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from callboard.adapters.providers.local.adapter import create_inner, read_options
 from callboard.adapters.providers.local.child import choose_model
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError, Subscription
 from callboard.bus.values.base import Json, JsonObject
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport

@@ -368,7 +368,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 async def _fetch(url: str, most_bytes: int) -> bytes:
-    from callboard.adapters.transport.client import new_transport
+    from callboard.adapters.transport.connection_pool import new_transport
     from callboard.adapters.transport.transport import HttpRequest
 
     transport, data = new_transport(), b""

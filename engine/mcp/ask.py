@@ -21,7 +21,7 @@ from ..generation.streaming import TurnStream
 from ..sessions.session import Session
 from ..tools.collect import as_tools
 from ..tools.context import Approval, Approve, Denied, ToolContext, ToolError
-from ..tools.define import tool
+from ..tools.from_function import tool
 from ..tools.handler import Tool
 
 OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]

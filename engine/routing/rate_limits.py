@@ -25,7 +25,7 @@ from callboard.adapters import (
 from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
 from ..models.entries import AdapterEntry
-from .rate_account import Ticket
+from .learned_limits import Ticket
 from .rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0

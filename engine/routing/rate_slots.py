@@ -24,7 +24,7 @@ import msgspec
 
 from callboard.adapters import RateLimitInfo
 
-from .rate_account import MINUTE_US, Account, Learned, Reading, Ticket
+from .learned_limits import MINUTE_US, Account, Learned, Reading, Ticket
 
 _MOST_MODELS = 1024
 

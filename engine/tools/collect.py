@@ -100,7 +100,7 @@ def _with_those_of(sources: Iterable[ToolSource], direct: Iterable[Tool]) -> tup
 def _made_of(function: object) -> Tool:
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"tools must contain only Tool objects and functions, not {_kind(function)}")
-    from .define import tool
+    from .from_function import tool
 
     try:
         made_tool = _made.get(function)

@@ -25,8 +25,8 @@ from callboard.adapters import (
     UsageSource,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import Loss, WireCall, block_type
 from callboard.adapters.requests.history import OPTIONS as HISTORY
+from callboard.adapters.requests.history_target import Loss, WireCall, block_type
 from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json

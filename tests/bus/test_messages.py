@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import get_args
 
 import msgspec
 import pytest
 
 from callboard import bus
-from callboard.bus import Cost, CostSource, ImageBlock, Message, ProviderRaw, Role, TextBlock
+from callboard.bus import ContentBlock, Cost, CostSource, ImageBlock, Message, ProviderRaw, Role, TextBlock
 from callboard.bus.events.codec import CatalogueEvent
 
 
@@ -43,6 +44,12 @@ def test_a_changed_copy_of_a_message_is_examined_again() -> None:
     assert message.plain_text == "hello"
     assert msgspec.structs.replace(message, content=(TextBlock("bye"),)).plain_text == "bye"
     assert message == Message.user("hello")
+
+
+@pytest.mark.parametrize("kind", get_args(ContentBlock))
+def test_a_block_of_a_message_cannot_be_changed(kind: type[msgspec.Struct]) -> None:
+    """Several messages and requests share a block, and hosts use blocks as keys."""
+    assert kind.__struct_config__.frozen
 
 
 # -- Costs: exact, or unknown.

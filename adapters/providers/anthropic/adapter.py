@@ -28,7 +28,7 @@ from ...operations.wires import (
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall, get
+from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model

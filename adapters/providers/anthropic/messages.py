@@ -33,8 +33,8 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
-from ...requests.fitted_history import FittedHistory, Loss, encoded, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.history_target import FittedHistory, Loss, encoded, left_out
 from .response import CONTAINER, FALLBACK
 
 # --- Opaque blocks in requests ---

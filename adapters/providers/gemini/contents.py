@@ -36,8 +36,8 @@ from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
 from ...requests.content import WEB, is_remote, media_bytes, media_type_of
-from ...requests.fitted_history import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from ...requests.history import FAILED_SILENTLY
+from ...requests.history_target import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from . import wire
 from .data import Model
 

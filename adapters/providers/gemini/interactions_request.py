@@ -27,8 +27,8 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted_history import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, fit_history
+from ...requests.history_target import FittedHistory, Loss
 from ...requests.settings import (
     changed,
     check_demands,

@@ -32,7 +32,7 @@ from ...operations.media_wire import (
     video_usage,
 )
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import merge_options, own_options
 from ...videos import VideoCapabilities, VideoJob, VideoRequest, VideoStatus, VideoTerms, VideoVariant
 from .contents import IMAGE_TYPES

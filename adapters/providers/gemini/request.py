@@ -16,8 +16,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted_history import FittedHistory
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory
 from ...requests.schemas import (
     describe,
     describe_constraints,

@@ -43,7 +43,7 @@ from ...http.stream import with_long_timeouts
 from ...provider import create_adapter
 from ...requests import settings
 from ...requests.content import current_turn
-from ...transport.client import new_transport
+from ...transport.connection_pool import new_transport
 from ...transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
 from .child import LocalServerSettings, check_installed, choose_model
 from .process import LocalServer, SharedServer

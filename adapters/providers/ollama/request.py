@@ -39,8 +39,8 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefini
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
-from ...requests.fitted_history import FittedHistory, Loss, Target, WireCall
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Loss, Target, WireCall
 from ...requests.schemas import without_booleans
 from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
 from ...requests.tools import fold_root

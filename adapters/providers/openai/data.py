@@ -28,7 +28,7 @@ from callboard.bus.values.base import Json
 from ...http.classify import ErrorType, error_without_status, read_error_value
 from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
-from ...requests.fitted_history import ToolIdRule
+from ...requests.history_target import ToolIdRule
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):

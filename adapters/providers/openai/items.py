@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import media_bytes, repair_text, write_data_url
-from ...requests.fitted_history import FittedHistory, Loss, encoded
+from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 

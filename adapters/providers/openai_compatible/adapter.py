@@ -23,7 +23,7 @@ from ...operations.openai_wires import MARK, FileBatches, OpenAIBatches, OpenAIE
 from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...replies.assembler import Assembler
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall, bearer, get
+from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply

@@ -31,8 +31,8 @@ from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import encode_json, join_text, media_bytes, write_data_url
-from ...requests.fitted_history import FittedHistory, Loss, encoded
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 

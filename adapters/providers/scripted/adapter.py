@@ -57,7 +57,7 @@ from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
 from ...requests import settings
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 

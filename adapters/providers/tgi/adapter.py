@@ -31,8 +31,8 @@ from ...replies.normaliser import SseNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most
-from ...requests.fitted_history import FittedHistory, Target, WireCall, bearer, get
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Target, WireCall, bearer, get
 from ...requests.settings import SharedOptions, check_demands, merge_own_options, read_options
 from ...transport.transport import HttpReply
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from callboard.adapters.providers.anthropic.response import STOP_REASONS, read_usage, token_usage
+from callboard.adapters.providers.anthropic.response import STOP_REASONS, whole_usage
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ..source import (
@@ -434,7 +434,7 @@ class _Reader:
         """The tokens of a line. Most lines of a reply have equal tokens, so the last result is cached."""
         encoded = bytes(raw)
         if encoded != self._last_usage[0]:
-            usage = token_usage(read_usage(raw), raw=raw)
+            usage = whole_usage(raw)
             if usage is not None:
                 usage = msgspec.structs.replace(usage, raw=None, service_tier=name(usage.service_tier))
             self._last_usage = encoded, usage

@@ -74,8 +74,8 @@ async def test_a_turn_outlives_a_lease_that_no_other_node_took(tmp_path: Path, b
 @asynccontextmanager
 async def lease_over(engine: Engine) -> AsyncIterator[None]:
     """Enter the block when the engine's lease has ended."""
-    with engine.bus.subscribe("nodes.lease_changed") as told:
-        assert (await anext(aiter(told))).data.current == "over"  # type: ignore[attr-defined]
+    with engine.bus.subscribe("nodes.lease_changed") as changes:
+        assert (await anext(aiter(changes))).data.current == "over"  # type: ignore[attr-defined]
         yield
 
 
@@ -129,7 +129,8 @@ async def test_an_engine_without_content_reads_the_shared_trace(postgres_dsn: st
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
-        await a._runtime.host.share()
+        while not await a._runtime.host.share():  # it waits for 5 s at most
+            pass
         cluster = Cluster(store=postgres_dsn, node="c")
         models, path = registry(Say("Two.")), tmp_path / "c.db"
         async with Engine(models=models, store=path, cluster=cluster) as c:

@@ -410,8 +410,8 @@ def test_an_unfinished_turn_leaves_its_delivered_text() -> None:
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
     turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
-    said, reply = turn.unanswered
-    assert said == HI
+    partial, reply = turn.unanswered
+    assert partial == HI
     assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
     metadata = present(reply.metadata)
     assert (metadata.model, metadata.stop_reason) == ("p:m", StopReason.ERROR)
@@ -433,9 +433,9 @@ def test_a_complete_reply_that_is_not_in_the_history_is_kept() -> None:
     metadata = present(reply.metadata)
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
     stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    told = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
-    assert present(retained_turns(told).unfinished).unanswered == ()
-    assert retained_turns(told).beyond(0) == (HI, stored)
+    sent = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
+    assert present(retained_turns(sent).unfinished).unanswered == ()
+    assert retained_turns(sent).beyond(0) == (HI, stored)
 
 
 def test_a_steering_message_is_kept_with_its_reply() -> None:
@@ -492,11 +492,11 @@ def test_the_order_of_frames_does_not_matter(seed: int) -> None:
 
 def test_messages_of_a_first_turn_in_frames_are_not_missing() -> None:
     """The store has the call but no message. Other missing parts stay missing."""
-    begun = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
+    first = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
     saved = SavedSession(
         session_id="ses", setup=None, withheld=None, tags={}, name=None, messages=(), missing=(NOTHING_SAID,)
     )
-    assert in_its_first_turn(saved, begun).missing == ()
+    assert in_its_first_turn(saved, first).missing == ()
     assert in_its_first_turn(saved, retained_turns([])).missing == (NOTHING_SAID,)
     later = retained_turns(frames(TextDelta("a", 0, "msg_re"), history=2))
     assert in_its_first_turn(saved, later).missing == (NOTHING_SAID,)
@@ -505,10 +505,10 @@ def test_messages_of_a_first_turn_in_frames_are_not_missing() -> None:
 @pytest.mark.parametrize("first_frames_first", [True, False])
 def test_turns_of_one_millisecond_are_in_the_order_of_their_histories(first_frames_first: bool) -> None:
     """The random part of a stream's id has no order."""
-    begun = "trn_01HZZZZZZZ"
+    prefix = "trn_01HZZZZZZZ"
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    one = frames(END, stream_id=begun + "Z" * 16, history=0, appended=(HI, reply))
-    two = frames(MessageStart("msg_2"), stream_id=begun + "0" * 16, history=2)
+    one = frames(END, stream_id=prefix + "Z" * 16, history=0, appended=(HI, reply))
+    two = frames(MessageStart("msg_2"), stream_id=prefix + "0" * 16, history=2)
     kept = retained_turns([*one, *two] if first_frames_first else [*two, *one])
     assert [turn.history for turn in kept.turns] == [0, 2]
     assert kept.unfinished is kept.turns[1]

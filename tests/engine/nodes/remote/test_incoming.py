@@ -133,7 +133,7 @@ def test_an_event_that_only_the_store_has_is_fetched() -> None:
 
 
 def test_events_found_in_the_store_get_time_to_arrive() -> None:
-    """Their page can still arrive."""
+    """The page of such an event can still arrive."""
     run = Incoming(0, PATIENCE)
     run.stored(4, 10.0)
     assert run.ask_at == 10.0 + GRACE_SECONDS
