@@ -207,7 +207,7 @@ class BrokerEvents:
 
 
 class _Pull:
-    """A reader at the broker. It requests more messages when it has received all requested ones."""
+    """A reader at the broker. It requests more messages when all requested messages have arrived."""
 
     def __init__(self, client: Client, subscription: Subscription, inbox: str, consumer: str) -> None:
         self._client = client
