@@ -48,8 +48,8 @@ class ClientLine(msgspec.Struct, frozen=True):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     unpriced: str  # `refuse` or `allow`
-    calls: int  # the number of calls so far
-    cost_nano_usd: int  # the cost so far, in nano-USD
+    calls: int  # the number of calls
+    cost_nano_usd: int  # the cost of all calls, in nano-USD
     created_us: int
     revoked_us: int | None
 

@@ -18,7 +18,7 @@ _log = Log("engine.tools")
 
 
 class ToolSource(Sequence[Tool]):
-    """Tools that may change, such as those of MCP servers. It is a sequence of the current tools.
+    """Tools that may change, such as the tools of MCP servers. A source is a sequence of the current tools.
 
     A session with a source among its tools reads it again before each step of a turn.
     """
@@ -69,7 +69,7 @@ def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
 
 
 def collected(tools: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
-    """The given tools, as `as_tools` returns them, and the given sources."""
+    """The tools, as `as_tools` returns them, and the tool sources."""
     if type(tools) not in (list, tuple) and isinstance(tools, ToolSource):
         return tools.tools, (tools,)
     direct: list[Tool] = []

@@ -90,7 +90,9 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema, NULL if it is not Callboard's, and the number of its tables."""
+    """The version of the schema, and the number of its tables. The version is NULL if the schema is not
+    Callboard's.
+    """
     (has_meta, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
