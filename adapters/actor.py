@@ -57,7 +57,7 @@ class AdapterActor(Actor):
     async def stopping(self) -> None:
         made, self._made = self._made, None
         if made is not None:
-            await made.close()  # the supervisor shields it and limits its time
+            await made.close()  # the supervisor shields this step and limits its time
 
 
 class CallHandle(Generic[T]):
@@ -86,7 +86,7 @@ class CallHandle(Generic[T]):
             raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
-        """Request the end of the call. `wait()` then raises or returns as the contract describes. Idempotent."""
+        """Request the end of the call. `wait()` then raises or returns, as the contract describes. Idempotent."""
         actor = self._ref.actor
         if self._task.done or not isinstance(actor, AdapterActor):
             return
@@ -125,7 +125,7 @@ def start_call(
     """Start a call in an adapter's actor immediately.
 
     If the adapter's method is marked with `ends_when_cancelled`, the call runs in the task that waits for it.
-    Otherwise the call gets a separate task, which can be abandoned if the adapter ignores the cancellation.
+    Otherwise the call gets a separate task. This task can be abandoned if the adapter ignores the cancellation.
     """
 
     adapter = _adapter_of(ref, request.request_id)

@@ -74,9 +74,9 @@ class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     """The number of requests; None if the provider reports none."""
     succeeded: int = 0
-    """The number of answered requests, as far as the provider counts them before the end."""
+    """The number of answered requests, as reported by the provider before the end of the job."""
     failed: int = 0
-    """The number of failed requests, as far as the provider counts them before the end."""
+    """The number of failed requests, as reported by the provider before the end of the job."""
     error: AdapterError | None = None
     """The reason why the whole job failed."""
     created_at: int | None = None

@@ -13,7 +13,7 @@ they appear.
 * Headers are kept by allow-list. Known keys (from headers and `secrets`) are masked everywhere.
 
 A request gets the first unplayed recording with the same method, path and body. Top-level fields in
-VOLATILE_FIELDS are ignored. If there is none, CassetteMiss shows the most similar recording.
+VOLATILE_FIELDS are ignored. If no recording matches, CassetteMiss shows the most similar one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _length(value: Json) -> int:
 
 
 def _unlike(recorded: Json, sent: Json) -> int:
-    """The length of both texts without their common start and end."""
+    """The length of both texts without their common start and their common end."""
     one, other = msgspec.json.encode(recorded), msgspec.json.encode(sent)
     ahead = _alike(one, other)
     one, other = one[ahead:][::-1], other[ahead:][::-1]
@@ -216,7 +216,7 @@ class RecordingTransport:
         return reply
 
     def save(self) -> None:
-        """Write the recordings so far. Raises OSError."""
+        """Write all recordings of this transport to its file. Raises OSError."""
         exchanges = tuple(self._exchange(request, reply) for request, reply in self._replies)
         save_cassette(self._path, Cassette(FORMAT, self._scenario, exchanges))
 

@@ -56,9 +56,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     raise_on_long_hint: bool = False
     """Whether the call fails immediately if the provider requests a wait above `max_delay`."""
     on_retry: OnRetry | None = None
-    """A function that is called after each failed attempt that is followed by another. It gets the error, the
-    number of the failed attempt from 1, and the seconds until the next attempt. It must not block. Its exceptions
-    are logged.
+    """A function that is called before each retry. Its arguments are the error, the number of the failed attempt
+    from 1, and the seconds until the next attempt. The function must not block. Its exceptions are logged.
     """
 
 
@@ -103,12 +102,12 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     key_pool: Sequence[str] = ()
     """The names of the `keys` to use for calls without ``key=``, in place of `api_key`."""
     requests_per_minute: int | None = None
-    """The largest number of requests in any minute, all models together; further calls wait in order.
+    """The largest number of requests in any minute, for all models together. More calls wait in order.
 
     None uses only the limits in the provider's headers.
     """
     tokens_per_minute: int | None = None
-    """The largest number of tokens of requests and replies in any minute, all models together; further calls wait
+    """The largest number of tokens of requests and replies in any minute, for all models together. More calls wait
     in order.
     """
     max_wait_seconds: float | None = None

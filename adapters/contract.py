@@ -105,8 +105,8 @@ _NAME = attrgetter("name")
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a model through its adapter. False means that the ability does not work.
 
-    If a request needs an ability that is False, it is refused before it is sent, repaired, or sent without that
-    part and with a warning.
+    If a request needs an ability that is False, one of three things happens before it is sent: the request is
+    refused, it is repaired, or the unsupported part is left out with a warning.
     """
 
     supports_images: bool = False
@@ -116,7 +116,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_documents: bool = False
     """Documents in messages."""
     supports_thinking: bool = False
-    """Reasoning on request."""
+    """Whether the model reasons on request."""
     supports_tools: bool = False
     """Calls of tools."""
     supports_system_prompt: bool = True
@@ -124,9 +124,9 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_structured_output: bool = False
     """Whether the provider enforces a JSON Schema."""
     supports_streaming: bool = True
-    """Streamed replies."""
+    """Whether replies can be streamed."""
     supports_streaming_tool_calls: bool = False
-    """Streamed arguments of tool calls."""
+    """Whether the arguments of tool calls can be streamed."""
     supports_parallel_tool_calls: bool = False
     """Several tool calls in one reply."""
     supports_tool_choice: bool = True
@@ -149,8 +149,8 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     """A request as a client wrote it, for an adapter of the same protocol.
 
     The adapter sends `body` with its own name of the model and a few other changes, see `adapters.http.fidelity`.
-    It ignores the canonical fields. An adapter of another protocol ignores this object and sends the canonical
-    request. So do batches, and adapters that emulate the request's tools.
+    It ignores the canonical fields. Adapters of other protocols ignore this object and send the canonical request.
+    Batches, and adapters that emulate the request's tools, also send the canonical request.
 
     If the provider rejects the body, its fields are repaired as usual. If the repair changes the canonical request
     instead, the canonical request is sent, and `on_event` is not called. A broken reply is never continued
@@ -161,7 +161,7 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     protocol: str
     """The protocol of the body: ``anthropic``, ``openai``, ``openai_compatible`` or ``gemini``."""
     body: JsonObject
-    """The body as the client sent it."""
+    """The body from the client, unchanged."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the request, such as ``anthropic-beta``."""
     refers_to: str = ""
@@ -169,16 +169,17 @@ class WireRequest(ShortRepr, frozen=True, kw_only=True):
     protocols can't serve such a request. Empty if there is no such field.
     """
     on_headers: Callable[[Mapping[str, str], RateLimitInfo | None], object] | None = None
-    """Called with the headers of a reply and the limits that they state, when its first content has arrived. After
-    a failed attempt, it is called with the headers of the failed reply, or with an empty mapping if there was no
-    reply. An adapter of any protocol calls it. It must not raise.
+    """Called when the first content of a reply has arrived, with the reply's headers and the limits in them. After
+    a failed attempt, the headers are those of the failed reply, or empty if there was no reply. Adapters of all
+    protocols call this function. It must not raise.
     """
     on_event: Callable[[str, bytes], object] | None = None
-    """Called with the name and the data of each event of a streamed reply, or with ``""`` and the body of a whole
-    one, as the provider sent it. It is called before the canonical events of the same data, and must not raise.
+    """Called with the name and the data of each event of a streamed reply, as the provider sent them. For a reply
+    that is not streamed, the name is ``""`` and the data is the body. The call is before the canonical events of
+    the same data. The function must not raise.
 
     Only events of the attempt that delivers content are passed on. Events before the first content are held until
-    it arrives. A later error event is passed on, and then the call raises the error.
+    the content arrives. A later error event is passed on, and then the call raises the error.
 
     Nothing is passed on if the reply does not have the requested form: a whole reply instead of a stream, or a
     stream instead of a whole reply. Nothing is passed on either if middleware changed the request or may change
@@ -219,7 +220,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     top_p: float | None = None
     """The share of the most likely tokens to sample from."""
     frequency_penalty: float | None = None
-    """The penalty for a token, growing with its earlier occurrences."""
+    """The penalty for a token. It grows with the number of earlier occurrences of the token."""
     presence_penalty: float | None = None
     """The penalty for a token that has occurred before."""
     seed: int | None = None
@@ -253,7 +254,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     response_id: str = ""
     """The provider's id of a background reply to resume. No new reply is requested."""
     continue_broken: bool | None = None
-    """Whether to continue a streamed reply with another attempt if it breaks off in its text. The model must
+    """Whether to continue a streamed reply that breaks off in its text, with another attempt. The model must
     support this.
     """
     include_raw: bool | None = None
@@ -373,7 +374,7 @@ class AdapterStream(Protocol):
 
     The stream ends after `MessageComplete`, even if the call is cancelled. If the call fails, the stream yields
     `MessageComplete` with stop reason ``error`` (after any other event) and then raises AdapterError. `aclose()`,
-    or leaving the context early, closes the socket. The stream never hangs. It has one reader.
+    or leaving the context early, closes the socket. The stream never hangs. Only one reader may use it.
     """
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
@@ -438,7 +439,7 @@ class ProviderAdapter(Protocol):
     """One provider. An adapter works alone, without the rest of Callboard: construct it, call it, close it.
 
     Every method except `estimate_input_tokens` and `get_capabilities` does I/O. Calls may run concurrently on one
-    event loop. A call raises only AdapterError and its subclasses, and the loop's cancellation.
+    event loop. A call raises only AdapterError with its subclasses, and the loop's cancellation.
 
     These methods are optional: `initialize()`, awaited before the first call, `health_check()` and `statistics()`,
     see `health`, and `usage_so_far()`, see `MeteredAdapter`. An adapter that calls `on_attempt` sets

@@ -85,7 +85,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int | None = None
     """The largest number of tokens of one text."""
     max_request_tokens: int | None = None
-    """The largest number of tokens of all texts of a request together."""
+    """The largest number of tokens of all texts in one request."""
     dimensions: int | None = None
     """The default number of dimensions of a vector."""
     supports_dimensions: bool = True
@@ -278,7 +278,7 @@ _TOO_MANY = re.compile(
     r"at most \d+ (?:inputs|requests|texts)|number of texts",
     re.IGNORECASE,
 )
-"""Error messages about too many texts in a request, of servers without an error code for this."""
+"""Error messages about too many texts in a request. They are from servers without an error code for this."""
 
 Batch: TypeAlias = range
 """Indices of the texts of one request."""
@@ -324,7 +324,7 @@ class Gathered:
     failures: dict[int, AdapterError] = field(default_factory=dict)
     """The failures by the index of the text."""
     responses: list[EmbeddingResponse] = field(default_factory=list)
-    """The responses of the batches, in the order of their ends."""
+    """The responses of the batches, in the order in which the batches ended."""
 
     @property
     def usage(self) -> TokenUsage:
@@ -433,8 +433,8 @@ def _first(error: Exception) -> Exception:
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise CapabilityError if the vectors have other dimensions than earlier vectors, because they could not be
-    compared.
+    """Raise CapabilityError if the vectors differ from earlier vectors in their dimensions, because such vectors
+    could not be compared.
     """
     if gathered.responses and response.dimensions != (expected := gathered.responses[0].dimensions):
         raise CapabilityError(
@@ -462,8 +462,9 @@ async def embed_all(
 ) -> EmbeddingResponse:
     """Embed any number of texts, in order, without an engine.
 
-    Each batch is a separate request with its own retries. The id of a batch is the request's id and the indexes of
-    the texts (``mine.0-100``). If the call is cancelled, finished batches are billed and their vectors are lost.
+    Each batch is a separate request with separate retries. The id of a batch is the request's id and the indexes
+    of the texts (``mine.0-100``). If the call is cancelled, the vectors of finished batches are lost, although
+    those batches are billed.
 
     Args:
         adapter: The adapter of the model's provider.

@@ -49,7 +49,7 @@ class ChecksHealth(Protocol):
     async def health_check(self) -> AdapterHealth | bool:
         """Whether the provider answers. The check must be free and have no effect, and should not raise.
 
-        An AdapterError counts as false.
+        An AdapterError means that the provider does not answer.
         """
         ...
 

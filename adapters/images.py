@@ -1,8 +1,8 @@
 """The contract of adapters with images: protocol, requests and responses.
 
 The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the
-mask's transparent area, and several images are *composed* into one. Each image costs money, so a request with a
-lost answer is not repeated. It raises `OutcomeUnknownError`.
+mask's transparent area, and several images are *composed* into one. Each image costs money. So if the answer to a
+request is lost, the request is not repeated, and `OutcomeUnknownError` is raised.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
     size: str | None = None
     """The size as ``WIDTHxHEIGHT``, or by the provider's name."""
     aspect_ratio: str | None = None
-    """The aspect ratio, such as ``16:9``. An aspect ratio replaces the size, or is combined with a named size."""
+    """The aspect ratio, such as ``16:9``. It is used in place of the size, or in addition to a named size."""
     quality: str | None = None
     """The model's name for the quality, such as ``high``."""
     background: str | None = None

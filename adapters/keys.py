@@ -31,7 +31,7 @@ class KnownKey(NamedTuple):
     value: str | None
     """The value; None for a server without keys."""
     version: int
-    """The number of values requested so far."""
+    """The number of values that were requested from the source."""
 
 
 class Key:
@@ -70,7 +70,7 @@ class Key:
                 assert current is not None
                 return current
             value, fault = await _answer(self.source)
-            self._on_value(value)  # masked even if it can't be sent
+            self._on_value(value)  # masked even if the key can't be sent
             if fault is not None:
                 key = "api_key" if self.name is None else f"keys[{self.name!r}]"
                 raise AuthError(
@@ -105,7 +105,7 @@ REFUSED_US = 600_000_000
 PAUSE_US = 10_000_000
 """The length of the pause after a rate limit without a hint, in microseconds."""
 TRIAL_US = 30_000_000
-"""The time in microseconds for which only one call may try a key after its pause."""
+"""Microseconds after the end of a key's pause during which only one call may try the key."""
 
 MAX_COOLDOWNS = 4096
 """The largest number of recorded pauses. The oldest is dropped first."""
@@ -197,7 +197,7 @@ class KeyPool:
         self._of_session: dict[str, str] = {}
 
     def choose(self, session: str, model: str, now_us: int, *, without: Collection[str] = ()) -> str | None:
-        """Choose a key for a call, except the keys that the call has tried (`without`).
+        """Choose a key for a call. Keys that the call has already tried (`without`) are excluded.
 
         If all keys are paused, return the key whose pause ends first, or None if the call has tried a key.
         """

@@ -1,4 +1,4 @@
-"""The descriptor of a provider, the search for descriptors, and the adapters that they and other packages offer.
+"""The descriptor of a provider, the search for descriptors, and the adapters from descriptors and other packages.
 
 Each package in `adapters.providers` has a `PROVIDER`. All lists of providers are derived from these descriptors:
 the types in models.yaml, exported names, environment variables, names in price files and telemetry. So adding a
@@ -209,7 +209,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aliases: tuple[str, ...] = ()
     """Callboard's short names of the model."""
     also: tuple[str, ...] = ()
-    """Further names that the provider has for the model."""
+    """More names that the provider has for the model."""
     general: bool = True
     released: str | None = None
     deprecated: bool = False
@@ -252,7 +252,9 @@ class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_
     models: tuple[Row, ...]
     """The models, the best first."""
     like: tuple[tuple[str, str], ...] = ()
-    """Patterns of unlisted names, each with the listed model whose row applies. The first match counts."""
+    """Patterns of unlisted names, each with a listed model whose row is used. The first matching pattern is
+    used.
+    """
 
 
 class ModelTable(Generic[Row]):
@@ -437,7 +439,7 @@ def model_table(vendor: str) -> ModelTable[ModelRow] | None:
 
 
 def is_named_like(vendor: str, model: str) -> bool:
-    """Whether a name looks like one of a vendor's models, even one that is not listed."""
+    """Whether a name looks like a name of one of the vendor's models. The model need not be listed."""
     models = _models(vendor)
     return models is not None and models.find_model(model) is not None
 

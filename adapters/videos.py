@@ -1,11 +1,11 @@
 """Videos: the contract of adapters, waiting for jobs, and downloads.
 
-A video takes minutes, so it is a job of the provider, which continues without this process. Creating a job costs
-money. If the answer is lost, the request is not repeated: the provider's list is searched, and
+A video takes minutes, so it is a job of the provider. The job continues without this process. Creating a job costs
+money. If the answer is lost, the request is not repeated. The provider's list is searched instead, and
 `OutcomeUnknownError` is raised if no job certainly matches. All other requests may be repeated. A download goes to
 a temporary file, which is checked and then renamed. The file must have the size and checksum that the server gave.
-If the server gave neither, the structure of an MP4 is checked. For any other file, the connection must only end
-regularly.
+If the server gave neither, the structure of an MP4 is checked. For any other file, only a regular end of the
+connection is required.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class VideoRequest(CallRequest, frozen=True, kw_only=True):
     size: str | None = None
     """The size in pixels, as ``WIDTHxHEIGHT``."""
     first_frame: ImageBlock | None = None
-    """The image to start with, with its bytes."""
+    """The first image of the video, with its bytes."""
     audio: bool | None = None
     """Whether the video has sound."""
 
@@ -344,7 +344,7 @@ async def download_video_to(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> Path:
-    """Download the file of a completed job to `path`, whole or not at all, replacing any file there.
+    """Download the file of a completed job to `path`. A file at this path is replaced.
 
     Only the file's owner can read it. A failed download leaves no file.
 

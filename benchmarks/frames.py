@@ -36,7 +36,7 @@ class Node:
     def __init__(self, url: str, name: str) -> None:
         self.broker = Broker(url, name)
         self.streams = StreamChannel(clock=SYSTEM_CLOCK, retain_seconds=0, max_bytes=0)
-        kept = BrokerFrames(self.broker, "bench", Subjects("bench").kept)
+        kept = BrokerFrames(self.broker, "bench", Subjects("bench").stored_pattern)
         cluster = Cluster(nats=url, name="bench")
         self.frames = Frames(
             cluster.name,

@@ -24,8 +24,8 @@ def face(
         package: The package's name.
         homes: The names that each module defines, separated by spaces. Modules of the package have relative names,
             such as ``.actors.actor``.
-        others: A function that finds a name missing from the table, such as an adapter in an added folder. It
-            raises KeyError if there is none.
+        others: A function that finds a name that the table lacks, such as an adapter in an added folder. It raises
+            KeyError if the name does not exist.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

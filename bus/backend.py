@@ -90,7 +90,7 @@ class LoopLock:
         except BaseException:
             if turn in self._waiters:
                 self._waiters.remove(turn)
-            elif not turn.cancelled():  # the lock was passed to this task just before the cancellation
+            elif not turn.cancelled():  # the lock was passed to this task just before the task was cancelled
                 self.release()
             raise
 
@@ -117,7 +117,7 @@ def new_signal() -> Signal:
 
 
 class Notice:
-    """A signal that calls a function when it is set, besides waking the tasks that wait for it."""
+    """A signal that also calls a function when it is set."""
 
     def __init__(self, callback: Callable[[], object], inner: Signal | None) -> None:
         self._callback = callback

@@ -43,7 +43,7 @@ def iso_day(day: int) -> str:
     """Format days since the epoch as an ISO date (UTC). Years outside 1 to 9999 get a sign and at least six
     digits.
 
-    A wrong system clock produces such days. They must not prevent the display of other rows.
+    A wrong system clock produces such days. They must not prevent the display of the other rows.
     """
     cycles, rest = divmod(day - (_CYCLE_BEGIN - _EPOCH.date()).days, _CYCLE_DAYS)
     within = _CYCLE_BEGIN + timedelta(days=rest)
@@ -59,7 +59,7 @@ def iso_moment(moment_us: int) -> str:
 
 
 def read_moment(text: str) -> datetime:
-    """Parse a day, a time, or an age such as 90m, 24h, 7d or 2w into a moment.
+    """Parse a moment: a day, a time, or an age such as 90m, 24h, 7d or 2w.
 
     A day or a time without a zone is local.
     """
@@ -154,7 +154,7 @@ class Ulids:
             return written + _PAIRS[now & 1023] + first
 
     def forget(self) -> None:
-        """Drop unused random letters. After a fork, both processes would otherwise use the same letters."""
+        """Drop the unused random letters, because after a fork both processes would use the same letters."""
         self._random = []
 
 

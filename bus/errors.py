@@ -104,7 +104,7 @@ class StoreUnavailable(StoreError):
 
 
 class WrongLoop(CallboardError):
-    """An object was used in a thread or event loop that it does not belong to."""
+    """An object was used in another thread or event loop than its own."""
 
 
 class ActorStopped(CallboardError):
@@ -352,7 +352,7 @@ class ErrorRow(msgspec.Struct, frozen=True):
     counts: Counts
     """The part of the provider that is marked as failing: a key, a model or the whole provider."""
     seen: str
-    """The signs by which the adapter recognises the error."""
+    """The signs of the error, by which the adapter recognises it."""
 
 
 _E: Final = ErrorClass

@@ -68,7 +68,8 @@ ROOT = "callboard"
 
 LoggerCall: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
-_CALLER = 6  # the stack level of the caller's frame: above it are three frames of structlog and two of this module
+# the stack level of the caller's frame; the frames above it are three of structlog and two of this module
+_CALLER = 6
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())  # prevents Python's default output to stderr
 
@@ -114,7 +115,7 @@ class Log:
 
 
 def _bind(logger: logging.Logger) -> BoundLogger:
-    """Bind structlog to a standard logger, independent of its global configuration."""
+    """Bind structlog to a standard logger, independent of structlog's global configuration."""
     from structlog.stdlib import BoundLogger
 
     return BoundLogger(logger, processors=[_for_logging], context={})

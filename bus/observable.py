@@ -42,11 +42,11 @@ class BusStatistics(msgspec.Struct, frozen=True):
     run_id: str
     """The id of the bus."""
     published: int
-    """The number of events so far, which is also the last seq."""
+    """The number of published events, which is also the last seq."""
     after_close: int
     """The number of events that were published after `close` and not delivered."""
     dead_letters: int
-    """The number of messages so far to actors that had stopped or had a full mailbox."""
+    """The number of messages to actors that had stopped or had a full mailbox."""
     subscriptions: tuple[SubscriptionStatistics, ...]
     """A snapshot of each subscription."""
 

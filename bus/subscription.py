@@ -76,8 +76,8 @@ class Latest(msgspec.Struct, frozen=True):
     """
 
     key: Callable[[Envelope], Hashable]
-    """A pure function, called for every event, so it must be fast. If the function raises, the event gets a unique
-    key.
+    """A pure function. It is called for every event, so it must be fast. If the function raises, the event gets a
+    unique key.
     """
     capacity: int = 1024
     """The largest number of keys."""
@@ -105,9 +105,9 @@ class SubscriptionStatistics(msgspec.Struct, frozen=True):
     oldest_age_ms: float
     """Milliseconds that the oldest event has waited; 0.0 if none waits."""
     delivered: int
-    """The number of events delivered so far."""
+    """The number of delivered events."""
     dropped: int
-    """The number of events dropped so far."""
+    """The number of dropped events."""
     created_at: str
     """``file:line`` of the call of `subscribe`."""
 
@@ -220,10 +220,10 @@ def _buffer(policy: Policy) -> _Buffer:
 class Subscription:
     """A reader's view of a bus, made by `Bus.subscribe`. Read it with ``async for``, or with `take` and `wait`.
 
-    As a context manager, ``with`` or ``async with``, the subscription closes itself. Reading never fails. It loses
-    no event that the policy keeps, even if a waiting reader is cancelled. Several tasks may read one subscription;
-    each event then goes to one of them. Iteration ends when the subscription or the bus is closed and every
-    waiting event has been read.
+    As a context manager, ``with`` or ``async with``, the subscription closes itself. Reading never fails, and
+    loses no event that the policy keeps, even if a waiting reader is cancelled. Several tasks may read one
+    subscription; each event then goes to one of them. Iteration ends when the subscription or the bus is closed
+    and every waiting event has been read.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
 from callboard.adapters.providers.local import LocalAdapter
 from callboard.adapters.providers.local.adapter import create_inner, read_options
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.errors import AdapterError
 from callboard.bus.streams.events import StreamEvent, TextDelta

@@ -61,7 +61,7 @@ __getattr__, __dir__, __all__ = face(
         ".tools.calls": "Answer InvalidToolCallError RepairToolCall",
         ".tools.collect": "ToolLike ToolSource",
         ".tools.context": "ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError",
-        ".tools.define": "tool",
+        ".tools.from_function": "tool",
         ".tools.handler": "FunctionTool Tool",
         ".tools.parameters": "ToolDefinitionError",
         ".tree": "ChildTurn TurnLimitError TurnLimits",

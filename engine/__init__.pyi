@@ -44,7 +44,7 @@ from .sessions.stored import SessionInfo
 from .tools.calls import Answer, InvalidToolCallError, RepairToolCall
 from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
-from .tools.define import tool
+from .tools.from_function import tool
 from .tools.handler import FunctionTool, Tool
 from .tools.parameters import ToolDefinitionError
 from .tree import ChildTurn, TurnLimitError, TurnLimits

@@ -36,22 +36,22 @@ class PriceWatch:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._known: CurrentPrices | None = None
+        self._current: CurrentPrices | None = None
         self._looked_ns: int | None = None
-        self.held = 0
+        self.pause_count = 0
         """The number of this engine's repricings in progress. They publish their events themselves."""
 
     def due(self) -> bool:
         """Whether it is time for another check. If so, the check counts as started."""
         now = self._clock.monotonic_ns()
-        if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
+        if self.pause_count or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
             return False
         self._looked_ns = now
         return True
 
     async def mark(self) -> None:
         """Record the current costs as known."""
-        self._known = await self._store.current_prices()
+        self._current = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
         """The current costs if they have changed since the last check. None if they have not, or at the first
@@ -62,13 +62,13 @@ class PriceWatch:
         except StoreError as error:
             _log.warning("not_looked", error=str(error))
             return None
-        if self.held:
+        if self.pause_count:
             return None
-        known, self._known = self._known, found
-        if known is None or known == found:
+        former, self._current = self._current, found
+        if former is None or former == found:
             return None
         # An undo is not a repricing of its own, so it has no sums.
-        return found if known.run_id != found.run_id else msgspec.structs.replace(found, run=None)
+        return found if former.run_id != found.run_id else msgspec.structs.replace(found, run=None)
 
 
 def announcement(found: CurrentPrices) -> PricingRepriced:
@@ -153,22 +153,22 @@ class Pricing:
     ) -> RepriceReport:
         store, watch = await self._traced("reprice")
         await self._host.flush()
-        kept = not dry_run and as_model is None
+        stores_costs = not dry_run and as_model is None
         table = await _stored(store, version) if isinstance(version, str) else version
-        watch.held += 1
+        watch.pause_count += 1
         try:
             report = await store.reprice(
                 table,
                 where=where,
                 dry_run=dry_run,
                 as_model=as_model,
-                progress=self._progress_reporter(table.version, dry_run=not kept),
+                progress=self._progress_reporter(table.version, dry_run=not stores_costs),
             )
-            if kept:
+            if stores_costs:
                 await watch.mark()
         finally:
-            watch.held -= 1
-        if kept:
+            watch.pause_count -= 1
+        if stores_costs:
             if for_new_calls and report.run_id is not None:
                 before = self.prices
                 self._changed[report.run_id] = (before, self._take(table, alone=False))

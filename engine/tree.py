@@ -120,7 +120,7 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteTurn(Protocol):
     """The connection to the node that runs a turn; see `engine.nodes.trees`."""
 
-    async def known(self) -> None:
+    async def announced(self) -> None:
         """Wait until that node has been informed that calls are in progress here."""
 
     def idle(self) -> None:
@@ -254,17 +254,17 @@ class TreeNode:
         self._below += CostSum(nano, calls, estimated, unpriced, unknown)
         self._below_usage = usage
 
-    def seconds(self, own: float | None) -> float | None:
+    def seconds(self, timeout: float | None) -> float | None:
         """The turn's time limit in seconds: the shortest of its own limit, its `TurnLimits`, and the remaining
         time of the turn above.
         """
         above = math.inf if self.above is None else self.above.deadline
         if above == math.inf and self.limits is None:
-            return own
-        given = [own, None if self.limits is None else self.limits.timeout_seconds]
+            return timeout
+        limits = [timeout, None if self.limits is None else self.limits.timeout_seconds]
         if above < math.inf:
-            given.append(max(above - anyio.current_time(), 0.0))
-        return min((each for each in given if each is not None), default=None)
+            limits.append(max(above - anyio.current_time(), 0.0))
+        return min((each for each in limits if each is not None), default=None)
 
     def count(self, part: CostSum, usage: TokenUsage | None) -> None:
         """Count a descendant's ended attempt, here and in all turns above."""
@@ -341,9 +341,9 @@ class TreeNode:
     def release(self, child: object) -> None:
         """Record that a child has ended. A second call does nothing."""
         with _lock:
-            known = self._open.pop(child, None) is not None
+            was_open = self._open.pop(child, None) is not None
             idle = None if self._open else self._idle
-            last = known and not self._open
+            last = was_open and not self._open
         if idle is not None:
             idle()
         if last and self.remote is not None:
@@ -518,7 +518,7 @@ def caller_here() -> Caller | None:
     return None if caller is None or (caller.node.over and not caller.node.refusal) else caller
 
 
-def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
+def tags_here(tags: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
     """The tags of a call that starts here: those of the turn whose tool makes the call, overridden by the call's
     own tags.
 
@@ -526,5 +526,5 @@ def tags_here(own: Mapping[str, str] | None = None, *, caller: Caller | None = N
     """
     caller = caller_here() if caller is None else caller
     if caller is None or not caller.tags:
-        return dict(own) if own else None
-    return {**caller.tags, **(own or {})}
+        return dict(tags) if tags else None
+    return {**caller.tags, **(tags or {})}

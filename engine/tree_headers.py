@@ -50,7 +50,7 @@ def trace_context() -> dict[str, str]:
     if (trace := current_trace() or (None if caller is None else caller.trace_parent)) is not None:
         carried["traceparent"] = trace
     if caller is not None and not caller.node.over:
-        members = {**_place(caller), **_left(caller.node)}
+        members = {**_place(caller), **_remaining(caller.node)}
         if caller.carry is not None:
             members.update(caller.carry(caller))
         carried["baggage"] = ",".join(
@@ -71,7 +71,7 @@ def _place(caller: Caller) -> dict[str, str]:
     return {name: value for name, value in place.items() if value}
 
 
-def _left(node: TreeNode) -> dict[str, str]:
+def _remaining(node: TreeNode) -> dict[str, str]:
     """The unused part of the turn's limits, which applies to the calls of its tools."""
     calls = [
         each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
@@ -88,7 +88,7 @@ def _left(node: TreeNode) -> dict[str, str]:
         for each in node.limited
         if each.limits is not None and each.limits.max_children is not None
     ]
-    nano = [left for each in node.accounts if (left := each.state(0).left_nano_usd) is not None]
+    nano = [nano_usd for each in node.accounts if (nano_usd := each.state(0).left_nano_usd) is not None]
     found: dict[str, int | None] = {
         "max-calls": min(calls, default=None),
         "max-depth": min(depth, default=None),

@@ -3,9 +3,12 @@
 `CallRow` is the only list of a call's columns. Storing, reading, exports, `callboard traces`, the live view and
 `callboard sql --schema` are derived from it. To add a column:
 
-1. Add the field to one event of the call, and fill the field.
+1. Add the field to one event of the call. The event is made in ``engine/calls/events.py``. A value of the reply
+   comes from the adapter's `CanonicalResponse`.
 2. Add the same field to `CallRow`, with a sentence below it. If people should see the column, add it to `SHOWN`.
-3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and creates the view ``call_rows`` again.
+   If it is a text that never quotes content, add its name to `codec.KEPT`; otherwise it is erased with content.
+3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and creates the view ``call_rows`` again. Run
+   ``scripts/make_new_file.py``, and add the hashes of the two steps to ``tests/tracestore/test_schema_steps.py``.
 """
 
 from __future__ import annotations

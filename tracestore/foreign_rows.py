@@ -52,11 +52,11 @@ def _rows(
 ) -> Iterator[Mapping[str, Any]]:
     import sqlite3
 
-    known = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-    selected = [name for name in columns if name in known]
+    existing = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    selected = [name for name in columns if name in existing]
     if not selected:
         raise OSError(_EIO, f"there is no table {table!r} with the expected columns")
-    sorting = [name for name in order if name in known]
+    sorting = [name for name in order if name in existing]
     assert all(re.fullmatch(r"\w+", name) for name in (table, *selected, *sorting))
     by = f" ORDER BY {', '.join(sorting)}" if sorting else ""
     # Each row is read by its own statement, because an error in a row ends the statement.

@@ -234,7 +234,7 @@ class GatewayTables:
 
         await self._write(work)
 
-    async def kept(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[ConversationEntry]:
+    async def entries(self, client: str, kind: KeptKind, keys: Sequence[bytes]) -> list[ConversationEntry]:
         """The entries of a client under some keys, in the order of storing."""
 
         def work(statements: Statements) -> list[ConversationEntry]:
@@ -303,15 +303,15 @@ class GatewayTables:
 
 
 def _client(name: str, settings: str, created_us: int, revoked_us: int | None) -> Client:
-    known: dict[str, Any] = msgspec.json.decode(settings)
-    return msgspec.convert({**known, "name": name, "created_us": created_us, "revoked_us": revoked_us}, Client)
+    fields: dict[str, Any] = msgspec.json.decode(settings)
+    return msgspec.convert({**fields, "name": name, "created_us": created_us, "revoked_us": revoked_us}, Client)
 
 
 def _settings(client: Client) -> str:
-    known: dict[str, Any] = msgspec.to_builtins(client)
+    fields: dict[str, Any] = msgspec.to_builtins(client)
     for column in ("name", "created_us", "revoked_us"):
-        known.pop(column, None)
-    return msgspec.json.encode(known).decode()
+        fields.pop(column, None)
+    return msgspec.json.encode(fields).decode()
 
 
 def _add_key(statements: Statements, key: ClientKey) -> None:

@@ -41,9 +41,9 @@ def published_snapshot(home: Path) -> Snapshot:
     return read(path) if path.exists() else shipped_snapshot()
 
 
-def price_table(home: Path, own: Path | None = None) -> PriceTable:
+def price_table(home: Path, path: Path | None = None) -> PriceTable:
     """The published prices, overridden by the user's own."""
     published, default = published_table(home), home / OWN_NAME
-    if own is None and not default.exists():
+    if path is None and not default.exists():
         return published
-    return published.merged(PriceTable.from_yaml(own or default))
+    return published.merged(PriceTable.from_yaml(path or default))

@@ -143,7 +143,7 @@ def by_name(scope: AccountScope) -> tuple[str, str]:
     return scope.budget, scope.value
 
 
-def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> Allotment | None:
+def granted(request: SliceRequest, balance: AccountBalance, allotment: Allotment) -> Allotment | None:
     """The size of a requested slice; None if the account has too little left.
 
     Room for fifteen more calls of this size is reserved for all nodes. Of the rest, a node gets at most a quarter
@@ -156,11 +156,11 @@ def granted(request: SliceRequest, balance: AccountBalance, own: Allotment) -> A
         if limit is None or request.forced:
             sizes.append(balance.granted[part] + need)
             continue
-        left = limit - balance.spent[part] - balance.others[part] - own[part]
-        if need > left:
+        available = limit - balance.spent[part] - balance.others[part] - allotment[part]
+        if need > available:
             return None
         sizes.append(
-            balance.granted[part] + need + min(request.more[part], max(0, left - _ONE_BY_ONE * need) // 4)
+            balance.granted[part] + need + min(request.more[part], max(0, available - _ONE_BY_ONE * need) // 4)
         )
     return sizes[0], sizes[1]
 
@@ -292,7 +292,7 @@ class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
 class OwnershipTables(Protocol):
     """The shared rows of nodes and owners. Each method is one transaction. Each failure is a StoreError."""
 
-    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+    async def renew(self, node: NodeInfo, previous_lease: int) -> Renewed:
         """Renew a node's lease, from the database's current time."""
         ...
 
@@ -304,7 +304,7 @@ class OwnershipTables(Protocol):
         """Give a session to a node, unless another owner is running and has not released the session."""
         ...
 
-    async def wanted(self, node: str) -> Sequence[str]:
+    async def requested_sessions(self, node: str) -> Sequence[str]:
         """The sessions of a node that another node waits for."""
         ...
 

@@ -82,8 +82,8 @@ class StoredEvents:
 
 
 class _Pages:
-    def __init__(self, wanted: StoredEvents, types: Mapping[str, type[Event]]) -> None:
-        self._wanted = wanted
+    def __init__(self, query: StoredEvents, types: Mapping[str, type[Event]]) -> None:
+        self._query = query
         self._types = types
         self._page: list[tuple[int, Envelope]] = []
         self._next = 0
@@ -95,7 +95,7 @@ class _Pages:
 
     async def __anext__(self) -> Envelope:
         if self._last_id is None:
-            self._last_id = await self._wanted.store.last_event_id()
+            self._last_id = await self._query.store.last_event_id()
         while True:
             while self._next < len(self._page):
                 number, envelope = self._page[self._next]
@@ -108,27 +108,27 @@ class _Pages:
 
     async def _read(self) -> None:
         """Read the next page. Raises StopAsyncIteration after the last."""
-        wanted = self._wanted
+        query = self._query
         if self._page:
             self._after_id = self._page[-1][0]
-        if self._next and self._next < wanted.page:
+        if self._next and self._next < query.page:
             raise StopAsyncIteration  # the previous page was the last
-        self._page = await wanted.store.numbered_events(
-            run_id=wanted.run_id,
-            session_id=wanted.session_id,
-            request_id=wanted.request_id,
-            topic=_glob(wanted.topics),
-            since=wanted.since,
-            until=wanted.until,
+        self._page = await query.store.numbered_events(
+            run_id=query.run_id,
+            session_id=query.session_id,
+            request_id=query.request_id,
+            topic=_glob(query.topics),
+            since=query.since,
+            until=query.until,
             after_id=self._after_id,
-            limit=wanted.page,
+            limit=query.page,
         )
         self._next = 0
         if not self._page:
             raise StopAsyncIteration
 
     def _is_wanted(self, topic: str) -> bool:
-        topics = self._wanted.topics
+        topics = self._query.topics
         return not topics or any(topic_matches(pattern, topic) for pattern in topics)
 
     def _typed(self, envelope: Envelope) -> Envelope:

@@ -102,7 +102,7 @@ def _find(statements: Statements, index: Index, where: SearchFilter, terms: Sequ
 
 def _found(row: Row, fetch: _Fetch) -> FoundMessage:
     session_id, position, message_id, ts_us, body = row
-    role, text = fetch.said(body)
+    role, text = fetch.role_and_text(body)
     return FoundMessage(session_id, position, message_id, ts_us, role, text)
 
 
@@ -111,12 +111,12 @@ class _Fetch:
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
-        self._known: Bodies = {}
+        self._bodies: Bodies = {}
 
     def text(self, body: bytes) -> str:
-        return self.said(body)[1]
+        return self.role_and_text(body)[1]
 
-    def said(self, body: bytes) -> tuple[str, str]:
+    def role_and_text(self, body: bytes) -> tuple[str, str]:
         """The role and the words of a message."""
         try:
             message = message_of(bytes(body), self._body)
@@ -125,12 +125,12 @@ class _Fetch:
         return str(message.role), text_of(message)
 
     def _body(self, digest: bytes) -> bytes:
-        if digest not in self._known:
+        if digest not in self._bodies:
             rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
             if not rows:
                 raise KeyError(digest.hex())
-            self._known[digest] = rows[0][0]
-        return self._known[digest]
+            self._bodies[digest] = rows[0][0]
+        return self._bodies[digest]
 
 
 # --- Words and search terms ---

@@ -70,7 +70,7 @@ def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
 
 def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
     """Check that `message.start` is first and `message.complete` last, that each occurs once, and that all events
-    have one id.
+    have the same id.
     """
     require(events, "the stream has no events")
     first, *middle, last = events
@@ -186,7 +186,7 @@ def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: b
     require(start.tool_name == content.name, f"started as {start.tool_name!r}, ended as {content.name!r}")
     require(isinstance(end.final_input, dict), f"final_input is not an object: {end.final_input!r}")
     require(end.final_input == content.input, f"ended with {end.final_input}, kept as {content.input}")
-    msgspec.json.encode(end.final_input)  # it must be possible to send it back
+    msgspec.json.encode(end.final_input)  # the input must be JSON, to be sent back
     if well:
         agree = end.incomplete == content.incomplete
         require(agree, f"incomplete is {end.incomplete} at its end and {content.incomplete} in the final content")
@@ -356,7 +356,7 @@ def calling(at: Stage, calls: int = 1) -> None:
 
 
 async def replies(kit: Kit) -> list[Says]:
-    """The replies that this adapter's models can give."""
+    """The replies that the models of this adapter can give."""
     async with kit.stage() as at:
         tools, parallel = at.capabilities.supports_tools, at.capabilities.supports_parallel_tool_calls
     possible = [Says("Hello, ☃!"), Says("Once upon a", stop="length"), Says("")]

@@ -12,10 +12,10 @@ import anyio
 from .kit import Kit, NotShown, run_virtual
 
 LIMIT_SECONDS = 3600.0
-"""Virtual seconds after which a check counts as hanging."""
+"""The virtual seconds after which a check is reported as hanging."""
 
 REAL_LIMIT_SECONDS = 60.0
-"""Real seconds after which a check counts as hanging, if the kit runs in real time."""
+"""The real seconds after which a check is reported as hanging, if the kit runs in real time."""
 
 Body: TypeAlias = Callable[[Kit], Awaitable[None]]
 

@@ -179,7 +179,7 @@ class HttpKit(Kit):
         return None
 
     def thinking_events(self, thought: str, text: str) -> Iterable[tuple[str, JsonObject]] | None:
-        """The same as a stream, with the thought in two pieces."""
+        """The events of a streamed reply with reasoning in two pieces, followed by text. None if there is none."""
         return None
 
     def unknown_event(self) -> tuple[str, JsonObject] | None:
@@ -215,7 +215,7 @@ class HttpKit(Kit):
         return self.stream_of(*self.chunks(text, calls, stop))
 
     def stream_of(self, *steps: Step) -> FakeReply:
-        """A streamed reply of these pieces."""
+        """A streamed reply that consists of these pieces."""
         return FakeReply(*steps, headers={"content-type": self.content_type, self.request_id_header: "their_1"})
 
     def failing(self, condition: str) -> FakeReply:
@@ -314,7 +314,7 @@ def write_event(name: str, data: Json) -> bytes:
 
 
 def halves(text: str) -> tuple[str, str]:
-    """The two pieces in which a text is streamed."""
+    """Divide a text into the two pieces in which it is streamed."""
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 

@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(self._awaited or borrowed)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future. If a thread will settle it, time stops until then."""
+        """A future. If a thread completes the future, virtual time stops until then."""
         future = super().create_future()
         if _works_in_threads(sys._getframe(1).f_globals):
             self._awaited.add(future)
@@ -286,7 +286,7 @@ class Says(msgspec.Struct, frozen=True):
     streamed: bool = True
     """Whether the request asks for a stream."""
     after: int | None = None
-    """The number of pieces before `then`; None for all of them. A piece is one event of the protocol."""
+    """The number of pieces before `then`; None means all pieces. A piece is one event of the protocol."""
     then: Literal["end", "hang", "break", "error"] = "end"
     """How the scene continues after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the
     connection breaks. ``error``: the provider reports an overload.

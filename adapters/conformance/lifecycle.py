@@ -220,7 +220,7 @@ async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
 def _check_end(outcome: StreamOutcome, *, cancelled: bool, when: str) -> None:
     require(outcome.error is None, f"cancelled {when}, the stream raised {outcome.error!r}")
     last = check_stream(outcome.events)
-    if not cancelled:  # the reply was complete before its last event was read
+    if not cancelled:  # the reply was complete before the reader got its last event
         require(last.stop_reason is not StopReason.CANCELLED, f"cancel() {when} was False, and cancelled the call")
         return
     require(last.stop_reason is StopReason.CANCELLED, f"cancelled {when}, it ends with {last.stop_reason!r}")

@@ -239,7 +239,7 @@ async def any_history_can_be_sent(kit: Kit) -> None:
 
 
 def _asks(at: Stage) -> dict[str, CanonicalRequest]:
-    """Make a request for each capability, which needs that capability."""
+    """Make one request for each capability. The request needs that capability."""
     audio = AudioBlock(data=b"RIFF\x24\x00\x00\x00WAVEfmt ", media_type="audio/wav")
     document = DocumentBlock(data=b"%PDF-1.4\n%%EOF", media_type=PDF, name="a.pdf")
     documents = at.capabilities.accepted_document_media_types
@@ -420,7 +420,7 @@ async def every_warning_has_a_known_code(kit: Kit) -> None:
             try:
                 response = await at.adapter.complete(msgspec.structs.replace(at.request(), **fields))
             except AdapterError:
-                continue  # it was refused, without a warning
+                continue  # the request was refused, without a warning
             codes |= {warning.code for warning in response.warnings}
     unknown = codes - set(WarningCode)
     require(not unknown, f"these codes are no WarningCode: {sorted(unknown)}")

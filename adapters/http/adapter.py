@@ -38,10 +38,10 @@ from ..replies.whole import WholeStream
 from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..requests.settings import read_options
 from ..transport.addresses import check_key_goes_home, checked_base_url, normalise_base_url
-from ..transport.client import new_transport
+from ..transport.connection_pool import new_transport
 from ..transport.transport import Transport, secrets, with_clean_headers
 from ..videos import (
     UNKNOWN_TERMS,

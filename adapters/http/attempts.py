@@ -47,7 +47,7 @@ from ..contract import (
 )
 from ..keys import Key, KnownKey
 from ..replies.usage import NOTHING_USED, usage_of_failure
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
 from .classify import error_without_status, find_error

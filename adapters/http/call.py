@@ -20,7 +20,7 @@ from ..replies.decoders import looks_like_events, repair_body, without_done_mark
 from ..replies.normaliser import reads_server_sent_events
 from ..requests import emulation
 from ..requests.estimate import at_most, estimate_tokens
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, value_or
 from .classify import error_without_status, find_error

@@ -1,8 +1,8 @@
 """The AdapterError for a provider's reply, by HTTP status and body.
 
 Evidence is checked in the same order for every provider: words and status about money, the body's type and code,
-other words in the message, the status. The words are in `servers/words.json`; see `words`. Each provider adds its
-codes.
+other words in the message, the status. The words are in `servers/words.json`; `error_texts` reads them. Each
+provider adds its codes.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ..contract import CanonicalResponse
 from ..replies.assembler import Assembler
 from ..replies.decoders import looks_like_events
 from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import MAX_REPLY_BYTES, HttpReply, close_reply, read_body, read_error_body, too_large
 from .attempts import Limit
 from .call import HttpCall

@@ -30,9 +30,9 @@ from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
-from ..requests.fitted_history import WireCall, get
+from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions
-from ..transport.client import HttpTransport
+from ..transport.connection_pool import HttpTransport
 from ..transport.http1_connection import WaitScopes
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
 from .classify import ErrorType, build_error, error_without_status, find_error, read_error

@@ -37,7 +37,7 @@ from ..images import ImageCapabilities, ImageRequest, ImageResponse
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import estimate_tokens
-from ..requests.fitted_history import WireCall, bearer
+from ..requests.history_target import WireCall, bearer
 from ..videos import VideoJob
 from .media_wire import ImageReply, ImageWire, fit_image, pieces
 from .wires import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
@@ -53,8 +53,8 @@ CLOCKS_APART = 60
 """Seconds by which the provider's clock may be slow."""
 
 _LOOKS = 3
-"""The number of searches for a job whose creation was not confirmed. Before each search, the adapter waits as
-before a retry.
+"""The number of searches for a job whose creation was not confirmed. The waits before the searches are those
+before retries.
 """
 
 

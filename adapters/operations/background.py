@@ -40,7 +40,7 @@ from ..http.call import HttpCall
 from ..http.retry import PollPolicy, backoff_delay, is_passing
 from ..http.stream import EventWait
 from ..http.wire import HttpClient
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
 from .wires import BackgroundWire, NumberedNormaliser
 
@@ -97,7 +97,7 @@ class BackgroundCall(HttpCall):
         self.answered()
 
     async def write(self) -> WireCall:
-        if self.request.response_id and not self.request.messages:  # resumed by its id alone
+        if self.request.response_id and not self.request.messages:  # resumed by its id only
             self.written = WireCall("", b"")
             return self.written
         written = await super().write()
@@ -254,8 +254,8 @@ class BackgroundCall(HttpCall):
         return events
 
     async def _attach(self, normaliser: NumberedNormaliser) -> None:
-        """Request the stream from its last event on. If the provider has no such stream, no reply is open
-        afterwards.
+        """Request the rest of the stream, after its last event. If the provider has no such stream, no reply is
+        open afterwards.
         """
         restarted = normaliser.number is None and self.assembler.started
         while self.streamed and not restarted:

@@ -34,7 +34,7 @@ from ..http.retry import backoff_delay
 from ..http.wire import HttpClient
 from ..requests import emulation
 from ..requests.emulation import read_response
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import close_reply, read_error_body
 from .answers import CLOCKS_APART, HttpJobs, found_again
 from .wires import (
@@ -220,7 +220,7 @@ class HttpBatches(HttpJobs):
 
 
 class _Outcomes(Sequence[BatchOutcome]):
-    """A sequence that parses an outcome at each access, so that no outcome stays in memory."""
+    """A sequence of outcomes. Each access parses the outcome, so that no outcome stays in memory."""
 
     def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
         self._items, self._read = items, read
@@ -315,7 +315,7 @@ class Downloads:
 
 
 class _ReplyOfBatch:
-    """A line of results in the form of an HTTP reply, so that the code for single calls can read it."""
+    """A line of results in the form of an HTTP reply, for the code that reads replies of single calls."""
 
     status = 200
     headers: Mapping[str, str] = {}

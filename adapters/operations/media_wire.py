@@ -3,7 +3,7 @@
 Each image and each video costs money, so no field is dropped: a request that the model can't fulfil is refused. A
 video is billed by seconds. The rate is named by resolution and sound: ``video_second``, ``video_second_1080p``
 (the shorter side, above 720p), with ``_silent`` appended without sound. If the price table lacks the rate, the job
-is unpriced, and the reason names the rate. A video of unknown length counts as one ``video``.
+is unpriced, and the reason names the rate. A video of unknown length is billed as one ``video``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..requests.content import image_size, media_bytes, media_type_of
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..requests.settings import merge_own_options, own_options
 from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
@@ -307,8 +307,8 @@ def merge_unpriced_options(
         request: The request.
         protocol: The key of `provider_options` for all servers of the protocol.
         provider: The adapter's name, another key.
-        priced: The fields that change the price, and for each the advice for the caller. They are refused: budgets
-            and costs count the request's own arguments.
+        priced: The fields that change the price, with advice for the caller. They are refused, because budgets and
+            costs use only the request's own arguments.
 
     Raises:
         InvalidRequestError: The options have such a field.

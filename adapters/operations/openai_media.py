@@ -24,7 +24,7 @@ from ..http.classify import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import FormPart, write_form
 from ..videos import (
     VIDEO_VARIANTS,
@@ -177,7 +177,7 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     cached = min(tokens, read)
     cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
     images = max(0, min(tokens, _count(input_details, "image_tokens")) - cached_images)
-    # If the output is not divided, all of it counts as image tokens.
+    # If the output is not divided, the whole output is image tokens.
     drawn = min(output, _count(output_details, "image_tokens")) if output_details else output
     return TokenUsage(
         input_tokens=tokens - cached,
@@ -202,8 +202,8 @@ def _object(value: Json) -> Mapping[str, Json]:
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
-    """A request with a form: its fields as text or JSON, then the files. The request is never sent twice, because
-    it is billed.
+    """A request with a form: the fields as text or JSON, then the files. The request is billed, so it is never
+    sent twice.
     """
     parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
     body, media_type = write_form([*parts, *files])
@@ -245,7 +245,7 @@ _STATUSES: dict[str, VideoStatus] = {
     "expired": "failed",
 }
 LATEST = 20
-"""The number of latest jobs that are searched for a job whose creation was not confirmed."""
+"""The number of recent jobs that are searched for a job whose creation was not confirmed."""
 
 
 class _Error(msgspec.Struct, gc=False):

@@ -29,7 +29,7 @@ from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vect
 from ..http.classify import ErrorType, error_without_status, read_error_value
 from ..replies.usage import reported_cost, reported_count
 from ..requests.content import encode_json
-from ..requests.fitted_history import WireCall, get
+from ..requests.history_target import WireCall, get
 from ..requests.settings import merge_own_options
 from ..transport.transport import FormPart, write_form
 from .wires import (

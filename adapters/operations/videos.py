@@ -28,7 +28,7 @@ from ..http.attempts import HttpAttempts, fetch
 from ..http.wire import HttpClient
 from ..keys import Key, KnownKey
 from ..requests.content import read_data_url
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, HttpRequest, close_reply, mask_error, read_error_body
 from ..videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from .answers import CLOCKS_APART, HttpJobs

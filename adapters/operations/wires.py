@@ -32,7 +32,7 @@ from ..http.classify import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..replies.usage import NOTHING_USED, StatedCost
-from ..requests.fitted_history import WireCall
+from ..requests.history_target import WireCall
 from ..requests.settings import changed, dropped
 
 
@@ -160,7 +160,7 @@ def not_billed(error: AdapterError) -> AdapterError:
 def error_of_item(
     value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
 ) -> AdapterError:
-    """The error that the provider reports for one request. Such a request isn't billed."""
+    """The error that the provider reports for one request of a job. Such a request isn't billed."""
     return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
 
 
@@ -305,7 +305,7 @@ def fit_texts(
         if refusal is not None:
             raise CapabilityError(f"{request.wire_model} has no vectors of {dimensions} dimensions: {refusal}")
         if not can.supports_dimensions:
-            dimensions = None  # they are the model's default
+            dimensions = None  # these dimensions are the model's default
     if input_type is not None and input_type not in can.input_types:
         warnings.append(dropped("input_type", provider, f"{request.wire_model} has no {input_type!r}"))
         input_type = None
@@ -344,8 +344,8 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 _BYTES = 4
 
 _LOOKED_AT = 64
-"""The number of values of a vector that are checked. If a vector has fewer than an eighth of this number, it is
-not checked.
+"""The number of values of a vector that are checked. A vector with fewer than an eighth of this number is not
+checked.
 """
 
 _LEAST, _MOST = 1e-15, 1e12
@@ -353,7 +353,7 @@ _LEAST, _MOST = 1e-15, 1e12
 
 
 def read_vector(value: str | Sequence[float]) -> Vector:
-    """A vector in either form. Raises StreamError for anything else."""
+    """A vector from a list of numbers or from base64 text. Raises StreamError for anything else."""
     if not isinstance(value, str):
         return from_numbers(value)
     try:

@@ -26,7 +26,7 @@ from ..contract import CanonicalRequest, CanonicalResponse
 from ..http.wire import ChatWire
 from ..replies.decoders import parse_object
 from .content import as_text
-from .fitted_history import Loss, WireCall, block_type
+from .history_target import Loss, WireCall, block_type
 from .settings import check_demands, check_tool_choice
 
 WARNING = CallWarning(

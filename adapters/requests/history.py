@@ -27,7 +27,7 @@ from callboard.bus.values.messages import Message, Role, beginning_of, plain_beg
 
 from ..contract import CanonicalRequest
 from .content import repair_object, repair_text, tools_as_text
-from .fitted_history import (
+from .history_target import (
     FittedHistory,
     Home,
     Loss,

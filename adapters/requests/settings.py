@@ -125,7 +125,7 @@ def write_settings(
         if refused is not None and name in refused:
             warnings.append(dropped(name, provider, refused[name]))
         elif name not in paths:
-            warnings.append(dropped(name, provider, "the protocol has no such parameter"))
+            warnings.append(dropped(name, provider, "the protocol or this server does not accept it"))
         elif name == "verbosity" and value not in VERBOSITIES:
             warnings.append(dropped(name, provider, f"{value!r} must be one of {', '.join(VERBOSITIES)}"))
         else:

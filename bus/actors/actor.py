@@ -12,9 +12,9 @@ is one life of one instance, from its start to its end:
     ended      no work of this life is running. Only now may the next life start.
 
 A crash is an exception from started() or receive(), or a leaked cancellation. The failure of a single task is not
-a crash. The mailbox survives a restart. The message being handled is not delivered again, because that could
-repeat a model call. Its sender gets `ActorStopped`. Every ask returns a reply or raises ActorStopped, MailboxFull
-or DeadlineExceeded.
+a crash. The mailbox survives a restart. The current message is not delivered again, because that could repeat a
+model call. Its sender gets `ActorStopped`. Every ask returns a reply or raises ActorStopped, MailboxFull or
+DeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MailboxItem:
         return self._wants_answer
 
     def answer(self, value: object) -> None:
-        """Pass the answer to the sender, if it waits. Only the first answer or failure counts."""
+        """Pass the answer to the sender, if the sender waits. Only the first answer or failure is used."""
         if self._done is not None and not self._done.is_set():
             self._value = value
             self._done.set()
@@ -158,7 +158,8 @@ class WorkActor(Actor):
             try:
                 await self._work()
             except Exception as error:
-                # A failed task does not crash its actor. This failure must, so it is sent as a message.
+                # The failure of a task does not crash its actor. This failure must crash it, so it is sent as a
+                # message.
                 context.ref.tell(_WorkFailed(error))
 
         context.spawn(run, name="run")
@@ -358,12 +359,12 @@ class Incarnation:
         self.phase: Phase = "starting"
         self.tasks = Tasks()
         self.error: Exception | None = None
-        self.cancelled = False  # The event loop itself cancelled this life.
+        self.cancelled = False  # The event loop cancelled this life.
         self.was_started = False
         self.started_ns = 0
         # Shielded, so that the supervisor can stop its children one after the other if the host is cancelled.
         self.scope = anyio.CancelScope(shield=True)
-        self.stop_reason: str | None = None  # set by a request to stop
+        self.stop_reason: str | None = None  # the reason of a request to stop, once there is one
         self.on_up: Callable[[], None] | None = None  # called when the actor is running, before its first message
         self.on_closing: Callable[[], None] | None = None  # called before the actor's tasks are cancelled
         self.up = anyio.Event()  # started() has returned or failed

@@ -4,9 +4,9 @@
     crashed         restart     restart     stay
     normally        restart     stay        stay
 
-A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child also counts
-as a failure. The count restarts at zero when a child has lived for `healthy_after` seconds. A limit such as five
-failures within five seconds would never apply, because the waits between restarts take seconds.
+A child that failed `max_failures` times in a row is not restarted. A normal end of a permanent child is also
+counted. The count returns to zero when a child has run for `healthy_after` seconds. A limit such as five failures
+within five seconds would never apply, because the waits between restarts take seconds.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RestartPolicy(msgspec.Struct, frozen=True):
 
 
 def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failures: int) -> Verdict:
-    """Decide whether to restart a child that ended by itself. `failures` includes this end."""
+    """Decide whether to restart a child that ended without a request. `failures` includes this end."""
     if restart == "temporary" or (restart == "transient" and not crashed):
         return "stay"
     return "limit" if failures >= policy.max_failures else "restart"

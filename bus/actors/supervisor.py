@@ -6,11 +6,11 @@
     no      ended, none    stopped, until restart_child
 
 Every life runs in a separate task that raises nothing, so no child can cancel another. `_ended` handles each end:
-either it was requested, or it counts as a failure. Under one_for_all and rest_for_one, only one recovery runs at a
-time. Two lives of one child never overlap, so a restart waits for a stuck life. `stop` does not wait for a stuck
-life, but lists it in its report. Lives are shielded: if the host cancels `run`, the supervisor stops its children
-one after the other. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. A
-parent supervisor counts this as a crash.
+an end that was not requested is a failure. Under one_for_all and rest_for_one, only one recovery runs at a time.
+Two lives of one child never overlap, so a restart waits for a stuck life. `stop` does not wait for a stuck life,
+but lists it in its report. Lives are shielded: if the host cancels `run`, the supervisor stops its children one
+after the other. A supervisor that gives up stops its children, and `run` raises `SupervisorEscalated`. A parent
+supervisor counts this as a crash.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Supervisor:
         name: The supervisor's name, in logs and events.
         bus: The bus for the events of its children.
         clock: The clock; defaults to the bus's own.
-        strategy: The children that are restarted together.
+        strategy: Which children are restarted together.
         policy: The policy for restarts; defaults to `RestartPolicy()`.
     """
 
@@ -91,7 +91,7 @@ class Supervisor:
         self.policy = RestartPolicy() if policy is None else policy
         self._bus = bus
         self._clock = bus.clock if clock is None else clock
-        self._children: dict[str, Child] = {}  # in the order of their starting
+        self._children: dict[str, Child] = {}  # in the order in which they were started
         self._group: anyio.abc.TaskGroup | None = None
         self._report = ShutdownReport(clean=True)
 
@@ -155,7 +155,7 @@ class Supervisor:
     async def start_child(self, spec: ChildSpec) -> ActorRef:
         """Add an actor, start it, and return when its started() has returned.
 
-        A first start that fails is not retried: the child is not added, and its exception is raised here.
+        If the first start fails, there is no retry: the child is not added, and its exception is raised here.
 
         Raises:
             ValueError: The name is taken.
@@ -173,8 +173,8 @@ class Supervisor:
     async def start_supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
     ) -> Supervisor:
-        """Add and start a supervisor as a child of this one. If the new supervisor gives up, that counts as a
-        child's crash.
+        """Add and start a supervisor as a child of this one. If the new supervisor gives up, this one treats it as
+        a crashed child.
 
         Args:
             name: The name of the new supervisor.
@@ -207,8 +207,8 @@ class Supervisor:
     async def restart_child(self, name: str) -> None:
         """Start a stopped child again and reset its failure count.
 
-        A child that is running or waiting for its restart is not changed. If the start fails, the child stays
-        stopped, and its exception is raised here.
+        If the child runs or waits for its restart, nothing changes. If the start fails, the child stays stopped,
+        and its exception is raised here.
         """
         child = self._child(name)
         if child.wanted:
@@ -332,8 +332,8 @@ class Supervisor:
                 self._running_group().start_soon(self._recover, child, life)
 
     def _restart_due(self, child: Child, life: Life) -> bool:
-        """Decide whether to restart a child that ended by itself. If not, retire the child or escalate. Never
-        waits.
+        """Decide whether to restart a child that ended without a request. If not, retire the child or escalate.
+        Never waits.
         """
         crashed = life.error is not None
         match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
@@ -442,7 +442,7 @@ class Supervisor:
                 self._publish(events.ActorStopped(actor=child.name, reason=reason))
             return
         lost = await self._endings.end(life, reason)
-        self._lost += lost  # added after the wait, because other tasks change the sum meanwhile
+        self._lost += lost  # added after the wait, because other tasks change the sum during the wait
 
     def _running_group(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping:

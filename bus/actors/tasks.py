@@ -5,8 +5,8 @@
     done         it has a result or an exception, and its waiters return
 
 A task that is cancelled before its first step never runs. Some libraries raise a CancelledError although no
-cancellation was requested. If it were treated as a real cancellation, it would end every task that it reaches. A
-cancellation is real only if it comes from a cancel scope around the task or from the task's `cancel()`.
+cancellation was requested. Treated as a cancellation, such an exception would end every task on its way. A
+cancellation is real only if its source is a cancel scope around the task or the task's `cancel()`.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class TaskHandle(Generic[T]):
         self._scope = scope
         self._cancelled = False
         self._done = False
-        self._value: T  # set when it is done without an error
+        self._value: T  # set when the task has ended without an error
         self._error: Exception | None = None
         self._signal: Signal | None = None
         self._coroutine: object = None
-        self._body: Coroutine[object, object, None] | None = None  # until it runs
+        self._body: Coroutine[object, object, None] | None = None  # the coroutine, until it starts
         self._task: asyncio.Task[None] | None = None  # on asyncio; a reference, because asyncio keeps none
         self.runs_here = False
         """Whether the work runs inside another task, see `ActorRef.hold`."""
@@ -187,7 +187,7 @@ class TaskHandle(Generic[T]):
         return stack_of(self._coroutine)
 
     def _never_ran(self) -> None:
-        """Settle a task that was cancelled before its first step, for example by an ending event loop."""
+        """Settle a task that was cancelled before its first step, for example by the end of the event loop."""
         if not self._done:
             if self._body is not None:
                 self._body.close()

@@ -24,7 +24,7 @@ __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamInfo", "StreamLog"
 
 
 OWNER_TAG = "owner"
-"""The tag of a session or call whose value is the owner of its streams, see `Engine.attach`."""
+"""The tag of a session or call that names the owner of its streams, see `Engine.attach`."""
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class StreamChannelStatistics(msgspec.Struct, frozen=True):
     folded: int
     """The number of closed logs that are folded now."""
     evicted: int
-    """The number of logs that were evicted so far."""
+    """The number of evicted logs."""
     closed_bytes: int
     """The approximate memory of the closed logs, in bytes."""
     readers: int
@@ -54,7 +54,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     state: Literal["open", "kept", "folded"]
     """``open`` while in progress, then ``kept`` event by event, and later ``folded``."""
     events: int
-    """The number of events so far."""
+    """The number of events in the log."""
     bytes: int
     """The approximate memory of the log, in bytes."""
     readers: tuple[ReaderStatistics, ...]
@@ -84,7 +84,7 @@ class _Closed(msgspec.Struct):
 
 
 class StreamChannel:
-    """All streams of a host. It is for one thread.
+    """All streams of a host. Use a channel in one thread only.
 
     Args:
         clock: The clock that measures how long a closed log is kept.
@@ -98,7 +98,7 @@ class StreamChannel:
         self._max_bytes = max_bytes
         self._open: dict[str, StreamLog[TurnEvent]] = {}
         self._opened: dict[str, _Opened] = {}  # the open logs
-        self._retained: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
+        self._retained: OrderedDict[str, _Closed] = OrderedDict()  # in the order in which they were closed
         self._folded: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their last use
         self._closed_bytes = 0
         self._evicted = 0

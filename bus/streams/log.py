@@ -5,7 +5,7 @@
 
 Readers have no queues. So nothing is copied or dropped, and the producer's cost does not depend on the number of
 readers. Events are numbered from 0. A reader takes at most 256 at a time and yields to other tasks between two
-batches. Memory is bounded: the oldest part is folded into `snapshot`, which has the same content as all events
+batches. Memory is bounded: the oldest events are folded into `snapshot`, which has the same content as all events
 before `base`. A reader with a cursor before `base` gets one `StreamReset` with that snapshot, then continues from
 `base`.
 """
@@ -46,7 +46,7 @@ class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
     snapshot: tuple[T, ...]
     """Events with the same content as all events before `next_seq`.
 
-    The deltas of a block are joined, and a finished message is its MessageStart and its MessageComplete alone.
+    The deltas of a block are joined. A finished message has only its MessageStart and its MessageComplete.
     """
     next_seq: int
     """The seq of the next event."""
@@ -61,7 +61,7 @@ class ReaderStatistics(msgspec.Struct, frozen=True):
     lag: int
     """The number of events that were appended and not yet read."""
     delivered: int
-    """The number of events returned; a merged event counts as one."""
+    """The number of events returned. A merged event is one event."""
     resets: int
     """The number of times that the reader got a StreamReset in place of events."""
 
@@ -191,7 +191,7 @@ class StreamLog(Generic[T]):
 
     @property
     def next_seq(self) -> int:
-        """The seq of the next event, which equals the number of events so far."""
+        """The seq of the next event, which equals the number of events in the log."""
         return self._base + len(self._events)
 
     @property

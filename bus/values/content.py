@@ -1,7 +1,8 @@
 """Content blocks: the parts of a message.
 
-Blocks are frozen values. Data for one provider is in `provider_raw`, marked with its provider. It is sent back
-unchanged to that provider only. A host may set fields in it, such as a breakpoint of the provider's cache.
+Blocks are frozen values. Data for one provider is in `provider_raw`, with the provider's name. The data is sent
+back unchanged, and only to that provider. A host may set fields in it, such as a breakpoint of the provider's
+cache.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     data: bytes | None = None
     """The file's bytes."""
     media_type: str | None = None
-    """The type, such as ``image/png``. It is required with `data` unless the bytes show it (PNG, JPEG, GIF, WebP).
+    """The type, such as ``image/png``. Required with `data`, unless the bytes show the type (PNG, JPEG, GIF,
+    WebP).
     """
     detail: str | None = None
     """``low``, ``high`` or ``auto``, for providers that offer the choice."""
     provider_raw: ProviderRaw | None = None
-    """Extra request fields for one provider. In an image that a model made, the data that the provider attached to
-    it.
+    """Extra request fields for one provider. In an image from a model, the data that the provider attached to the
+    image.
     """
 
     def __post_init__(self) -> None:
@@ -96,7 +98,8 @@ class AudioBlock(ShortRepr, frozen=True, gc=False, tag="audio"):
     data: bytes | None = None
     """The file's bytes."""
     media_type: str | None = None
-    """The type, such as ``audio/wav``. It is required with `data` unless the bytes show it (WAV, MP3, FLAC, Ogg).
+    """The type, such as ``audio/wav``. Required with `data`, unless the bytes show the type (WAV, MP3, FLAC,
+    Ogg).
     """
     provider_raw: ProviderRaw | None = None
     """Extra request fields for one provider."""
@@ -127,8 +130,9 @@ class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
     data: bytes | None = None
     """The file's bytes."""
     media_type: str | None = None
-    """The type, such as ``application/pdf`` or ``text/plain``. It is required with `data` unless the document is a
-    PDF."""
+    """The type, such as ``application/pdf`` or ``text/plain``. Required with `data`, unless the document is a
+    PDF.
+    """
     name: str | None = None
     """The file name or the title, which some providers show the model."""
     provider_raw: ProviderRaw | None = None
@@ -239,7 +243,7 @@ class ToolResultBlock(ShortRepr, frozen=True, gc=False, tag="tool_result"):
 class ThinkingBlock(ShortRepr, frozen=True, gc=False, tag="thinking"):
     """Reasoning that the provider shows.
 
-    A block with a signature and without `provider_raw` is treated as Anthropic's.
+    A block with a signature and without `provider_raw` is treated as Anthropic's reasoning.
     """
 
     text: str

@@ -129,7 +129,7 @@ class MessageMetadata(ShortRepr, frozen=True, kw_only=True, gc=False):
     warnings: tuple[CallWarning, ...] = ()
     """Problems with the call, such as history that was left out of the request."""
     raw: RawReply | None = None
-    """The reply as the provider sent it; None unless the request asked for it."""
+    """The reply as the provider sent it; None unless the request set `include_raw`."""
     provider_details: JsonObject | None = None
     """Other data of the reply besides content and usage, by the provider's names; None if there is none."""
 
@@ -367,7 +367,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     destructive: bool | None = None
     """Whether the tool may delete or overwrite something."""
     idempotent: bool | None = None
-    """Whether a second run of the tool has no further effect."""
+    """Whether a second run of the tool changes nothing more."""
     open_world: bool | None = None
     """Whether the tool accesses other systems, as a web search does."""
     title: str | None = None
@@ -427,7 +427,7 @@ class ToolDefinition(ShortRepr, frozen=True, dict=True):
 
 
 class SessionSetup(ShortRepr, frozen=True, kw_only=True):
-    """The settings of a session. Settings count as content, like messages."""
+    """The settings of a session. Like messages, the settings are content."""
 
     model: Json
     """A name, several names in order, or an object that describes how to choose."""
@@ -496,7 +496,7 @@ _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PA
 
 
 def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
-    """Whether a reply ended well without text and without a tool call. A reply of reasoning alone is empty.
+    """Whether a reply ended well without text and without a tool call. A reply with only reasoning is empty.
 
     A reply that ended with a stop sequence or a pause is not empty.
     """
@@ -509,7 +509,7 @@ def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
 
 
 def ended_well(stop_reason: StopReason) -> bool:
-    """Whether the model ended the reply itself, so that its tool calls are complete."""
+    """Whether the model ended the reply normally, so that its tool calls are complete."""
     return stop_reason in _ENDED_WELL
 
 

@@ -33,7 +33,7 @@ class UsageSource(StrEnum):
     PARTIAL = "partial"
     """Partly reported. The other counts are derived, or estimated after an early end."""
     ESTIMATED = "estimated"
-    """Estimated by Callboard, because the provider reported nothing."""
+    """An estimate by Callboard, because the provider reported no usage."""
     INCONSISTENT = "inconsistent"
     """Reported, but contradictory. The counts were adjusted and have no price."""
 
@@ -70,10 +70,10 @@ _USUAL_GEOGRAPHIES = frozenset({"", "global", "not_available"})
 
 
 def tier_in(tier: str | None, geography: object) -> str | None:
-    """Combine a service tier with the geography that inference was limited to, because the pair has its own price.
+    """Combine a service tier with the geography of inference, because the combination has its own price.
 
-    Anthropic reports the geography as ``inference_geo``. ``us`` at the default tier is ``geo-us``, and at another
-    one ``fast+geo-us``.
+    Anthropic reports the geography as ``inference_geo``. For ``us``, the result is ``geo-us`` at the default tier,
+    and ``fast+geo-us`` at the tier ``fast``.
     """
     name = geography.strip().lower() if isinstance(geography, str) else ""
     if name in _USUAL_GEOGRAPHIES:
@@ -203,15 +203,15 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     source: CostSource
     """The origin of the figure."""
     pricing_version: str | None = None
-    """The version of the price table that gave `computed_nano_usd` or else `nano_usd`, as 12 hex digits. None if
-    no table gave a figure.
+    """The version of the price table, as 12 hex digits. The table computed `computed_nano_usd`, or `nano_usd` if
+    that is None. None if no table was used.
     """
     reason: str | None = None
     """The reason why there is no figure, or a remark about the figure. If the provider reports the cost, the
     reason concerns the price table's figure.
     """
     computed_nano_usd: int | None = None
-    """The price table's figure in nano-USD, if the provider reports its own cost."""
+    """The cost by the price table in nano-USD, if `nano_usd` is the provider's own figure."""
 
     @property
     def usd(self) -> Decimal | None:
@@ -240,7 +240,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 UNANSWERED = frozenset({"network", "cancelled", "process_lost"})
 """Error classes of calls without an answer."""
 UNCLEAR = frozenset({"server_error", "other"})
-"""Error classes of calls that were answered only if they have an HTTP status."""
+"""Error classes of calls that were answered only if the error has an HTTP status."""
 
 
 def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:

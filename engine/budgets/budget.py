@@ -221,9 +221,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             limits.append(f"{usd_of(self.max_nano_usd).normalize():f} USD")
         if self.max_tokens is not None:
             limits.append(f"{self.max_tokens} tokens")
-        whose = "" if self.per == "engine" else f" per {self.per} {value!r}"
+        account = "" if self.per == "engine" else f" per {self.per} {value!r}"
         when = f" and {self.window}" if self.window is not None else ""
-        return " and ".join(limits) + whose + when
+        return " and ".join(limits) + account + when
 
 
 class Payer(msgspec.Struct, frozen=True):

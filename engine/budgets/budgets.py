@@ -246,9 +246,9 @@ class Budgets:
         """
         await self.loaded()
         async with self._loading:
-            known = frozenset(self.ledger.budgets)
-            added = [each for each in dict.fromkeys(add) if each not in known]
-            gone = {each for each in remove if each in known and each not in self._fixed and each not in add}
+            current = frozenset(self.ledger.budgets)
+            added = [each for each in dict.fromkeys(add) if each not in current]
+            gone = {each for each in remove if each in current and each not in self._fixed and each not in add}
             if self._shared is not None:
                 self._shared.change(added, ())
             in_trace = [each for each in added if each.per not in OF_TREES]
@@ -417,9 +417,10 @@ class Budgets:
         """Whether an earlier call waits for room in an account of this payer."""
         if not self._waiters:
             return False
-        wanted = {id(account) for waiter in self._waiters for account in self._short_of(waiter)}
+        awaited = {id(account) for waiter in self._waiters for account in self._short_of(waiter)}
         return any(
-            id(account) in wanted and account.budget.when_full == "wait" for account in self.ledger.accounts(payer)
+            id(account) in awaited and account.budget.when_full == "wait"
+            for account in self.ledger.accounts(payer)
         )
 
     def _short_of(self, waiter: _Waiter) -> list[Account]:
@@ -483,11 +484,11 @@ class Budgets:
         """Admit waiting calls that have room now, in order. A call never takes room that an earlier call waits
         for.
         """
-        taken: set[int] = set()
+        short_accounts: set[int] = set()
         for waiter in list(self._waiters):
             accounts = self.ledger.accounts(waiter.payer)
-            if any(id(account) in taken for account in accounts):
-                taken.update(id(account) for account in self._short_of(waiter))
+            if any(id(account) in short_accounts for account in accounts):
+                short_accounts.update(id(account) for account in self._short_of(waiter))
                 continue
             refusals = self._try(waiter.name, waiter.payer, waiter.amount)
             if refusals is None:
@@ -498,7 +499,7 @@ class Budgets:
             if not all(refusal.may_fit for refusal in refusals):
                 waiter.refusals = refusals
                 waiter.answered.set()
-            taken.update(id(account) for account in self._short_of(waiter))
+            short_accounts.update(id(account) for account in self._short_of(waiter))
 
     # --- After a call ---
 

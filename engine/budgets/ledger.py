@@ -244,9 +244,9 @@ class Account:
 
     def _refusal(self, why: Literal["money", "tokens", "unpriced"], amount: Amount, now_us: int) -> Refusal:
         state = self.state(now_us)
-        left = Amount(state.left_nano_usd or 0, state.left_tokens or 0)
+        available = Amount(state.left_nano_usd or 0, state.left_tokens or 0)
         fits_at = None if why == "unpriced" else self._fits_at_us(why, amount, now_us)
-        return Refusal(self.budget, self.value, why, left, amount, fits_at, state.held)
+        return Refusal(self.budget, self.value, why, available, amount, fits_at, state.held)
 
     def _fits_at_us(self, why: Literal["money", "tokens"], amount: Amount, now_us: int) -> int | None:
         """The time at which the amount fits if nothing else is spent, because old slots leave the window."""
@@ -477,7 +477,7 @@ class Ledger:
         return [account for (of_budget, _), account in self._accounts.items() if of_budget == number]
 
     def _number_of(self, budget: Budget) -> int:
-        return next(number for number, known in self._budgets.items() if known == budget)
+        return next(number for number, each in self._budgets.items() if each == budget)
 
     def forget_turn(self, turn_id: str) -> None:
         """Drop the accounts of a turn that has ended. Calls with reservations in them can still be settled."""
@@ -540,8 +540,10 @@ def _text(error: BudgetExceededError, refusal: Refusal) -> str:
             'set max_output_tokens, or allow such calls with unpriced="allow"'
         )
     if refusal.why == "money":
-        left, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
+        unspent, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
     else:
-        left, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
+        unspent, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
     when = f". The call fits again at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
-    return f"{budget} has {left} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
+    return (
+        f"{budget} has {unspent} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
+    )

@@ -47,8 +47,8 @@ class Priced(msgspec.Struct, frozen=True):
 
 def worst_case(priced: Priced, most: Sequence[TokenUsage]) -> Amount:
     """The most that one attempt can cost."""
-    known = [nano for nano in map(priced.nano_usd, most) if nano is not None]
-    return Amount(max(known, default=None), max((usage.total_tokens for usage in most), default=0))
+    costs = [nano for nano in map(priced.nano_usd, most) if nano is not None]
+    return Amount(max(costs, default=None), max((usage.total_tokens for usage in most), default=0))
 
 
 def worst_case_of_reply(
@@ -83,18 +83,18 @@ class _Rates(msgspec.Struct, frozen=True):
         in_time = found.since <= at_us < found.until
         return in_time and found.above < max(sent, 1) and found.daily_from <= at_us % _DAY_US < found.daily_to
 
-    def most_pico(self, sent: int, said: int) -> int | None:
+    def most_pico(self, sent: int, received: int) -> int | None:
         """The cost of a number of tokens in pico-USD; None if a rate is unknown."""
-        if (sent and self.input is None) or (said and self.output is None):
+        if (sent and self.input is None) or (received and self.output is None):
             return None
         sent = min(sent, self.segment.up_to)
-        return (self.input or 0) * sent + (self.output or 0) * said + self.segment.row.per_request
+        return (self.input or 0) * sent + (self.output or 0) * received + self.segment.row.per_request
 
 
 _DAY_US = 86_400_000_000
 
 
-def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
+def _most_nano(priced: Priced, sent: int, received: int) -> int | None:
     """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
     for tier in priced.tiers:
@@ -103,7 +103,7 @@ def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
             return None
         for rates in found:
             if rates.applies(priced.at_us, sent):
-                pico = rates.most_pico(sent, said)
+                pico = rates.most_pico(sent, received)
                 if pico is None:
                     return None
                 most = pico if most is None else max(most, pico)

@@ -166,7 +166,7 @@ class CallEvents:
         elif node is not None:
             node.admit_call()
         if node is not None and (remote := node.remote or node.remote_above) is not None:
-            await remote.known()
+            await remote.announced()
         if not runtime.budgets and (node is None or not node.accounts):
             return
         try:

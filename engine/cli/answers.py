@@ -196,7 +196,7 @@ def extracted(text: str, which: Which) -> str | None:
 class Pace(NamedTuple):
     """The times of a reply's parts, in seconds on one clock."""
 
-    asked: float
+    requested_at: float
     first: float | None  # when the first piece arrived; None if the reply arrived whole
     ended: float  # when the last piece arrived
 
@@ -206,8 +206,8 @@ def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, 
     if (rate := per_second(usage.output_tokens, pace, replies)) is not None:
         parts.append(f"{rate:,.0f} tokens a second" if rate >= 10 else f"{rate:.1f} tokens a second")
     if pace.first is not None:
-        parts.append(f"the first after {pace.first - pace.asked:.1f} s")
-    parts.append(f"{pace.ended - pace.asked:.1f} s in total")
+        parts.append(f"the first after {pace.first - pace.requested_at:.1f} s")
+    parts.append(f"{pace.ended - pace.requested_at:.1f} s in total")
     parts.append(cost_text(cost))
     calls = f" in {replies} calls" if replies > 1 else ""
     return f"{model}{calls}: {', '.join(parts)}"
@@ -315,7 +315,7 @@ class _Answering:
         question = self._question
         tools = await given_tools(question.tools, life)
         session = self._session = await self._open(engine, tools)
-        asked = time.perf_counter()
+        requested_at = time.perf_counter()
         try:
             reply = await self._reply(session)
         except CancelledError as error:
@@ -326,7 +326,7 @@ class _Answering:
             self.reply_output.end_line()
             if question.saved and session.messages:
                 remember(session.id, question.tools)
-        pace = Pace(asked, self._first, time.perf_counter())
+        pace = Pace(requested_at, self._first, time.perf_counter())
         code = self._write(reply)
         self._report(session, reply, pace)
         return code
@@ -344,16 +344,16 @@ class _Answering:
                 key=question.key,
                 name=question.name,
             )
-        said: _UnstoredOptions = {
+        options: _UnstoredOptions = {
             "system_prompt": question.system,
             "tools": tools,
             "approve": approve,
             "key": question.key,
         }
         if question.must_exist or await _is_stored(engine, question.session_id):
-            return await engine.resume(question.session_id, model=question.model, **said)
+            return await engine.resume(question.session_id, model=question.model, **options)
         model = question.model or first_model(self._registry)
-        return await engine.open_session(question.session_id, model=model, tags=question.tags, **said)
+        return await engine.open_session(question.session_id, model=model, tags=question.tags, **options)
 
     async def _reply(self, session: Session) -> Reply:
         question = self._question

@@ -132,17 +132,17 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
     template = _template(arguments)
     sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
     piped = "" if takes_pipe(sources) else pipe.text()
-    said = joined(piped, " ".join(arguments.prompt))
-    filled = template.filled(said, dict(arguments.parameters))
+    text = joined(piped, " ".join(arguments.prompt))
+    filled = template.filled(text, dict(arguments.parameters))
     content = content_of(filled.prompt, attached(sources, pipe))
     last = last_session() if arguments.goes_on else LastSession("")
-    given = [*template.options.items(), *map(tuple, arguments.options)]
+    options = [*template.options.items(), *map(tuple, arguments.options)]
     saved = _is_saved(arguments)
     return Question(
         content=content,
         model=arguments.model or template.model,
         system=arguments.system if arguments.system is not None else filled.system,
-        options={"max_tool_rounds": TOOL_ROUNDS, **options_of(given)},
+        options={"max_tool_rounds": TOOL_ROUNDS, **options_of(options)},
         tools=arguments.tools or template.tools or last.tools,
         asks_always=arguments.approve,
         schema=_schema(arguments.schema if arguments.schema is not None else template.schema),
@@ -156,7 +156,7 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
         as_json=arguments.json,
         key=arguments.key,
         tags=dict(arguments.tag) if arguments.tag else None,
-        name=name_of(said or filled.prompt) if saved else None,
+        name=name_of(text or filled.prompt) if saved else None,
     )
 
 
@@ -178,8 +178,8 @@ def _template(arguments: argparse.Namespace) -> Template:
     return load(arguments.template)
 
 
-def _schema(given: str | JsonObject | None) -> JsonObject | None:
-    return schema_of(given) if isinstance(given, str) else given
+def _schema(schema: str | JsonObject | None) -> JsonObject | None:
+    return schema_of(schema) if isinstance(schema, str) else schema
 
 
 def _save(arguments: argparse.Namespace) -> int:

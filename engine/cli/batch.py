@@ -155,10 +155,10 @@ def wait_for(arguments: argparse.Namespace) -> int:
 
     def tell(state: BatchState) -> None:
         nonlocal shown
-        said = summary(state.status, state.succeeded, state.total)
-        if said != shown:
-            note(said)
-        shown = said
+        status_text = summary(state.status, state.succeeded, state.total)
+        if status_text != shown:
+            note(status_text)
+        shown = status_text
 
     async def work(engine: Engine) -> tuple[BatchResult, ...]:
         batch = await engine.resume_batch(arguments.id, polling=polling)
@@ -381,11 +381,11 @@ def read_reply(arguments: argparse.Namespace) -> int:
 
     async def work(engine: Engine) -> tuple[str, Cost | None]:
         found = await engine.open_replies()
-        wanted = [each for each in found if arguments.id in (None, each.request_id, each.response_id)]
-        if not wanted:
+        matching = [each for each in found if arguments.id in (None, each.request_id, each.response_id)]
+        if not matching:
             named = "no reply" if arguments.id is None else f"no reply {arguments.id}"
             raise CallboardError(f"{named} is waiting: see `callboard background list`")
-        return await _read_reply(engine, wanted[-1])
+        return await _read_reply(engine, matching[-1])
 
     text, cost = on_engine(arguments, work, make=lambda: Engine(models=registry, capture_content=True))
     echo(text)

@@ -62,12 +62,12 @@ def _budget(arguments: argparse.Namespace) -> Budget:
     unlimited = arguments.max_cost_usd is None and arguments.max_tokens is None
     window = arguments.window
     try:
-        return _asked(arguments, window, unlimited)
+        return _new_budget(arguments, window, unlimited)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 
 
-def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
+def _new_budget(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
     calendar: Any = window  # Budget validates the value
     return Budget(
         max_cost_usd=arguments.max_cost_usd,
@@ -144,8 +144,8 @@ def _show_slices(slices: list[SliceRow]) -> None:
     )
 
 
-def _tokens(left: int | None) -> str:
-    return "-" if left is None or left > 2**61 else f"{left:,} tokens"
+def _tokens(tokens: int | None) -> str:
+    return "-" if tokens is None or tokens > 2**61 else f"{tokens:,} tokens"
 
 
 def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:

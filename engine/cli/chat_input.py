@@ -156,18 +156,18 @@ def history_path() -> Path:
     return home_folder() / "chat-history"
 
 
-def forget_lines(said: set[str]) -> bool:
+def forget_lines(texts: set[str]) -> bool:
     """Delete a deleted session's lines from the history. Returns whether there were any."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
     except FileNotFoundError:
         return False
-    kept = [entry for entry in _entries(lines) if _text_of(entry) not in said]
-    left = "".join(line for entry in kept for line in entry)
-    if left == "".join(lines):
+    remaining = [entry for entry in _entries(lines) if _text_of(entry) not in texts]
+    new_content = "".join(line for entry in remaining for line in entry)
+    if new_content == "".join(lines):
         return False
-    write_private(path, left.encode())
+    write_private(path, new_content.encode())
     return True
 
 

@@ -106,8 +106,8 @@ class ChatEngine:
 
     async def preview(self, name: str, content: Sequence[adapters.ContentBlock]) -> RequestPreview:
         """The request that would be sent to a model for this message."""
-        said = content or "…"
-        return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
+        text = content or "…"
+        return await self.engine.preview(self.session, text, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
         """Keep only this number of messages, and continue in a new session with them."""

@@ -186,16 +186,16 @@ def grace(text: str) -> int:
 
 def _changed(client: Client, arguments: argparse.Namespace) -> Client:
     """The client with the settings of the arguments. Raises ConfigurationError."""
-    given: dict[str, object] = {}
-    if (wanted := getattr(arguments, "budget", None)) is not None:
-        given |= {"budget_nano_usd": wanted.nano_usd, "window": wanted.window}
+    fields: dict[str, object] = {}
+    if (budget := getattr(arguments, "budget", None)) is not None:
+        fields |= {"budget_nano_usd": budget.nano_usd, "window": budget.window}
     if (patterns := getattr(arguments, "models", None)) is not None:
-        given["models"] = () if "*" in patterns else tuple(patterns)
+        fields["models"] = () if "*" in patterns else tuple(patterns)
     for name in ("zone", "requests_per_minute", "tokens_per_minute", "unpriced"):
         if (value := getattr(arguments, name, None)) is not None:
-            given[name] = value
+            fields[name] = value
     try:
-        return check_client(msgspec.structs.replace(client, **given))
+        return check_client(msgspec.structs.replace(client, **fields))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
 
@@ -230,7 +230,7 @@ def change_budget(arguments: argparse.Namespace) -> int:
 
 def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
-        client = _changed(await _known(tables, arguments.name), arguments)
+        client = _changed(await _stored_client(tables, arguments.name), arguments)
         if not await tables.change_client(client):
             raise _unknown(arguments.name)  # the client was revoked meanwhile
         return client
@@ -302,7 +302,7 @@ def _tables_of(store: Store) -> GatewayTables:
     return tables
 
 
-async def _known(tables: GatewayTables, name: str) -> Client:
+async def _stored_client(tables: GatewayTables, name: str) -> Client:
     for client in await tables.clients():
         if client.name == name and client.revoked_us is None:
             return client

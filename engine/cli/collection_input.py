@@ -143,37 +143,37 @@ class Added(msgspec.Struct):
 
 
 def destination(
-    registry: ModelRegistry, known: Collection | None, name: str, model: str | None, dimensions: int | None
+    registry: ModelRegistry, collection: Collection | None, name: str, model: str | None, dimensions: int | None
 ) -> TargetCollection:
     """The collection to add to. An existing collection keeps its model; a new one gets the named model."""
-    if known is None and model is None:
+    if collection is None and model is None:
         raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
-    if known is not None and model is None:
-        model = known.model
+    if collection is not None and model is None:
+        model = collection.model
     assert model is not None
     entry = registry.resolve(model).model
     into = TargetCollection(name, entry.id, space_of(entry), dimensions)
-    if known is None:
+    if collection is None:
         return into
-    if into.space != known.space:
+    if into.space != collection.space:
         raise ConfigurationError(
-            f"collection {name!r} has vectors of {known.model}, which can't be compared with vectors of "
+            f"collection {name!r} has vectors of {collection.model}, which can't be compared with vectors of "
             f"{entry.id}: use that model, or another collection"
         )
-    if dimensions not in (None, known.dimensions):
-        raise ConfigurationError(f"the vectors of collection {name!r} have {known.dimensions} dimensions")
-    return msgspec.structs.replace(into, dimensions=known.asked_dimensions)
+    if dimensions not in (None, collection.dimensions):
+        raise ConfigurationError(f"the vectors of collection {name!r} have {collection.dimensions} dimensions")
+    return msgspec.structs.replace(into, dimensions=collection.asked_dimensions)
 
 
 async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
     """Add records to a collection. Texts that are already in the collection are not embedded again."""
     by_id = {record.id: record for record in records}  # if two records have the same id, the later one is used
-    known = file.hashes(into.name)
-    same = [record for record in by_id.values() if known.get(record.id) == record.hash]
+    hashes = file.hashes(into.name)
+    same = [record for record in by_id.values() if hashes.get(record.id) == record.hash]
     file.note(
         into.name, {record.id: (record.text if into.keep_text else None, record.metadata) for record in same}
     )
-    fresh = [record for record in by_id.values() if known.get(record.id) != record.hash]
+    fresh = [record for record in by_id.values() if hashes.get(record.id) != record.hash]
     added = Added(unchanged=len(same))
     for piece in _pieces(fresh):
         try:

@@ -70,7 +70,7 @@ def proposals(words: Sequence[str]) -> list[str]:
     command = before[0] if before else None
     if command is None and not word.startswith("-"):
         return _beginning(word, (*COMMANDS, "help", *plugin_names()))
-    found = wanted(_parser_with(command), before, word)
+    found = completions(_parser_with(command), before, word)
     if found.source is None:
         return _beginning(word, found.words)
 
@@ -85,8 +85,8 @@ def _parser_with(command: str | None) -> argparse.ArgumentParser:
     return build_parser((), () if added is None else [added])
 
 
-def _beginning(word: str, known: Sequence[str]) -> list[str]:
-    return [each for each in dict.fromkeys(known) if each.startswith(word) and each != "--"]
+def _beginning(word: str, words: Sequence[str]) -> list[str]:
+    return [each for each in dict.fromkeys(words) if each.startswith(word) and each != "--"]
 
 
 # --- Finding completions ---
@@ -117,11 +117,11 @@ class Completions(NamedTuple):
     source: Source | None = None  # the source of further values; None if there is none
 
 
-def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
+def completions(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
     """The possible words at a position."""
     place = _Place(parser)
-    for said in before:
-        place.take(said)
+    for argument in before:
+        place.take(argument)
     return place.next(word)
 
 
@@ -135,22 +135,22 @@ class _Place:
         self._positionals = 0  # the number of positional arguments of this parser so far
         self._only_positionals = False
 
-    def take(self, said: str) -> None:
+    def take(self, argument: str) -> None:
         """Move past a word."""
-        if self._option is not None and self._more_values(said):
+        if self._option is not None and self._more_values(argument):
             self._values += 1
             if self._values == _count(self._option):
                 self._option = None
-        elif said == "--" and not self._only_positionals:
+        elif argument == "--" and not self._only_positionals:
             self._only_positionals, self._option = True, None
-        elif said.startswith("-") and len(said) > 1 and not self._only_positionals:
-            name, equals, _ = said.partition("=")
+        elif argument.startswith("-") and len(argument) > 1 and not self._only_positionals:
+            name, equals, _ = argument.partition("=")
             action = self._parser._option_string_actions.get(name)
             self._option = None if equals or action is None or not _count(action) else action
             self._values = 0
         else:
             self._option = None
-            self._take_positional(said)
+            self._take_positional(argument)
 
     def next(self, word: str) -> Completions:
         """The possible next words that start with this text."""
@@ -166,24 +166,26 @@ class _Place:
         action = self._positional()
         return Completions() if action is None else self._of(action)
 
-    def _more_values(self, said: str) -> bool:
+    def _more_values(self, argument: str) -> bool:
         assert self._option is not None
-        return _count(self._option) > 0 or not said.startswith("-")
+        return _count(self._option) > 0 or not argument.startswith("-")
 
-    def _take_positional(self, said: str) -> None:
+    def _take_positional(self, argument: str) -> None:
         action = self._positional()
         if isinstance(action, argparse._SubParsersAction):
-            inner = action.choices.get(said)
+            inner = action.choices.get(argument)
             if inner is not None:
                 self._parser, self._positionals = inner, 0
                 return
         self._positionals += 1
 
     def _positional(self) -> argparse.Action | None:
-        known = [action for action in self._parser._actions if not action.option_strings and _is_shown(action)]
-        if self._positionals < len(known):
-            return known[self._positionals]
-        return known[-1] if known and known[-1].nargs in ("*", "+") else None
+        positionals = [
+            action for action in self._parser._actions if not action.option_strings and _is_shown(action)
+        ]
+        if self._positionals < len(positionals):
+            return positionals[self._positionals]
+        return positionals[-1] if positionals and positionals[-1].nargs in ("*", "+") else None
 
     def _shown(self) -> list[argparse.Action]:
         return [action for action in self._parser._actions if _is_shown(action)]

@@ -210,8 +210,8 @@ def tools_of(module: ModuleType) -> list[ToolLike]:
     """The ``@tool`` tools of a module, or without any, its own public functions."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     made: list[ToolLike] = [value for value in public if isinstance(value, Tool)]
-    own = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]
-    return made or list(own)
+    own_functions = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]
+    return made or list(own_functions)
 
 
 def _loaded(path: Path) -> ModuleType:
@@ -266,7 +266,7 @@ def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True
             return Approved()
         try:
             with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:
-                return _asked(terminal, call)
+                return _ask_user(terminal, call)
         except OSError:
             note(f"tool {call}: {_NOBODY}")
             return Denied(_NOBODY)
@@ -274,7 +274,7 @@ def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True
     return approve
 
 
-def _asked(terminal: TextIO, call: str) -> Approved | Denied:
+def _ask_user(terminal: TextIO, call: str) -> Approved | Denied:
     terminal.write(f"tool {one_line(call)}: run it? [y/N, or a reason] ")
     answer = terminal.readline().strip()
     if answer.lower() in ("y", "yes"):

@@ -19,7 +19,7 @@ from callboard.adapters.health import AdapterHealth
 from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from callboard.adapters.providers.local.adapter import create_inner, read_options
 from callboard.adapters.providers.local.child import choose_model
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError, Subscription
 from callboard.bus.values.base import Json, JsonObject
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport
@@ -183,11 +183,11 @@ class Demo:
             "The tokens as they arrive, with the events on the bus and their times in grey.",
         )
         session = self._session(CONVERSATION[0].model, system_prompt=SYSTEM_PROMPT)
-        for number, asked in enumerate(CONVERSATION):
+        for number, question in enumerate(CONVERSATION):
             if number:
                 self._screen.line()
-            session.model = asked.model
-            await self._turn(session, asked.text)
+            session.model = question.model
+            await self._turn(session, question.text)
 
     async def _structured_object(self) -> None:
         self._heading(
@@ -196,7 +196,7 @@ class Demo:
         session = self._session(PERSON_MODEL)
         text = await self._turn(session, PERSON_TEXT, output_schema=PERSON_SCHEMA)
         self._screen.line()
-        self._said("decoded", _decoded(text))
+        self._show("decoded", _decoded(text))
 
     async def _tool_round(self) -> None:
         self._heading(
@@ -260,7 +260,7 @@ class Demo:
 
     async def _turn(self, session: Session, text: str, **options: Any) -> str:
         """Show one turn on the screen. Returns the text of the reply."""
-        self._said("you", text)
+        self._show("you", text)
         shown = len(session.messages) + 1
 
         def before_reply() -> None:
@@ -282,9 +282,9 @@ class Demo:
     def _show_results(self, message: Message) -> None:
         for block in message.content:
             if isinstance(block, ToolResultBlock):
-                self._said("the tool", block.text)
+                self._show("the tool", block.text)
 
-    def _said(self, who: str, text: str) -> None:
+    def _show(self, who: str, text: str) -> None:
         self._screen.begin_reply(f"{who:<{LABEL_WIDTH}}", "bold")
         self._screen.text(text)
         self._screen.end_reply()

@@ -149,9 +149,9 @@ def check_prices(home: Path, clock: Clock) -> Check:
     days = age_in_days(published.date, clock)
     age = "" if days is None else f", {plural(days, 'day')} old"
     where = f" in {home / SNAPSHOT_NAME}" if (home / SNAPSHOT_NAME).exists() else ", as shipped"
-    own = f"; {home / OWN_NAME} has priority" if (home / OWN_NAME).exists() else ""
+    priority_note = f"; {home / OWN_NAME} has priority" if (home / OWN_NAME).exists() else ""
     fix = "To update them, run `callboard prices update`." if days is not None and days > OLD_DAYS else ""
-    detail = f"{published.source} of {published.date}{age}{where}{own} (version {table.version})"
+    detail = f"{published.source} of {published.date}{age}{where}{priority_note} (version {table.version})"
     return Check("prices", True, detail, fix)
 
 

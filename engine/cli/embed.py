@@ -102,10 +102,10 @@ def run_embed(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
+def _texts(texts: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
     """Each text, with the fields of its record for the output."""
-    if given or field is None:
-        for number, text in enumerate(given or (line.rstrip("\n") for line in lines)):
+    if texts or field is None:
+        for number, text in enumerate(texts or (line.rstrip("\n") for line in lines)):
             yield text, {"index": number}
         return
     for number, line in enumerate(lines, 1):
@@ -276,12 +276,12 @@ _SIMILAR: list[Column[Similar]] = [
 def similar(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        known = file.collection(name)
-        if known is None:
+        collection = file.collection(name)
+        if collection is None:
             raise CallboardError(
                 f"unknown collection {name!r}. `callboard collections list` shows all collections"
             )
-        found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
+        found = file.similar(name, _vector(arguments, file, collection), arguments.limit, without=arguments.id)
     return write_rows(arguments.format, Similar, found, _SIMILAR)
 
 
@@ -289,29 +289,29 @@ def _text_of(found: Similar) -> str:
     return found.text or ("" if found.metadata is None else bytes(found.metadata).decode())
 
 
-def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
+def _vector(arguments: argparse.Namespace, file: CollectionFile, collection: Collection) -> bytes:
     """The vector to compare with: that of an item, or of a text that the collection's own model embeds."""
     if arguments.id is not None and arguments.content is not None:
         raise ConfigurationError("pass an ID or a text, not both")
     if arguments.id is not None:
-        vector = file.vector(known.name, arguments.id)
+        vector = file.vector(collection.name, arguments.id)
         if vector is None:
-            raise CallboardError(f"collection {known.name!r} has no item {arguments.id!r}")
+            raise CallboardError(f"collection {collection.name!r} has no item {arguments.id!r}")
         return vector
     text: str = sys.stdin.read().strip() if arguments.content is None else arguments.content
     if not text:
         raise ConfigurationError("pass an ID, a text with -c, or a text on stdin")
 
     async def work(engine: Engine) -> bytes:
-        into = destination(engine.registry, known, known.name, None, None)
+        into = destination(engine.registry, collection, collection.name, None, None)
         result = await _embedded(engine, into, [text], "query", arguments.key)
         return packed(result.vectors[0])
 
     vector = on_engine(arguments, work)
-    if len(vector) != 4 * known.dimensions:
+    if len(vector) != 4 * collection.dimensions:
         raise ConfigurationError(
-            f"{known.model} gives {len(vector) // 4} dimensions now, but collection {known.name!r} has "
-            f"{known.dimensions}: embed it again"
+            f"{collection.model} gives {len(vector) // 4} dimensions now, but collection {collection.name!r} has "
+            f"{collection.dimensions}: embed it again"
         )
     return vector
 
@@ -340,8 +340,8 @@ def list_collections(arguments: argparse.Namespace) -> int:
 def delete_collection(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        known = file.collection(name) is not None
-    if not known:
+        existed = file.collection(name) is not None
+    if not existed:
         raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
     with CollectionFile(collections_file()) as file:
         gone = file.delete(name, arguments.id or None)

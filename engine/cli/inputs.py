@@ -55,9 +55,9 @@ def _is_pipe() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def joined(piped: str, said: str) -> str:
+def joined(piped: str, text: str) -> str:
     """The prompt: the pipe's text, followed by the typed text."""
-    return "\n\n".join(text for text in (piped, said) if text.strip())
+    return "\n\n".join(text for text in (piped, text) if text.strip())
 
 
 def attached(sources: Sequence[tuple[str, str | None]], pipe: Pipe) -> list[ContentBlock]:
@@ -192,7 +192,7 @@ KINDS: Mapping[str, object] = {
 """The options whose value is a word or a number, with their types."""
 
 
-def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
+def options_of(settings: Iterable[tuple[str, Json]]) -> TurnOptions:
     """Convert names and values to options. If an option occurs twice, the last value is used.
 
     A text is converted to the option's type. A list is JSON, or a single element. A name with a dot is a
@@ -200,7 +200,7 @@ def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
     """
     found: dict[str, object] = {}
     of_providers: dict[str, JsonObject] = {}
-    for name, value in given:
+    for name, value in settings:
         provider, dot, option = name.partition(".")
         if dot and provider and option:
             of_providers.setdefault(provider, {})[option] = _as_json(value)
@@ -213,10 +213,10 @@ def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
 
 def as_json_options(options: TurnOptions) -> JsonObject:
     """Convert options to names and values for a file. `options_of` reads them."""
-    said = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
-    for provider, own in (options.get("provider_options") or {}).items():
-        said |= {f"{provider}.{name}": value for name, value in cast("JsonObject", own).items()}
-    return said
+    plain_options = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
+    for provider, fields in (options.get("provider_options") or {}).items():
+        plain_options |= {f"{provider}.{name}": value for name, value in cast("JsonObject", fields).items()}
+    return plain_options
 
 
 def _value(name: str, value: Json) -> object:
@@ -285,9 +285,9 @@ _FIELD = re.compile(
 )
 
 
-def schema_of(given: str) -> JsonObject:
+def schema_of(schema_text: str) -> JsonObject:
     """Parse a schema in any supported form."""
-    text = given.strip()
+    text = schema_text.strip()
     if text.endswith(".json") and "\n" not in text:
         return _of_json(_read_schema(Path(text)), text)
     return _of_json(text, "--schema") if text.startswith("{") else of_short_form(text)

@@ -129,10 +129,10 @@ def _lines(stored: Mapping[str, str]) -> Iterator[KeyLine]:
         provider.key_variables[0] for provider in providers() if provider.expected and provider.key_variables
     }
     for name in sorted({*users, *stored}):
-        here, kept = bool(os.environ.get(name)), name in stored
-        if here or kept or name in expected:
-            source = "environment" if here else "file" if kept else None
-            yield KeyLine(name, source, here, kept, tuple(sorted(users.get(name, ()))))
+        here, stored_key = bool(os.environ.get(name)), name in stored
+        if here or stored_key or name in expected:
+            source = "environment" if here else "file" if stored_key else None
+            yield KeyLine(name, source, here, stored_key, tuple(sorted(users.get(name, ()))))
 
 
 def _source(line: KeyLine) -> str:
@@ -175,13 +175,13 @@ def show_path(arguments: argparse.Namespace) -> int:
 
 def variable_of(name: str) -> str:
     """The variable for a provider's key. The name of a variable is returned unchanged."""
-    known = {provider.name: provider.key_variables[0] for provider in providers() if provider.key_variables}
-    if name in known:
-        return known[name]
+    variables = {provider.name: provider.key_variables[0] for provider in providers() if provider.key_variables}
+    if name in variables:
+        return variables[name]
     if _VARIABLE.fullmatch(name):
         return name
-    near = nearest(name, known)
-    hint = f"did you mean {near[0]}?" if near else f"the providers are {', '.join(sorted(known))}"
+    near = nearest(name, variables)
+    hint = f"did you mean {near[0]}?" if near else f"the providers are {', '.join(sorted(variables))}"
     raise ConfigurationError(
         f"this is neither a provider nor a variable such as OPENAI_API_KEY: {hint}. To store a key that "
         f"models.yaml names with api_key_env, use the name of its variable"

@@ -112,9 +112,9 @@ def _prompt(name: str, schema: dict[str, Any]) -> str:
 
 def _choices(schema: dict[str, Any]) -> list[str]:
     items = schema.get("items") if schema.get("type") == "array" else schema
-    given = items if isinstance(items, dict) else {}
-    titled = given.get("oneOf") or given.get("anyOf") or ()
-    return [str(each) for each in given.get("enum") or [each.get("const") for each in titled]]
+    item_schema = items if isinstance(items, dict) else {}
+    titled = item_schema.get("oneOf") or item_schema.get("anyOf") or ()
+    return [str(each) for each in item_schema.get("enum") or [each.get("const") for each in titled]]
 
 
 def value_of(word: str, schema: dict[str, Any]) -> object:

@@ -142,7 +142,7 @@ def _chosen(registry: ModelRegistry, arguments: argparse.Namespace) -> Iterator[
     provider: str | None = arguments.provider
     field = None if arguments.capability is None else CAPABILITIES[capability_name(arguments.capability)]
     if arguments.all or (provider is not None and provider not in registry.adapters):
-        lines: Iterable[Line] = map(_known, list_models(provider))
+        lines: Iterable[Line] = map(_line_of, list_models(provider))
     else:
         here = _configured(registry)
         lines = (_line(model) for model in here if provider in (None, model.provider))
@@ -175,7 +175,7 @@ def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
     if found is not None:
         yield _line(found)
     elif info is not None:
-        yield _known(info)
+        yield _line_of(info)
 
 
 def _unknown(name: str) -> str:
@@ -186,7 +186,7 @@ def _unknown(name: str) -> str:
     return f"unknown model {name!r}: {hint} You can still use it as provider:name."
 
 
-def _known(info: ModelInfo) -> Line:
+def _line_of(info: ModelInfo) -> Line:
     return Line(id=f"{info.provider}:{info.id}", state="", **{name: getattr(info, name) for name in _OF_INFO})
 
 
@@ -320,7 +320,7 @@ def read_source(data: bytes, source: str) -> KnownModels:
 
 def difference(before: KnownModels, after: KnownModels) -> list[str]:
     """The differences between two lists, by model."""
-    old, new = ({model.id: model for model in known.models} for known in (before, after))
+    old, new = ({model.id: model for model in listing.models} for listing in (before, after))
     return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
         "nothing has changed"
     ]

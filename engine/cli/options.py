@@ -266,8 +266,8 @@ def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None
 
 def default_trace() -> Path:
     """The default trace file: the engine's, or else the demo's if only that exists."""
-    own, demo = home_folder() / TRACE_NAME, demo_trace()
-    return demo if demo.exists() and not own.exists() else own
+    own_trace, demo = home_folder() / TRACE_NAME, demo_trace()
+    return demo if demo.exists() and not own_trace.exists() else own_trace
 
 
 def demo_trace() -> Path:
@@ -325,12 +325,12 @@ async def price_version(store: Store, under: str | None) -> str | None:
     """The full version of a price table from the start in ``--under``; None without the option."""
     if under is None:
         return None
-    known = [table.version for table in await store.price_tables()]
-    fitting = [version for version in known if version.startswith(under)]
+    versions = [table.version for table in await store.price_tables()]
+    fitting = [version for version in versions if version.startswith(under)]
     if len(fitting) != 1:
         raise ConfigurationError(
             f"--under {under}: {'several' if fitting else 'no'} price versions start with this; the "
-            f"trace has {', '.join(known) or 'none'}"
+            f"trace has {', '.join(versions) or 'none'}"
         )
     return fitting[0]
 

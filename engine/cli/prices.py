@@ -104,9 +104,9 @@ def run_show(arguments: argparse.Namespace) -> int:
     _heading(model, priced_as, table)
     matches = table.matches(model, arguments.served, priced_as)
     for number, match in enumerate(matches, 1):
-        whose = "published" if match.row.reference else "your own"
+        kind = "published" if match.row.reference else "your own"
         text = (
-            f"{number}. {match.row.model} ({whose}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
+            f"{number}. {match.row.model} ({kind}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
         )
         console.print(text, soft_wrap=True)
     if not matches:
@@ -368,7 +368,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 async def _fetch(url: str, most_bytes: int) -> bytes:
-    from callboard.adapters.transport.client import new_transport
+    from callboard.adapters.transport.connection_pool import new_transport
     from callboard.adapters.transport.transport import HttpRequest
 
     transport, data = new_transport(), b""

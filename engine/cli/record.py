@@ -96,12 +96,12 @@ def in_yaml(entry: AdapterEntry, file: Path) -> str:
     return f"{entry.name}: {json_text(replayed)}"
 
 
-async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: bool) -> bool:
+async def _ask(session: Session, prompts: Sequence[str], screen: Screen, json_form: bool) -> bool:
     """Send the prompts in order, and show the replies. After a failure, stop and return False."""
     for prompt in prompts:
         writer = ReplyWriter(screen, "")
         try:
-            if whole:
+            if json_form:
                 screen.line((await session.send(prompt)).text)
                 continue
             async with session.stream(prompt) as turn:

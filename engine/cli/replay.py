@@ -101,9 +101,9 @@ class _Lines:
         echo(line.rstrip())  # flushed after each line, so that a paced replay can be watched
 
     def end(self) -> None:
-        said = plural(self._count, "event") if self._count else "No matching events"
+        summary_text = plural(self._count, "event") if self._count else "No matching events"
         echo()
-        echo(f"{said}, from {self._trace}")
+        echo(f"{summary_text}, from {self._trace}")
 
 
 class _JsonLines:

@@ -149,13 +149,13 @@ def _refuse_trials(arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError for options of a dry run without new prices, because restoring stored costs
     computes nothing.
     """
-    given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
+    trial_option = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
     if chosen is None and arguments.resume is not None:
         chosen = "--resume"
-    if given is not None and chosen is not None:
+    if trial_option is not None and chosen is not None:
         raise ConfigurationError(
-            f"{chosen} can't be combined with {given}: only --prices can. Nothing was changed. To see "
+            f"{chosen} can't be combined with {trial_option}: only --prices can. Nothing was changed. To see "
             f"costs under earlier prices, use: callboard cost --under VERSION"
         )
 
@@ -231,10 +231,10 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
         return tables[-1]
     if len(fitting) == 1:
         return fitting[0]
-    wanted = f"version {version!r}" if version is not None else f"label {label!r}"
+    sought = f"version {version!r}" if version is not None else f"label {label!r}"
     there = ", ".join(f"{table.version} ({table.label})" for table in tables)
     found = "no table has" if not fitting else "several tables have"
-    raise ConfigurationError(f"{prices}: {found} {wanted}; it has {there}")
+    raise ConfigurationError(f"{prices}: {found} {sought}; it has {there}")
 
 
 def _prices(arguments: argparse.Namespace) -> PriceTable:

@@ -61,13 +61,13 @@ class Line(msgspec.Struct, frozen=True):
         """Describe the calls that neither sum includes."""
         sums = self.sums
         never = sums.unpriced - sums.no_longer_priced
-        said = (
+        notes = (
             (sums.no_longer_priced, f"no longer priced ({usd(sums.no_longer_priced_nano_usd)} before)"),
             (sums.newly_priced, f"newly priced ({usd(sums.newly_priced_nano_usd)})"),
             (never, "unpriced"),
             (sums.unknown, "unknown"),
         )
-        return tuple(f"{count:,} {words}" for count, words in said if count)
+        return tuple(f"{count:,} {words}" for count, words in notes if count)
 
 
 def lines_of(report: RepriceReport, by: By) -> list[Line]:
@@ -180,12 +180,12 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
         parts += ["<h2>By day (UTC)</h2>", _last_days(days), table_of("Day", days, everything)]
     if sessions:
         shown = sessions[:_SESSIONS]
-        left = (
+        days_note = (
             (f"<p>The {len(shown):,} most expensive of {len(sessions):,}.</p>")
             if len(shown) < len(sessions)
             else ""
         )
-        parts += ["<h2>By session</h2>", left, table_of("Session", shown, None if left else everything)]
+        parts += ["<h2>By session</h2>", days_note, table_of("Session", shown, None if days_note else everything)]
     parts += ["<h2>Where the prices come from</h2>", _sources(report, table)]
     made = origin.now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     parts.append(
@@ -214,7 +214,7 @@ def _facts(report: RepriceReport, days: Sequence[Line], origin: Origin) -> str:
         ("After", f"as if {report.as_model} had served all of them, under {after}" if report.as_model else after),
         ("State", "A trial: nothing was changed." if report.dry_run else "These are the current costs now."),
     )
-    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escaped(said)}</dd>' for name, said in facts)}</dl>"
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escaped(value)}</dd>' for name, value in facts)}</dl>"
 
 
 def _period(days: Sequence[Line]) -> str:
@@ -226,8 +226,8 @@ def _period(days: Sequence[Line]) -> str:
 
 def _last_days(days: Sequence[Line]) -> str:
     shown = days[-_DAYS_IN_CHART:]
-    left = f"<p>The last {len(shown)} of {len(days):,} days.</p>" if len(shown) < len(days) else ""
-    return left + columns(shown)
+    days_note = f"<p>The last {len(shown)} of {len(days):,} days.</p>" if len(shown) < len(days) else ""
+    return days_note + columns(shown)
 
 
 def _change(line: Line, digits: int) -> tuple[str, str]:
@@ -389,8 +389,8 @@ def _longest(rows: Sequence[Line]) -> int:
 def _row(row: Line, longest: int) -> str:
     pair = []
     for kind, amount in (("before", row.before), ("after", row.after)):
-        said = rounded(amount) if row.comparable else "not comparable"
-        pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{said}</b></div>')
+        amount_text = rounded(amount) if row.comparable else "not comparable"
+        pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{amount_text}</b></div>')
     return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
 
 
@@ -408,7 +408,7 @@ def _figure(parts: Sequence[str], label: str, step: str) -> str:
     )
 
 
-def _part(amount: int, whole: int) -> str:
+def _part(amount: int, total: int) -> str:
     """A part of a whole in per cent with two decimals, limited to the range from 0 to 100 %."""
-    hundredths = max(0, min(amount, whole)) * 10_000 // whole
+    hundredths = max(0, min(amount, total)) * 10_000 // total
     return f"{hundredths // 100}.{hundredths % 100:02}%"

@@ -135,7 +135,7 @@ class Screen:
         self.console = console
         self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._flow: Flow | None = None  # the wrapper of the current reply
-        self._held: list[Callable[[], None]] = []  # lines that arrived during the current reply
+        self._deferred: list[Callable[[], None]] = []  # lines that arrived during the current reply
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
@@ -207,7 +207,7 @@ class Screen:
         if self._flow is None:
             draw()
         else:
-            self._held.append(draw)
+            self._deferred.append(draw)
 
     def _print_line(self, text: str, style: str | None, whole: bool) -> None:
         if self.console.is_terminal and not whole:
@@ -234,8 +234,8 @@ class Screen:
         if self._flow is not None:
             self._flow = None
             self.console.print()
-            held, self._held = self._held, []
-            for draw in held:
+            deferred, self._deferred = self._deferred, []
+            for draw in deferred:
                 draw()
 
     def _busy(self, text: str) -> None:
@@ -322,9 +322,9 @@ def exit_code(error: errors.AdapterError) -> int:
 
 def error_text(error: errors.AdapterError) -> str:
     """The error in one line, with advice."""
-    whose = f" of {error.provider}" if error.provider else ""
+    provider_text = f" of {error.provider}" if error.provider else ""
     hint = advice(error)
-    return f"{type(error).__name__}{whose}: {error}{f' ({hint})' if hint else ''}"
+    return f"{type(error).__name__}{provider_text}: {error}{f' ({hint})' if hint else ''}"
 
 
 def advice(error: errors.AdapterError) -> str:

@@ -134,9 +134,9 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
     else:
         console = make_console()
         prompt = None if saved.setup is None else saved.setup.system_prompt
-        said = [] if prompt is None else [("system", prompt)]
-        said += [(_speaker(message), _words(message)) for message in saved.messages]
-        for speaker, words in said:
+        entries = [] if prompt is None else [("system", prompt)]
+        entries += [(_speaker(message), _words(message)) for message in saved.messages]
+        for speaker, words in entries:
             console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
             console.print(words, soft_wrap=True)
     for missing in saved.missing:

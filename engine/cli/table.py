@@ -182,16 +182,16 @@ class FittingTable(Generic[R]):
 
     def shown_in(self, width: int) -> list[int]:
         """The indexes of the columns for which there is room."""
-        wanted = [self._wanted(place) for place in range(len(self._columns))]
-        chosen = list(range(len(wanted)))
-        while sum(wanted[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:
+        widths = [self._full_width(place) for place in range(len(self._columns))]
+        chosen = list(range(len(widths)))
+        while sum(widths[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:
             first = max(chosen, key=lambda place: self._columns[place].may_go)
             if not self._columns[first].may_go:
                 break
             chosen.remove(first)
         return chosen
 
-    def _wanted(self, place: int) -> int:
+    def _full_width(self, place: int) -> int:
         from rich.cells import cell_len
 
         footer = self._footers[place] if self._footers else ""
@@ -326,8 +326,8 @@ def rounded(nano_usd: int) -> str:
 
 def exact(nano_usd: int, places: int = 2) -> str:
     """An amount with all digits, and at least `places` decimals. The minus sign is the typographic one."""
-    whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
-    return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
+    dollars, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
+    return f"{'−' if nano_usd < 0 else ''}${int(dollars):,}.{part.rstrip('0').ljust(places, '0')}"
 
 
 def places(nano_usd: int) -> int:

@@ -85,18 +85,18 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         placed = INPUT in (*_identifiers(self.prompt), *_identifiers(self.system or ""))
         return Filled(prompt if placed or not input else f"{prompt.rstrip()}\n\n{input}", system)
 
-    def _check_values(self, given: Mapping[str, str]) -> None:
-        known = self.parameters
-        missing = [name for name in known if name not in given and name not in self.defaults]
+    def _check_values(self, values: Mapping[str, str]) -> None:
+        parameters = self.parameters
+        missing = [name for name in parameters if name not in values and name not in self.defaults]
         if missing:
             raise ConfigurationError(
                 f"template {self.name!r} needs a value for {', '.join(missing)}: -p {missing[0]} VALUE"
             )
-        for name in given:
-            if name not in known:
+        for name in values:
+            if name not in parameters:
                 raise ConfigurationError(
                     f"template {self.name!r} has no parameter {name!r}: expected one of "
-                    f"{', '.join(known) or 'none'}"
+                    f"{', '.join(parameters) or 'none'}"
                 )
 
 

@@ -329,9 +329,9 @@ def show_schema(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"no table {named!r}. The tables are {', '.join(TABLES)}")
     chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
     rows = [
-        SchemaColumn(name, column, said.in_python or column, said.meaning)
+        SchemaColumn(name, column, value.in_python or column, value.meaning)
         for name, table in chosen.items()
-        for column, said in table.columns.items()
+        for column, value in table.columns.items()
     ]
     if arguments.format != "table":
         write(arguments.format, SchemaColumn, rows)

@@ -113,9 +113,9 @@ def lines_of(report: PruneReport) -> list[str]:
     costs = f" and {plural(report.costs, 'cost')} of repricings" if report.costs else ""
     if report.dry_run:
         return [f"Would delete {counted}{costs}, of {_mb(report.bytes_before)}.", "Nothing was changed."]
-    said = f", and {plural(report.bodies, 'stored text')}" if report.bodies else ""
+    bodies_text = f", and {plural(report.bodies, 'stored text')}" if report.bodies else ""
     return [
-        f"Deleted {counted}{costs}{said}.",
+        f"Deleted {counted}{costs}{bodies_text}.",
         f"In use: {_mb(report.bytes_before)} before, {_mb(report.bytes_after)} now; "
         f"the file has {_mb(report.file_bytes)}.",
     ]
@@ -216,14 +216,14 @@ def ship(arguments: argparse.Namespace) -> int:
         raise StoreError(f"no trace file at {trace}. Choose another with --db")
     console = make_console()
     if arguments.forget:
-        known = _forget(trace, target)
+        was_registered = _forget(trace, target)
         console.print(
             f"{trace} is no longer copied to {target}."
-            if known
+            if was_registered
             else f"{trace} was never copied to {target}. Nothing was changed.",
             soft_wrap=True,
         )
-        return 0 if known else 1
+        return 0 if was_registered else 1
     if not arguments.once:
         console.print(f"{trace} -> {target}, until it is interrupted", soft_wrap=True)
     events = anyio.run(_ship, trace, target, arguments.once)

@@ -80,11 +80,11 @@ def agent_tool(
     collected(tools)  # an invalid tool is reported here, and not in the first call
     schema = None if output is None else ObjectSchema[object](output)
     defaults: TurnOptions = {"max_tool_rounds": AGENT_ROUNDS, "timeout": AGENT_SECONDS}
-    asked = merged(defaults, options_among(options, advice={}))
+    agent_options = merged(defaults, options_among(options, advice={}))
     if schema is not None:
         of_object: TurnOptions = {"schema_mode": "auto", "output_schema": schema.sent}
-        asked = merged(of_object, asked)
-    seconds = cast("float", asked["timeout"])
+        agent_options = merged(of_object, agent_options)
+    seconds = cast("float", agent_options["timeout"])
 
     async def run(
         task: Annotated[
@@ -92,7 +92,7 @@ def agent_tool(
         ],
     ) -> object:
         session = await _session(engine, model, system_prompt, tools)
-        reply = await _answer(session, task, asked)
+        reply = await _answer(session, task, agent_options)
         if schema is None:
             return reply.text
         try:
@@ -119,8 +119,8 @@ async def _session(
         state = SessionState(runtime.clock.new_id("ses"), model, system_prompt, tools, tags)
         runtime.sessions.open(state)
         return Session(runtime, state)
-    wanted = SessionToOpen(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
-    return Session(runtime, await opened(runtime, wanted, NewSession(tags=tags)))
+    to_open = SessionToOpen(session_id=session_id, tools=tools, model=model, system_prompt=system_prompt)
+    return Session(runtime, await opened(runtime, to_open, NewSession(tags=tags)))
 
 
 async def _answer(session: Session, task: str, options: TurnOptions) -> Reply:

@@ -252,11 +252,11 @@ class SyncHost:
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait a limited time for them to end."""
-    left = [task for task in tasks if task is not asyncio.current_task()]
-    for task in left:
+    others = [task for task in tasks if task is not asyncio.current_task()]
+    for task in others:
         task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=CANCEL_SECONDS)
+    if others:
+        await asyncio.wait(others, timeout=CANCEL_SECONDS)
 
 
 _host: SyncHost | None = None
@@ -342,21 +342,21 @@ class SyncStream:
 
     def __init__(self, host: SyncHost, stream: _Stream) -> None:
         self._host = host
-        self._held = stream
+        self._base_stream = stream
 
     @property
     def stream_id(self) -> str:
         """The stream's id for `Engine.attach`."""
-        return self._held.stream_id
+        return self._base_stream.stream_id
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """See `StreamResult.steer`. Any thread may call this."""
-        return self._held.steer(content)
+        return self._base_stream.steer(content)
 
     @property
     def undelivered(self) -> tuple[Message, ...]:
         """See `StreamResult.undelivered`."""
-        return self._held.undelivered
+        return self._base_stream.undelivered
 
     @property
     def usage(self) -> TokenUsage:
@@ -391,10 +391,10 @@ class SyncStream:
     def _look(self, look: Callable[[_Stream], T]) -> T:
         """Read a property of the stream on the stream's own loop."""
 
-        async def asked() -> T:
-            return look(self._held)
+        async def run() -> T:
+            return look(self._base_stream)
 
-        return self._host.run(asked)
+        return self._host.run(run)
 
     def _through(self, pieces: AsyncIterator[P]) -> Iterator[P]:
         """Iterate over an async iterator that runs on the stream's own loop."""
@@ -417,11 +417,11 @@ class SyncStream:
         Returns:
             False if the call has ended.
         """
-        return self._host.run(self._held.cancel)
+        return self._host.run(self._base_stream.cancel)
 
     def close(self) -> None:
         """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
-        self._host.run(self._held.aclose)
+        self._host.run(self._base_stream.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -467,23 +467,23 @@ class SyncStreamResult(SyncStream):
     def __init__(self, host: SyncHost, stream: StreamResult) -> None:
         super().__init__(host, stream)
         self._stream = stream
-        self._taken: list[ViewEvent] = []
+        self._batch: list[ViewEvent] = []
         self._index = 0
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> ViewEvent:
-        if self._index >= len(self._taken):
+        if self._index >= len(self._batch):
             try:
-                self._taken, self._index = self._host.run(self._stream.take), 0
+                self._batch, self._index = self._host.run(self._stream.take), 0
             except KeyboardInterrupt:
                 self.close()
                 raise
-            if not self._taken:
+            if not self._batch:
                 raise StopIteration
         self._index += 1
-        return self._taken[self._index - 1]
+        return self._batch[self._index - 1]
 
     @property
     def text_stream(self) -> SyncTextPieces:
@@ -521,5 +521,5 @@ class SyncStreamResult(SyncStream):
 
     def close(self) -> None:
         """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
-        self._taken, self._index = [], 0
+        self._batch, self._index = [], 0
         super().close()

@@ -470,8 +470,8 @@ class Gateway:
         tags = {} if client is None or self.clients is None else self.clients.tags(client)
         if self._spans is None:
             self._spans = operations.SpanImports(self.engine.store, self.engine.clock)
-        taken = await self._spans.take(body, kind, tags)
-        await answer(call.request.send, 200, taken, kind=kind.partition(";")[0].encode())
+        summary = await self._spans.take(body, kind, tags)
+        await answer(call.request.send, 200, summary, kind=kind.partition(";")[0].encode())
 
     # --- Models ---
 
@@ -500,7 +500,7 @@ class Gateway:
         registry, now = self.engine.registry, asyncio.get_running_loop().time()
         if self._models is not None and self._models[0] > now and self._models[1] is registry:
             return self._models[2]
-        known = {
+        by_id = {
             model.id: ListedModel(
                 id=model.id,
                 owned_by=model.provider,
@@ -513,10 +513,10 @@ class Gateway:
         names: list[ListedModel] = []
         for name, models in registry.client_names.items():
             if "*" not in name:
-                served = known.get(registry.resolve(models[0]).model.id)
+                served = by_id.get(registry.resolve(models[0]).model.id)
                 named = ListedModel(id=name) if served is None else msgspec.structs.replace(served, id=name)
                 names.append(named)
-        found = [*names, *(model for model in known.values() if model.id not in registry.client_names)]
+        found = [*names, *(model for model in by_id.values() if model.id not in registry.client_names)]
         self._models = (now + MODELS_SECONDS, registry, found)
         return found
 

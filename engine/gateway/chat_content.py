@@ -148,12 +148,12 @@ _GROUNDING = "groundingMetadata"
 
 
 def _grounded(metadata: Json, text: str) -> Iterator[Json]:
-    known = metadata if isinstance(metadata, dict) else {}
+    fields = metadata if isinstance(metadata, dict) else {}
     pages = [
-        chunk.get("web") if isinstance(chunk, dict) else None for chunk in as_list(known.get("groundingChunks"))
+        chunk.get("web") if isinstance(chunk, dict) else None for chunk in as_list(fields.get("groundingChunks"))
     ]
     encoded = text.encode("utf-8", "replace")
-    for support in as_list(known.get("groundingSupports")):
+    for support in as_list(fields.get("groundingSupports")):
         match support:
             case {"segment": {"text": str(quoted)} as segment, "groundingChunkIndices": list(places)}:
                 first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
@@ -274,8 +274,8 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure."""
     status, kind, code = _FAILURES[failure.kind]
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
-    if failure.kind == "not_found" and (own := _vendors_code(failure.code)) not in (None, code):
-        code, param = own, failure.param  # a file or an earlier response is missing, not a model
+    if failure.kind == "not_found" and (vendor_code := _vendors_code(failure.code)) not in (None, code):
+        code, param = vendor_code, failure.param  # a file or an earlier response is missing, not a model
     error: JsonObject = {
         **failure.details,
         "message": failure.message,

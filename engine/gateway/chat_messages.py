@@ -47,15 +47,15 @@ class ReadHistory(NamedTuple):
     has_beginning: bool
 
 
-def read_messages(given: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
+def read_messages(value: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
     """Read the messages of a request.
 
     Raises:
         BadRequest: A message has no role, or its content doesn't fit the protocol.
     """
-    if given is None:
+    if value is None:
         raise missing("messages")
-    messages = a_list(given, "messages")
+    messages = a_list(value, "messages")
     if not messages:
         explanation = (
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
@@ -72,12 +72,12 @@ class _Reader:
         self.messages: list[Message] = []
         self.results: list[ToolResultBlock] = []  # the results of successive tool messages
         self.ids: dict[str, str] = {}  # the latest call for each of the client's ids
-        self.taken: set[str] = set()
+        self.used_ids: set[str] = set()
         self.functions: dict[str, str] = {}  # the latest legacy call of each function
 
-    def read(self, given: list[Json]) -> ReadHistory:
+    def read(self, entries: list[Json]) -> ReadHistory:
         system: str | None = None
-        for place, each in enumerate(given):
+        for place, each in enumerate(entries):
             where = f"messages[{place}]"
             message = an_object(each, where)
             role, content = message.get("role"), message.get("content")
@@ -94,7 +94,7 @@ class _Reader:
             else:
                 self.messages.append(self._message(role, message, where))
         self._end_results()
-        return ReadHistory(tuple(self.messages), system, _begins(given[-1]))
+        return ReadHistory(tuple(self.messages), system, _begins(entries[-1]))
 
     def _end_results(self) -> None:
         if self.results:
@@ -137,7 +137,7 @@ class _Reader:
             raise missing(f"{where}.content")
         self._note_others(message, ("role", "content", "name"), where)
         if isinstance(content, str):
-            return (TextBlock(content, _own({MARK: message.get(MARK)})),)
+            return (TextBlock(content, _raw_of({MARK: message.get(MARK)})),)
         return tuple(_with_mark(self._parts(content, f"{where}.content"), message))
 
     def _parts(self, content: Json, where: str) -> list[ContentBlock]:
@@ -148,8 +148,8 @@ class _Reader:
             for place, part in enumerate(content)
         ]
 
-    def _part(self, given: Json, where: str) -> ContentBlock:
-        part: JsonObject = {name: value for name, value in an_object(given, where).items() if value is not None}
+    def _part(self, value: Json, where: str) -> ContentBlock:
+        part: JsonObject = {name: value for name, value in an_object(value, where).items() if value is not None}
         kind = part.get("type")
         match part:
             case {"type": "text" | "input_text" | "output_text", "text": text}:
@@ -204,16 +204,16 @@ class _Reader:
         title = name if isinstance(name, str) and name else None
         return DocumentBlock(url, media_type=media_type or None, name=title, provider_raw=others)
 
-    def _others(self, part: JsonObject, known: tuple[str, ...], where: str) -> ProviderRaw | None:
+    def _others(self, part: JsonObject, known_fields: tuple[str, ...], where: str) -> ProviderRaw | None:
         """The fields of a part without a canonical field."""
-        others = {name: value for name, value in part.items() if name != "type" and name not in known}
+        others = {name: value for name, value in part.items() if name != "type" and name not in known_fields}
         if not others:
             return None
         self._note_others(others, (), where)
-        return _own(others)
+        return _raw_of(others)
 
-    def _note_others(self, fields: JsonObject, known: tuple[str, ...], where: str) -> None:
-        for name in fields.keys() - known:
+    def _note_others(self, fields: JsonObject, known_fields: tuple[str, ...], where: str) -> None:
+        for name in fields.keys() - known_fields:
             if name in MARKS:
                 self.losses.mark(name)
             elif fields[name] not in (None, False, [], {}):
@@ -227,7 +227,7 @@ class _Reader:
         content, text = message.get("content"), message.get("refusal")
         if isinstance(content, str):
             if content:
-                blocks.append(TextBlock(content, _own({MARK: message.get(MARK)})))
+                blocks.append(TextBlock(content, _raw_of({MARK: message.get(MARK)})))
         elif content is not None:
             blocks += _with_mark(self._reply_parts(content, f"{where}.content"), message)
         if isinstance(text, str) and text:
@@ -261,8 +261,8 @@ class _Reader:
                         self.losses.content(f"{where}[{place}]", "a reply has no such content")
 
     def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
-        given = call.get("id")
-        wire_id = given if isinstance(given, str) and given else f"call_{len(self.messages)}_{place}"
+        client_id = call.get("id")
+        wire_id = client_id if isinstance(client_id, str) and client_id else f"call_{len(self.messages)}_{place}"
         data: JsonObject = {
             name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
         }
@@ -296,10 +296,10 @@ class _Reader:
     def _new_id(self, wire_id: str) -> str:
         """A unique id for a call: the client's id, with a number if an earlier call has the same id."""
         number, new = 1, wire_id
-        while new in self.taken:
+        while new in self.used_ids:
             number += 1
             new = f"{wire_id}_{number}"
-        self.taken.add(new)
+        self.used_ids.add(new)
         self.ids[wire_id] = new
         return new
 
@@ -314,7 +314,7 @@ class _Reader:
             call_id = self.ids.get(wire_id, wire_id)
         content = message.get("content")
         self._note_others(message, ("role", "content", "name", "tool_call_id"), where)
-        raw = _own({MARK: message.get(MARK)})
+        raw = _raw_of({MARK: message.get(MARK)})
         if content is None or isinstance(content, str):
             return ToolResultBlock(call_id, content or "", provider_raw=raw)
         parts: list[ResultPart] = []
@@ -350,9 +350,9 @@ def _begins(last: Json) -> bool:
     )
 
 
-def _own(fields: Mapping[str, Json]) -> ProviderRaw | None:
-    kept: JsonObject = {name: value for name, value in fields.items() if value is not None}
-    return ProviderRaw(PROTOCOL, kept) if kept else None
+def _raw_of(fields: Mapping[str, Json]) -> ProviderRaw | None:
+    present: JsonObject = {name: value for name, value in fields.items() if value is not None}
+    return ProviderRaw(PROTOCOL, present) if present else None
 
 
 def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[ContentBlock]:
@@ -361,7 +361,7 @@ def _with_mark(blocks: Iterable[ContentBlock], message: JsonObject) -> list[Cont
     mark = message.get(MARK)
     last = found[-1] if found else None
     if mark is not None and isinstance(last, TextBlock) and last.provider_raw is None:
-        found[-1] = TextBlock(last.text, _own({MARK: mark}))
+        found[-1] = TextBlock(last.text, _raw_of({MARK: mark}))
     return found
 
 

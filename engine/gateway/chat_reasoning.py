@@ -121,8 +121,8 @@ def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> li
         raw = block.provider_raw
         common: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
         if raw is not None and "reasoning_details" in raw.data:
-            given = as_list(raw.data["reasoning_details"])
-            details += given if with_text else _without_text(given)
+            entries = as_list(raw.data["reasoning_details"])
+            details += entries if with_text else _without_text(entries)
         elif raw is not None and raw.provider != ANTHROPIC:
             continue  # signatures of other providers have no form here
         elif isinstance(block, RedactedThinkingBlock):

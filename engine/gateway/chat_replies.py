@@ -159,7 +159,7 @@ class ChatWriter:
         self._calls = 0
         self._sent = False  # whether the current call has arguments
         self._free: FreeFormReader | None = None
-        self._given: list[str] = []
+        self._streamed_input: list[str] = []
 
     def start(self) -> bytes:
         return self._delta({"role": "assistant", "content": "", "refusal": None})
@@ -181,7 +181,7 @@ class ChatWriter:
                 text = event.partial_json
                 if self._free is not None:
                     text = self._free.read(text)
-                    self._given.append(text)
+                    self._streamed_input.append(text)
                 return self._arguments(text) if text else b""
             case ToolUseEnd():
                 return self._end_call(event)
@@ -241,7 +241,7 @@ class ChatWriter:
         self._calls += 1
         self._sent = False
         self._free = FreeFormReader() if free_form else None
-        self._given = []
+        self._streamed_input = []
         if self._names.legacy:
             return self._delta({"function_call": {"name": name, "arguments": ""}}) if self._calls == 1 else b""
         call: JsonObject = {"index": self._calls - 1, "id": event.tool_use_id}
@@ -263,9 +263,9 @@ class ChatWriter:
 
     def _end_call(self, event: ToolUseEnd) -> bytes:
         if self._free is not None:
-            text, given = free_form_text(event.final_input), "".join(self._given)
-            is_longer = len(text) > len(given) and text.startswith(given) and not event.incomplete
-            return self._arguments(text[len(given) :]) if is_longer else b""
+            text, streamed = free_form_text(event.final_input), "".join(self._streamed_input)
+            is_longer = len(text) > len(streamed) and text.startswith(streamed) and not event.incomplete
+            return self._arguments(text[len(streamed) :]) if is_longer else b""
         if self._sent or event.incomplete:
             return b""
         return self._arguments(encode_json(event.final_input).decode())

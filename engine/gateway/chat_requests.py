@@ -54,7 +54,7 @@ class _Reader:
         self.headers = headers
         self.names = ToolNames()
         self.losses = LossReport()
-        self.own: JsonObject = {}  # provider options of the protocol
+        self.protocol_fields: JsonObject = {}  # provider options of the protocol
         self.elsewhere: dict[str, JsonObject] = {}  # provider options of other protocols
 
     def read(self, model: str | None, stream: bool) -> ClientRequest:
@@ -64,11 +64,11 @@ class _Reader:
             raise BadRequest("you must provide a model parameter", param="model")
         name = a_text(name, "model")
         tool_set = read_tools(body, self.names, self.losses)
-        self.own |= tool_set.own
+        self.protocol_fields |= tool_set.protocol_fields
         history = read_messages(body.get("messages"), self.names, self.losses)
         limit, effort, schema = self._limit(), self._effort(), self._schema()
         self._others(has_tools=bool(tool_set.tools))
-        options = {PROTOCOL: self.own} if self.own else {}
+        options = {PROTOCOL: self.protocol_fields} if self.protocol_fields else {}
         request = CanonicalRequest(
             request_id="",
             model=name,
@@ -136,9 +136,9 @@ class _Reader:
 
     def _limit(self) -> int | None:
         for name in ("max_completion_tokens", "max_tokens"):
-            given = self.body.get(name)
-            if given is not None and given != -1:  # -1 means no limit on local servers
-                return an_integer(given, name, least=1)
+            limit = self.body.get(name)
+            if limit is not None and limit != -1:  # -1 means no limit on local servers
+                return an_integer(limit, name, least=1)
         return None
 
     def _stop(self) -> tuple[str, ...]:
@@ -175,8 +175,8 @@ class _Reader:
         return f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
 
     def _session(self) -> str | None:
-        given = self.body.get("metadata")
-        metadata = given if isinstance(given, dict) else {}
+        value = self.body.get("metadata")
+        metadata = value if isinstance(value, dict) else {}
         found = (
             *(self.headers.get(name) for name in _SESSION_HEADERS),
             *(self.body.get(name) for name in _SESSION_FIELDS),
@@ -210,7 +210,7 @@ class _Reader:
 
     def _keep(self, name: str, lost: str | None) -> None:
         """Keep a field for this protocol. `lost` is the text of the loss for other protocols."""
-        self.own[name] = self.body[name]
+        self.protocol_fields[name] = self.body[name]
         if lost is not None:
             self.losses.parameter(lost)
 
@@ -230,8 +230,10 @@ class _Reader:
             for protocol, options in elsewhere.items():
                 merge_options(self.elsewhere.setdefault(protocol, {}), options)
             if not harmless:
-                known = ", ".join((PROTOCOL, *elsewhere))
-                self.losses.parameter(name, f"only {known} have it" if elsewhere else "only this protocol has it")
+                protocols = ", ".join((PROTOCOL, *elsewhere))
+                self.losses.parameter(
+                    name, f"only {protocols} have it" if elsewhere else "only this protocol has it"
+                )
 
 
 _CANONICAL = frozenset(
@@ -286,26 +288,26 @@ def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
 
 def _search(options: JsonObject) -> dict[str, JsonObject]:
     """The search tool of each protocol."""
-    given: JsonObject = {}
+    location: JsonObject = {}
     match options.get("user_location"):
         case {"approximate": dict(place)}:
-            given["user_location"] = {"type": "approximate", **place}
+            location["user_location"] = {"type": "approximate", **place}
         case _:
             pass
     size: JsonObject = {name: options[name] for name in ("search_context_size",) if options.get(name) is not None}
     return {
-        "openai": {"tools": [{"type": "web_search", **given, **size}]},
-        "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search", **given}]},
+        "openai": {"tools": [{"type": "web_search", **location, **size}]},
+        "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search", **location}]},
         "gemini": {"tools": [{"googleSearch": {}}]},
     }
 
 
 def _named_schema(json_schema: JsonObject) -> JsonObject:
     """The schema of the reply, with the format's name as its title, and the format's description."""
-    given = json_schema.get("schema")
+    value = json_schema.get("schema")
     schema: JsonObject = {"type": "object"}
-    if given is not None:
-        schema = an_object(given, "response_format.json_schema.schema")
+    if value is not None:
+        schema = an_object(value, "response_format.json_schema.schema")
     for name, field in (("name", "title"), ("description", "description")):
         value = json_schema.get(name)
         if isinstance(value, str) and value and value != "response" and field not in schema:

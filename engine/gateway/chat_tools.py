@@ -31,7 +31,7 @@ class ReadTools(NamedTuple):
     """The canonical names of the free-form tools."""
     legacy: bool
     """Whether the client sent `functions` instead of `tools`."""
-    own: JsonObject
+    protocol_fields: JsonObject
     """The protocol's options for tools and choices without a canonical equivalent."""
 
 
@@ -49,13 +49,13 @@ class _Reader:
         self.body = body
         self.names = names
         self.losses = losses
-        self.own: JsonObject = {}
+        self.protocol_fields: JsonObject = {}
         self.free_form: list[Json] = []
         self.legacy = bool(body.get("functions")) and not body.get("tools")
 
     def read(self) -> ReadTools:
         choice, tools = self._choice(self._tools())
-        return ReadTools(tools, choice, self.free_form, self.legacy, self.own)
+        return ReadTools(tools, choice, self.free_form, self.legacy, self.protocol_fields)
 
     def _tools(self) -> tuple[ToolDefinition, ...]:
         found: dict[str, ToolDefinition] = {}
@@ -70,7 +70,7 @@ class _Reader:
             elif read != found[read.name]:
                 self.losses.parameter(f"{where}", "another tool has its name")
         if others:
-            self.own["tools"] = others
+            self.protocol_fields["tools"] = others
         return tuple(found.values())
 
     def _given_tools(self) -> list[tuple[str, JsonObject]]:
@@ -80,8 +80,8 @@ class _Reader:
                 (f"functions[{place}]", {"type": "function", "function": function})
                 for place, function in enumerate(functions)
             ]
-        given = self.body.get("tools")
-        tools = [] if given is None else a_list(given, "tools")
+        value = self.body.get("tools")
+        tools = [] if value is None else a_list(value, "tools")
         return [(f"tools[{place}]", an_object(tool, f"tools[{place}]")) for place, tool in enumerate(tools)]
 
     def _tool(self, tool: JsonObject, where: str) -> ToolDefinition | None:
@@ -101,8 +101,8 @@ class _Reader:
         inside = _others(function, ("name", "description", "parameters", "strict"))
         options: JsonObject = {}
         if outside or inside:
-            own: JsonObject = {**outside, **({"function": inside} if inside else {})}
-            options[PROTOCOL] = own
+            fields: JsonObject = {**outside, **({"function": inside} if inside else {})}
+            options[PROTOCOL] = fields
         for each in (*outside, *inside):
             if each in MARKS:
                 self.losses.mark(each)
@@ -116,12 +116,12 @@ class _Reader:
             provider_options=options,
         )
 
-    def _schema(self, given: Json, where: str) -> JsonObject:
-        kind = None if given is None else an_object(given, where).get("type")
+    def _schema(self, value: Json, where: str) -> JsonObject:
+        kind = None if value is None else an_object(value, where).get("type")
         if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
             self.losses.changed(f"{where} has the type {kind!r}. Arguments are an object, so any is accepted")
-            given = None
-        return object_schema(given)
+            value = None
+        return object_schema(value)
 
     def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
         """Read a tool whose only argument is one text. Only OpenAI's two protocols have such tools; other
@@ -163,8 +163,8 @@ class _Reader:
             case {"type": "tool", "name": str(name)}:
                 return self._named(name, tools, field), tools
             case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed), "mode": "required"}}:
-                kept = self._allowed(allowed, tools)
-                return self._forced(kept), kept
+                allowed_names = self._allowed(allowed, tools)
+                return self._forced(allowed_names), allowed_names
             case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)}}:
                 return ToolChoice(), self._allowed(allowed, tools)
             case {"type": "auto" | "none" as mode}:
@@ -177,9 +177,9 @@ class _Reader:
     def _forced(self, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
         if tools:
             return ToolChoice("required")
-        if "tools" not in self.own:
+        if "tools" not in self.protocol_fields:
             raise BadRequest("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
-        self.own["tool_choice"] = self.body["tool_choice"]
+        self.protocol_fields["tool_choice"] = self.body["tool_choice"]
         self.losses.parameter("tool_choice")
         return None
 
@@ -206,5 +206,5 @@ def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _others(fields: JsonObject, known: tuple[str, ...]) -> JsonObject:
-    return {name: value for name, value in fields.items() if name not in known and value is not None}
+def _others(fields: JsonObject, known_fields: tuple[str, ...]) -> JsonObject:
+    return {name: value for name, value in fields.items() if name not in known_fields and value is not None}

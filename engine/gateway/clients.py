@@ -163,7 +163,7 @@ async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[
         state = None
         if client.budget_nano_usd is not None:
             state = ledger.account(budgets[client.name], client.name).state(now_us)
-        left = None if state is None else state.left_nano_usd
+        remaining = None if state is None else state.left_nano_usd
         found.append(
             ClientSpending(
                 client=client,
@@ -174,8 +174,8 @@ async def spending_of(store: Store, tables: GatewayTables, now_us: int) -> list[
                 ),
                 calls=0 if row is None else row.calls,
                 cost_nano_usd=0 if row is None else row.cost_nano_usd,
-                spent_nano_usd=None if left is None else (client.budget_nano_usd or 0) - left,
-                left_nano_usd=left,
+                spent_nano_usd=None if remaining is None else (client.budget_nano_usd or 0) - remaining,
+                left_nano_usd=remaining,
             )
         )
     return found
@@ -231,7 +231,7 @@ class Clients:
 
     def __init__(self, engine: Engine) -> None:
         self._runtime = engine._runtime
-        self._known = _Known()
+        self._cached = _Known()
         self._budgets: frozenset[Budget] = frozenset()
         self._looked_us: int | None = None
         self._looks = 0
@@ -256,16 +256,16 @@ class Clients:
             )
         await self._look()
         digest = hash_of(key)
-        if digest not in self._known.keys:
+        if digest not in self._cached.keys:
             await self._look_again()  # the key may be new
-        found = self._known.keys.get(digest)
+        found = self._cached.keys.get(digest)
         if found is None or not hmac.compare_digest(found.hash, digest):
             raise ClientRefused("authentication", "the API key is unknown or was revoked")
         if found.expires_us is not None and found.expires_us <= self._runtime.clock.now_us():
             raise ClientRefused(
                 "authentication", "the API key has expired, because a new one was made for its client"
             )
-        client = self._known.clients[found.client]
+        client = self._cached.clients[found.client]
         budget = budget_of(client)
         if budget is not None and budget not in self._budgets:
             raise ClientRefused("unavailable", "the client's budget can't be counted now", retry_after=1.0)
@@ -289,7 +289,7 @@ class Clients:
             try:
                 await self._read()
             except StoreError as error:
-                if self._known.changes is None:
+                if self._cached.changes is None:
                     self._looks = started  # waiting callers then read the clients themselves
                     raise
                 _log.warning("clients_not_read", error=str(error))
@@ -300,20 +300,20 @@ class Clients:
         if tables is None:
             raise StoreError("keys of clients need a trace: run the engine with a trace file or a database")
         changes = await tables.changes()
-        seen = self._known.changes
-        if seen is None or changes.clients != seen.clients:
+        last_change = self._cached.changes
+        if last_change is None or changes.clients != last_change.clients:
             clients = {each.name: each for each in await tables.clients() if each.revoked_us is None}
             keys = {each.hash: each for each in await tables.client_keys() if each.client in clients}
             # The change counts are read first, so that the next reading includes any change in between.
-            self._known = _Known(seen, clients, keys)
+            self._cached = _Known(last_change, clients, keys)
             self._report_revoked()
             await self._use_budgets()
-        self._known = msgspec.structs.replace(self._known, changes=changes)
+        self._cached = msgspec.structs.replace(self._cached, changes=changes)
 
     async def _use_budgets(self) -> None:
-        wanted = frozenset(budget for each in self._known.clients.values() if (budget := budget_of(each)))
-        await self._runtime.budgets.change(tuple(wanted - self._budgets), self._budgets - wanted)
-        self._budgets = wanted
+        budgets = frozenset(budget for each in self._cached.clients.values() if (budget := budget_of(each)))
+        await self._runtime.budgets.change(tuple(budgets - self._budgets), self._budgets - budgets)
+        self._budgets = budgets
 
     # --- Rights of a client ---
 
@@ -397,7 +397,7 @@ class Clients:
             self._in_progress -= 1
 
     def _report_revoked(self) -> None:
-        for name in self._revoked.keys() - self._known.clients.keys():
+        for name in self._revoked.keys() - self._cached.clients.keys():
             self._revoked.pop(name).set()
 
     def _watch(self) -> None:

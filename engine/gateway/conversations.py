@@ -203,8 +203,8 @@ class Conversations:
         elif client_request.session_hint:
             session_id = session_named("hint", client, client_request.session_hint)
         else:
-            known, chain = chains(client, messages, replies)
-            session_id = await self._session_of(client, known)
+            prefixes, chain = chains(client, messages, replies)
+            session_id = await self._session_of(client, prefixes)
         messages = await self._restored(client, session_id, messages, replies)
         if earlier is not None:
             messages = (*earlier.messages, *messages)
@@ -224,8 +224,8 @@ class Conversations:
             return
         some: list[tuple[KeptKind, bytes, object, bytes]] = []
         if is_worth_keeping(content):
-            kept = StoredReply(tuple(content))
-            some.append(("reply", key, kept, encode_json(kept)))
+            entry = StoredReply(tuple(content))
+            some.append(("reply", key, entry, encode_json(entry)))
         if conversation.chain:
             some.append(("chain", after_reply(conversation.chain, key), session_id, b""))
         await self._keep(client, session_id, some)
@@ -299,18 +299,18 @@ class Conversations:
             SessionCreated(model=conversation.request.model, tags=tags), session_id=session_id
         )
 
-    async def _session_of(self, client: str, known: Sequence[bytes]) -> str:
+    async def _session_of(self, client: str, prefixes: Sequence[bytes]) -> str:
         """The session id of the last known part of a history."""
-        for chain in reversed(known):
+        for chain in reversed(prefixes):
             for entry in reversed(self._memory.get(client, "chain", chain)):
                 return entry.session_id
-        found = await self._found(client, "chain", known)
-        for chain in reversed(known):
+        found = await self._found(client, "chain", prefixes)
+        for chain in reversed(prefixes):
             for entry in reversed(found.get(chain, [])):
                 return entry.session_id
         # The conversation started before this process, without a store. The next request must get the same id.
-        if known:
-            return session_named("chain", client, known[0].hex())
+        if prefixes:
+            return session_named("chain", client, prefixes[0].hex())
         return self._runtime.clock.new_id("ses")
 
     async def _restored(
@@ -325,13 +325,13 @@ class Conversations:
         joined: dict[int, Message] = {}
         gone: set[int] = set()
         for key, entries in found.items():
-            own: list[StoredReply] = []
+            of_session: list[StoredReply] = []
             others: list[StoredReply] = []
             for entry in entries:
                 if isinstance(entry.value, StoredReply):
-                    (own if entry.session_id == session_id else others).append(entry.value)
+                    (of_session if entry.session_id == session_id else others).append(entry.value)
             sent = [_calls(messages[run.first : run.end]) for run in places[key]]
-            for run, reply in zip(places[key], chosen(own, others, sent), strict=True):
+            for run, reply in zip(places[key], chosen(of_session, others, sent), strict=True):
                 if reply is not None:
                     joined[run.first] = put_in(reply, messages[run.first : run.end])
                     gone.update(range(run.first + 1, run.end))
@@ -347,7 +347,7 @@ class Conversations:
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:
             tables = await self._tables() if missing else None
-            rows = [] if tables is None else await tables.kept(client, kind, missing)
+            rows = [] if tables is None else await tables.entries(client, kind, missing)
         except StoreError as error:
             _log.warning("kept_not_read", kind=kind, error=str(error))
             return found

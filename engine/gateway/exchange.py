@@ -174,14 +174,14 @@ class Exchange:
         """The headers with rate limits: the client's limits, or else the provider's. If the reply is passed
         through, these are unchanged.
         """
-        if self.passed.seen or self._speaks_client:
+        if self.passed.has_content or self._speaks_client:
             headers = passed_rates(self._provider_headers)
         elif self._provider_rates is not None:
             headers = rate_headers(self.wire.name, self._provider_rates)
         else:
             return []
-        own = {name for name, _ in self.more_headers}
-        return [each for each in headers if each[0] not in own]
+        names = {name for name, _ in self.more_headers}
+        return [each for each in headers if each[0] not in names]
 
     def _is_array(self) -> bool:
         return self.client_request.stream and not self.wire.stream_type(self.client_request).startswith(
@@ -223,7 +223,7 @@ class Exchange:
         if self.revoked is not None:
             watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
         try:
-            await (self._stream() if self.client_request.stream else self._whole())
+            await (self._stream() if self.client_request.stream else self._send_complete())
         finally:
             for watch in watches:
                 watch.cancel()
@@ -262,7 +262,7 @@ class Exchange:
         for keep in self.on_reply:
             await keep()
 
-    async def _whole(self) -> None:
+    async def _send_complete(self) -> None:
         try:
             await self.complete()
         except Exception as error:
@@ -283,7 +283,7 @@ class Exchange:
     def whole_body(self) -> bytes:
         """The body of the whole reply. Call it after the reply has succeeded."""
         if self.passed.body:
-            return self.passed.whole()
+            return self.passed.document()
         return msgspec.json.encode(self._written())
 
     def stored_body(self) -> JsonObject:
@@ -292,8 +292,8 @@ class Exchange:
         if not passed:
             return self._written()
         found: JsonObject = msgspec.json.decode(passed)
-        whole = found if self.passed.body else found.get("response")
-        return {**whole, "model": self.client_request.model} if isinstance(whole, dict) else found
+        document = found if self.passed.body else found.get("response")
+        return {**document, "model": self.client_request.model} if isinstance(document, dict) else found
 
     def _written(self) -> JsonObject:
         assert self.response is not None
@@ -397,8 +397,8 @@ class Exchange:
         name = route.option.named.entry.adapter
         match reply:
             case CanonicalResponse(content=content):
-                own = content_of_provider(content, name, known_as)
-                return msgspec.structs.replace(reply, provider=known_as, content=own)
+                own_content = content_of_provider(content, name, known_as)
+                return msgspec.structs.replace(reply, provider=known_as, content=own_content)
             case MessageComplete(final_content=content):
                 return msgspec.structs.replace(reply, final_content=content_of_provider(content, name, known_as))
             case MessageStart():
@@ -408,7 +408,7 @@ class Exchange:
 
     def _warnings(self, warnings: Sequence[CallWarning]) -> Sequence[CallWarning]:
         """The warnings of a reply. If the provider uses another protocol, they include the losses."""
-        return warnings if self.passed.seen else (*self.client_request.losses, *warnings)
+        return warnings if self.passed.has_content else (*self.client_request.losses, *warnings)
 
     def _headers(self, warnings: Iterable[CallWarning]) -> Headers:
         request_id = self.request_id
@@ -465,11 +465,11 @@ async def send_failure(
     may_retry: bool | None = None,
 ) -> None:
     """Answer with a failure, in the form of the client's wire."""
-    own, body = wire.write_failure(failure)
+    wire_status, body = wire.write_failure(failure)
     if failure.allow:
         headers = [*headers, (b"allow", ", ".join(failure.allow).encode())]
-    headers = [*headers, *retry_headers(failure, may_retry=may_retry if (status or own) >= 429 else None)]
-    await answer(request.send, status or own, msgspec.json.encode(body), headers)
+    headers = [*headers, *retry_headers(failure, may_retry=may_retry if (status or wire_status) >= 429 else None)]
+    await answer(request.send, status or wire_status, msgspec.json.encode(body), headers)
 
 
 def cost_header(cost: Cost) -> Headers:

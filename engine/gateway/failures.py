@@ -76,7 +76,7 @@ def failure_of(error: Exception, request_id: str = "") -> Failure:
     """The failure for an exception. An internal error is logged, and its text is left out."""
     if isinstance(error, BadRequest):
         return error.failure
-    kind: FailureKind = next((kind for known, kind in KINDS if isinstance(error, known)), "server")
+    kind: FailureKind = next((kind for classes, kind in KINDS if isinstance(error, classes)), "server")
     return Failure(
         kind=kind,
         message=_text(error, request_id),

@@ -72,17 +72,17 @@ def _inline(part: JsonObject, where: str) -> ImageBlock | AudioBlock | DocumentB
     data = _decoded(blob.get("data"), f"{where}.inline_data.data")
     mime_type = blob.get("mimeType")
     media_type = mime_type if isinstance(mime_type, str) and mime_type else None
-    own = _fields(part, OF_A_PART)
+    fields = _fields(part, OF_A_PART)
     kind = (media_type or "").partition("/")[0].lower()
     try:
         if kind == "image":
-            return ImageBlock(data=data, media_type=media_type, provider_raw=own)
+            return ImageBlock(data=data, media_type=media_type, provider_raw=fields)
         if kind == "audio":
-            return AudioBlock(data=data, media_type=media_type, provider_raw=own)
+            return AudioBlock(data=data, media_type=media_type, provider_raw=fields)
         if media_type is None and (image := image_of_base64(blob.get("data"))) is not None:
-            return ImageBlock(data=image.data, media_type=image.media_type, provider_raw=own)
+            return ImageBlock(data=image.data, media_type=image.media_type, provider_raw=fields)
         return DocumentBlock(
-            data=data, media_type=media_type, name=_text(blob.get("displayName")), provider_raw=own
+            data=data, media_type=media_type, name=_text(blob.get("displayName")), provider_raw=fields
         )
     except ValueError as error:
         raise BadRequest(f"{where}.inline_data: {error}", param=f"{where}.inline_data.mime_type") from error
@@ -93,13 +93,13 @@ def _remote(part: JsonObject, where: str) -> ImageBlock | AudioBlock | DocumentB
     uri, media_type = _text(file.get("fileUri")), _text(file.get("mimeType"))
     if uri is None or not is_remote(uri, SCHEMES) or _host(uri) == _FILES:
         return OpaqueBlock("fileData", ProviderRaw(GEMINI, {**part, "fileData": file}))
-    own = _fields(part, OF_A_PART)
+    fields = _fields(part, OF_A_PART)
     kind = (media_type or _guessed(uri) or "").partition("/")[0].lower()
     if kind == "image":
-        return ImageBlock(url=uri, media_type=media_type, provider_raw=own)
+        return ImageBlock(url=uri, media_type=media_type, provider_raw=fields)
     if kind == "audio":
-        return AudioBlock(url=uri, media_type=media_type, provider_raw=own)
-    return DocumentBlock(url=uri, media_type=media_type, name=_text(file.get("displayName")), provider_raw=own)
+        return AudioBlock(url=uri, media_type=media_type, provider_raw=fields)
+    return DocumentBlock(url=uri, media_type=media_type, name=_text(file.get("displayName")), provider_raw=fields)
 
 
 def _host(uri: str) -> str | None:
@@ -250,12 +250,12 @@ class _Reader:
         arguments = call.get("args")
         if arguments is not None and not isinstance(arguments, dict):
             raise BadRequest(f"{where}.function_call.args must be an object", param=f"{where}.function_call.args")
-        given = _text(call.get("id"))
-        raw: JsonObject = {} if given is None else {"id": given}
+        client_id = _text(call.get("id"))
+        raw: JsonObject = {} if client_id is None else {"id": client_id}
         if (signature := real_signature(part.get("thoughtSignature"))) is not None:
             raw["thoughtSignature"] = signature
         raw |= {field: part[field] for field in OF_TEXT if part.get(field) is not None}
-        call_id = self._calls.made(given, name)
+        call_id = self._calls.made(client_id, name)
         return ToolUseBlock(
             call_id,
             self._names.canonical(name),
@@ -314,23 +314,23 @@ class _Calls:
     def start_message(self) -> None:
         self._open = []
 
-    def made(self, given: str | None, name: str) -> str:
+    def made(self, client_id: str | None, name: str) -> str:
         """The id of a call: the client's id, or else one made from the call's number."""
         self._number += 1
-        call_id = given
+        call_id = client_id
         number = self._number
         while call_id is None or call_id in self._ids:
-            call_id = f"call_{number}" if given is None else f"{given}_{number}"
+            call_id = f"call_{number}" if client_id is None else f"{client_id}_{number}"
             number += 1
         self._ids.add(call_id)
-        if given is not None:
-            self._by_given.setdefault(given, []).append(call_id)
+        if client_id is not None:
+            self._by_given.setdefault(client_id, []).append(call_id)
         self._open.append((call_id, name))
         return call_id
 
-    def answered(self, given: str | None, name: str) -> str:
+    def answered(self, client_id: str | None, name: str) -> str:
         """The id of the call that a result answers."""
-        ids = self._by_given.get(given or "")
+        ids = self._by_given.get(client_id or "")
         if ids:
             found = ids.pop(0)
         else:
@@ -338,7 +338,7 @@ class _Calls:
             named = [call_id for call_id, called in self._open if called == name]
             found = next(iter(named or [call_id for call_id, _ in self._open]), "")
         if not found:
-            return given or f"result_{self._number}"  # a result without a call; each adapter reports it
+            return client_id or f"result_{self._number}"  # a result without a call; each adapter reports it
         self._open = [call for call in self._open if call[0] != found]
         return found
 

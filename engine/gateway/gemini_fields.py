@@ -171,8 +171,8 @@ def camel_keywords(schema: Json, where: str) -> JsonObject:
         return schema
     renamed: JsonObject = {}
     for name, value in schema.items():
-        known = next(iter(camel({name: None}, where)))
-        renamed[known if known in _CAMEL_KEYWORDS else name] = value
+        camel_name = next(iter(camel({name: None}, where)))
+        renamed[camel_name if camel_name in _CAMEL_KEYWORDS else name] = value
     return renamed
 
 
@@ -253,32 +253,32 @@ class Unwrapping:
 
     def __init__(self, *, as_text: bool) -> None:
         self._as_text = as_text
-        self._held = ""  # the text that may belong to the wrapper
+        self._wrapper_text = ""  # the text that may belong to the wrapper
         self._started = False  # whether the wrapper's start has arrived
         self._bare = False  # whether the model left the wrapper out
 
     def feed(self, text: str) -> str:
         if self._bare:
             return text
-        self._held += text
+        self._wrapper_text += text
         if self._as_text:
             return ""  # one short word; it is held until its end
         if not self._started:
-            found = _BEFORE.match(self._held)
-            if found is None or found.end() == len(self._held):
-                so_far = "".join(self._held.split())
+            found = _BEFORE.match(self._wrapper_text)
+            if found is None or found.end() == len(self._wrapper_text):
+                so_far = "".join(self._wrapper_text.split())
                 if _BARE_BEFORE.startswith(so_far):
                     return ""
-                self._bare, so_far, self._held = True, self._held, ""
+                self._bare, so_far, self._wrapper_text = True, self._wrapper_text, ""
                 return so_far
-            self._started, self._held = True, self._held[found.end() :]
-        last = self._held.rfind("}")
-        certain = self._held if last < 0 else self._held[:last]
-        self._held = self._held[len(certain) :]
+            self._started, self._wrapper_text = True, self._wrapper_text[found.end() :]
+        last = self._wrapper_text.rfind("}")
+        certain = self._wrapper_text if last < 0 else self._wrapper_text[:last]
+        self._wrapper_text = self._wrapper_text[len(certain) :]
         return certain
 
     def end(self) -> str:
-        held, self._held = self._held, ""
+        rest, self._wrapper_text = self._wrapper_text, ""
         if self._as_text and not self._bare:
-            return unwrapped(held, as_text=True)
-        return "" if self._started and held.strip() == "}" else held
+            return unwrapped(rest, as_text=True)
+        return "" if self._started and rest.strip() == "}" else rest

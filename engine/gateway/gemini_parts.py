@@ -77,32 +77,32 @@ class PartWriter:
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
         """The parts of a text, split at its signatures."""
         raw = _raw_of(block.provider_raw)
-        own = _fields(raw, OF_TEXT)
+        fields = _fields(raw, OF_TEXT)
         at = 0
         for start, end, signature in signed_pieces(block):
             if start > at:
-                yield {"text": block.text[at:start], **own}
-            yield {"text": block.text[start:end], "thoughtSignature": signature, **own}
+                yield {"text": block.text[at:start], **fields}
+            yield {"text": block.text[start:end], "thoughtSignature": signature, **fields}
             at = end
         if at < len(block.text):
-            yield {"text": block.text[at:], **own}
+            yield {"text": block.text[at:], **fields}
 
     def _thinking(self, block: ThinkingBlock) -> Iterator[JsonObject]:
         raw = _raw_of(block.provider_raw)
-        own = _fields(raw, OF_TEXT)
+        fields = _fields(raw, OF_TEXT)
         provider = block.provider_raw.provider if block.provider_raw is not None else ""
         start = raw.get("start")
         text = block.text
         if isinstance(start, int) and self._thoughts:
-            yield {"text": text[:start], "thought": True, **own}
+            yield {"text": text[:start], "thought": True, **fields}
             text = text[start:]
         for part in self.thought(text, block.signature, provider):
-            yield {**part, **own}
+            yield {**part, **fields}
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
         raw = _raw_of(block.provider_raw)
-        own = raw.get("id") if raw or _is_ours(block.provider_raw) else block.id
-        call: JsonObject = {"id": own} if own else {}
+        wire_id = raw.get("id") if raw or _is_ours(block.provider_raw) else block.id
+        call: JsonObject = {"id": wire_id} if wire_id else {}
         call |= {"name": self._names.get(block.name, block.name), "args": block.input}
         signature = raw.get("thoughtSignature")
         if not signature and self._state:
@@ -113,15 +113,18 @@ class PartWriter:
 
     def _image(self, block: ImageBlock) -> JsonObject:
         raw = _raw_of(block.provider_raw)
-        own = _fields(raw, ("thought", "thoughtSignature", *OF_A_PART))
+        fields = _fields(raw, ("thought", "thoughtSignature", *OF_A_PART))
         found = media_bytes(block)
         if found is None:
             media_type = media_type_of(block)
             typed: JsonObject = {"mimeType": media_type} if media_type else {}
-            return {"fileData": {**typed, "fileUri": block.url}, **own}
+            return {"fileData": {**typed, "fileUri": block.url}, **fields}
         about = raw.get("inlineData")
-        given: JsonObject = about if isinstance(about, dict) else {}
-        return {"inlineData": {"mimeType": found[0], **given, "data": b64encode(found[1]).decode()}, **own}
+        display_fields: JsonObject = about if isinstance(about, dict) else {}
+        return {
+            "inlineData": {"mimeType": found[0], **display_fields, "data": b64encode(found[1]).decode()},
+            **fields,
+        }
 
 
 def signed_pieces(block: TextBlock) -> Iterator[tuple[int, int, str]]:
@@ -176,8 +179,8 @@ def _grounding(content: Sequence[ContentBlock]) -> JsonObject:
             continue
         data = block.provider_raw.data if block.provider_raw is not None else {}
         for name in ("citations", "annotations"):
-            given = data.get(name)
-            for citation in given if isinstance(given, list) else ():
+            citations = data.get(name)
+            for citation in citations if isinstance(citations, list) else ():
                 chunk = _source(citation) if isinstance(citation, dict) else None
                 if chunk is None:
                     continue
@@ -232,9 +235,9 @@ _MODALITIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 def write_usage(usage: TokenUsage) -> JsonObject:
     """The usageMetadata of a reply: Gemini's own object for a Gemini reply, otherwise a new one."""
-    own = _own_usage(usage)
-    if own is not None:
-        return own
+    raw_usage = _own_usage(usage)
+    if raw_usage is not None:
+        return raw_usage
     prompt, cached = usage.total_input_tokens, usage.cached_input_tokens
     thoughts = usage.reasoning_tokens or 0
     candidates = max(0, usage.output_tokens - thoughts)

@@ -87,8 +87,8 @@ def _shown(content: Sequence[ContentBlock], raw_reason: str | None) -> Iterator[
 def _end(response: CanonicalResponse) -> JsonObject:
     """The finish reason of a reply, and its explanation."""
     raw = response.raw_stop_reason
-    own = raw if raw in _OWN_REASONS else None
-    reason = own or FINISH_REASONS[response.stop_reason]
+    own_reason = raw if raw in _OWN_REASONS else None
+    reason = own_reason or FINISH_REASONS[response.stop_reason]
     broken = [block for block in response.content if isinstance(block, ToolUseBlock) and not _runs(block)]
     if broken and reason == "STOP":
         names = ", ".join(block.name for block in broken)
@@ -97,7 +97,7 @@ def _end(response: CanonicalResponse) -> JsonObject:
     message = next((one.message for one in response.warnings if one.code in _EXPLAINED), None)
     if message is not None:
         end["finishMessage"] = message.removeprefix(f"{raw}: ")
-    elif own is None and raw and reason in ("SAFETY", "OTHER"):
+    elif own_reason is None and raw and reason in ("SAFETY", "OTHER"):
         end["finishMessage"] = f"The provider stopped with {raw!r}."
     return end
 

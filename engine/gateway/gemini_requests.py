@@ -71,7 +71,7 @@ class _Reader:
         self.fields = fields
         self.names = ToolNames()
         self.losses = LossReport()
-        self.own: JsonObject = {}  # the fields for Gemini's adapter
+        self.protocol_fields: JsonObject = {}  # the fields for Gemini's adapter
         self.config: JsonObject = {}  # the fields for the generationConfig
         self.settings: dict[str, Any] = {}  # the fields of the CanonicalRequest
         self.options: dict[str, Json] = {}
@@ -85,10 +85,10 @@ class _Reader:
         self._generation(camel(self.fields.get("generationConfig") or {}, "generation_config"))
         for name, value in self.fields.items():
             if name not in _OWN and value is not None:
-                self.own[name] = value
+                self.protocol_fields[name] = value
                 self.losses.parameter(name)
         if self.config:
-            self.own["generationConfig"] = self.config
+            self.protocol_fields["generationConfig"] = self.config
         if changed := self.names.changed:
             self.options["tool_names"] = changed
         limit = self.settings.pop("max_output_tokens", None)
@@ -101,7 +101,7 @@ class _Reader:
                 default_output_limit=limit is None,
                 tools=tuple(tools),
                 system_prompt=self._system(),
-                provider_options={GEMINI: self.own} if self.own else {},
+                provider_options={GEMINI: self.protocol_fields} if self.protocol_fields else {},
                 stream=stream,
                 **self.settings,
             )
@@ -118,12 +118,12 @@ class _Reader:
         )
 
     def _system(self) -> str | None:
-        given = self.fields.get("systemInstruction")
-        if given is None:
+        value = self.fields.get("systemInstruction")
+        if value is None:
             return None
-        if isinstance(given, str):
-            return given
-        parts = given if isinstance(given, list) else camel(given, "system_instruction").get("parts")
+        if isinstance(value, str):
+            return value
+        parts = value if isinstance(value, list) else camel(value, "system_instruction").get("parts")
         texts: list[str] = []
         for number, part in enumerate(each(parts, "system_instruction.parts")):
             where = f"system_instruction.parts[{number}]"
@@ -149,9 +149,9 @@ class _Reader:
                 built_in.append(rest)
                 self.losses.parameter(f"the tool {', '.join(rest)}")
         if built_in:
-            self.own["tools"] = built_in
-        seen = [tool.name for tool in found]
-        twice = next((name for name in seen if seen.count(name) > 1), None)
+            self.protocol_fields["tools"] = built_in
+        names = [tool.name for tool in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadRequest(f"Duplicate function declaration found: {twice}", param="tools")
         return found
@@ -161,10 +161,10 @@ class _Reader:
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
-        given = fields.get("parametersJsonSchema")
+        declared_schema = fields.get("parametersJsonSchema")
         schema: JsonObject | None = None
-        if isinstance(given, dict):
-            schema = given
+        if isinstance(declared_schema, dict):
+            schema = declared_schema
         elif fields.get("parameters") is not None:
             schema = json_schema(fields["parameters"], f"{where}.parameters")
         described = ("name", "description", "parameters", "parametersJsonSchema")
@@ -190,30 +190,30 @@ class _Reader:
             schema = {**schema, "type": "object"}
         required, properties = schema.get("required"), schema.get("properties")
         if isinstance(required, list):
-            known = properties if isinstance(properties, dict) else {}
-            kept: list[Json] = [name for name in required if name in known]
-            if len(kept) < len(required):
+            properties_by_name = properties if isinstance(properties, dict) else {}
+            declared: list[Json] = [name for name in required if name in properties_by_name]
+            if len(declared) < len(required):
                 self.losses.changed(
                     f"the tool {tool} requires arguments that its schema does not define; they were left out",
                 )
-                schema = {**schema, "required": kept}
+                schema = {**schema, "required": declared}
         return schema
 
     def _tool_config(self, tools: list[ToolDefinition]) -> None:
-        given = camel(self.fields.get("toolConfig") or {}, "tool_config")
-        own: JsonObject = {}
-        for name, value in given.items():
+        config = camel(self.fields.get("toolConfig") or {}, "tool_config")
+        protocol_fields: JsonObject = {}
+        for name, value in config.items():
             if name == "functionCallingConfig" or value is None:
                 continue
-            own[name] = value
+            protocol_fields[name] = value
             if name not in _WITHOUT_LOSS:
                 self.losses.parameter(name)
-        calling = camel(given.get("functionCallingConfig") or {}, "tool_config.function_calling_config")
+        calling = camel(config.get("functionCallingConfig") or {}, "tool_config.function_calling_config")
         rest = self._mode(calling, tools)
         if rest:
-            own["functionCallingConfig"] = rest
-        if own:
-            self.own["toolConfig"] = own
+            protocol_fields["functionCallingConfig"] = rest
+        if protocol_fields:
+            self.protocol_fields["toolConfig"] = protocol_fields
 
     def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
         """Set the tool choice. Returns the fields without a canonical equivalent."""
@@ -255,8 +255,8 @@ class _Reader:
 
     # --- Generation ---
 
-    def _generation(self, given: JsonObject) -> None:
-        for name, value in given.items():
+    def _generation(self, config: JsonObject) -> None:
+        for name, value in config.items():
             if value is None:
                 continue
             match name, value:
@@ -277,7 +277,7 @@ class _Reader:
                 case _:
                     self.config[name] = value
                     self.losses.parameter(name)
-        self._format(given)
+        self._format(config)
 
     def _number(self, name: str, value: Json) -> None:
         field, kind = _NUMBERS[name]
@@ -290,11 +290,11 @@ class _Reader:
             raise BadRequest("max_output_tokens must be positive.", param="generation_config.max_output_tokens")
         self.settings[field] = number
 
-    def _format(self, given: JsonObject) -> None:
-        media_type = as_text(given.get("responseMimeType") or "")
-        schema = given.get("responseJsonSchema") or given.get("_responseJsonSchema")
-        if not isinstance(schema, dict) and given.get("responseSchema") is not None:
-            schema = json_schema(given["responseSchema"], "generation_config.response_schema")
+    def _format(self, config: JsonObject) -> None:
+        media_type = as_text(config.get("responseMimeType") or "")
+        schema = config.get("responseJsonSchema") or config.get("_responseJsonSchema")
+        if not isinstance(schema, dict) and config.get("responseSchema") is not None:
+            schema = json_schema(config["responseSchema"], "generation_config.response_schema")
         match media_type:
             case "text/x.enum" if isinstance(schema, dict):
                 self.settings["output_schema"] = wrapped(schema)
@@ -314,12 +314,12 @@ class _Reader:
                     self.config["responseJsonSchema"] = schema
                 self.losses.parameter(f"responseMimeType {media_type}")
 
-    def _thinking(self, given: JsonObject) -> None:
-        self.options["include_thoughts"] = bool(given.get("includeThoughts"))
-        level, budget = given.get("thinkingLevel"), given.get("thinkingBudget")
+    def _thinking(self, config: JsonObject) -> None:
+        self.options["include_thoughts"] = bool(config.get("includeThoughts"))
+        level, budget = config.get("thinkingLevel"), config.get("thinkingBudget")
         rest: JsonObject = {}
         rest.update(
-            (name, value) for name, value in given.items() if name not in _OF_THINKING and value is not None
+            (name, value) for name, value in config.items() if name not in _OF_THINKING and value is not None
         )
         for name in rest:
             self.losses.parameter(name)
@@ -330,7 +330,7 @@ class _Reader:
             if BUDGETS[effort] != budget:
                 rest["thinkingBudget"] = budget
                 self.losses.changed(f"thinkingBudget {budget} was sent as {effort!r}, the nearest")
-        elif given.get("includeThoughts"):
+        elif config.get("includeThoughts"):
             rest["includeThoughts"] = True
         if rest:
             self.config["thinkingConfig"] = rest
@@ -346,9 +346,9 @@ class _Reader:
         return effort
 
 
-def _others(fields: JsonObject, known: Collection[str]) -> JsonObject:
+def _others(fields: JsonObject, known_fields: Collection[str]) -> JsonObject:
     """The fields that were sent besides the known ones."""
-    return {name: value for name, value in fields.items() if name not in known and value is not None}
+    return {name: value for name, value in fields.items() if name not in known_fields and value is not None}
 
 
 _OF_THINKING = ("thinkingLevel", "thinkingBudget", "includeThoughts")
@@ -404,11 +404,11 @@ class _Text(msgspec.Struct, frozen=True):
     text: str
     task: InputType | None
     dimensions: int | None
-    own: JsonObject
+    protocol_fields: JsonObject
 
     @property
     def settings(self) -> tuple[object, ...]:
-        return self.task, self.dimensions, self.own
+        return self.task, self.dimensions, self.protocol_fields
 
 
 def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbeddingRequest:
@@ -427,7 +427,7 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbe
     requests = []
     for _, run in groupby(texts, lambda text: text.settings):
         same = list(run)
-        own = same[0].own
+        protocol_fields = same[0].protocol_fields
         requests.append(
             EmbeddingRequest(
                 request_id="",
@@ -435,7 +435,7 @@ def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbe
                 inputs=tuple(text.text for text in same),
                 dimensions=same[0].dimensions,
                 input_type=same[0].task,
-                provider_options={GEMINI: own} if own else {},
+                provider_options={GEMINI: protocol_fields} if protocol_fields else {},
             )
         )
     return ClientEmbeddingRequest(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
@@ -454,16 +454,18 @@ def _text(value: Json, where: str, losses: LossReport) -> _Text:
     if not texts:
         raise BadRequest("content is required", param=f"{where}.content")
     task = fields.get("taskType")
-    known = _TASKS.get(task) if isinstance(task, str) else None
+    task_kind = _TASKS.get(task) if isinstance(task, str) else None
     dimensions = fields.get("outputDimensionality")
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions < 1):
         raise BadRequest("output_dimensionality must be positive", param=f"{where}.output_dimensionality")
-    own: JsonObject = {name: inner for name, inner in fields.items() if name not in _KNOWN and inner is not None}
-    if known is None and task not in (None, "", "TASK_TYPE_UNSPECIFIED"):
-        own["taskType"] = task
-    for name in own:
+    protocol_fields: JsonObject = {
+        name: inner for name, inner in fields.items() if name not in _KNOWN and inner is not None
+    }
+    if task_kind is None and task not in (None, "", "TASK_TYPE_UNSPECIFIED"):
+        protocol_fields["taskType"] = task
+    for name in protocol_fields:
         losses.parameter(name)
-    return _Text("\n".join(texts), known, dimensions, own)
+    return _Text("\n".join(texts), task_kind, dimensions, protocol_fields)
 
 
 _KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})

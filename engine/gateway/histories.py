@@ -114,18 +114,18 @@ def replies_in(messages: Sequence[Message]) -> list[Run]:
 
 def chains(client: str, messages: Sequence[Message], replies: Sequence[Run]) -> tuple[list[bytes], bytes]:
     """The hash chain after each reply of a history, and after the whole history."""
-    known: list[bytes] = []
+    hashes: list[bytes] = []
     chain = digest(client)
     place = 0
     for run in replies:
         for message in messages[place : run.first]:
             chain = _link(chain, message)
         chain = after_reply(chain, run.print)
-        known.append(chain)
+        hashes.append(chain)
         place = run.end
     for message in messages[place:]:
         chain = _link(chain, message)
-    return known, chain
+    return hashes, chain
 
 
 def _link(chain: bytes, message: Message) -> bytes:
@@ -171,7 +171,7 @@ def is_worth_keeping(content: Sequence[ContentBlock]) -> bool:
 
 
 def chosen(
-    own: Sequence[StoredReply], others: Sequence[StoredReply], sent: Sequence[list[ToolUseBlock]]
+    of_session: Sequence[StoredReply], others: Sequence[StoredReply], sent: Sequence[list[ToolUseBlock]]
 ) -> list[StoredReply | None]:
     """Find the kept reply for each of several messages with the same fingerprint. Pure.
 
@@ -181,25 +181,25 @@ def chosen(
     reasoning must not enter another's prompt.
 
     Args:
-        own: The kept replies of this conversation, the oldest first.
+        of_session: The kept replies of this conversation, the oldest first.
         others: The kept replies of the client's other conversations.
         sent: The calls in each message, in the order of the history.
     """
-    if len(own) == len(sent) == 1:
-        return [own[0]]
-    left, more = list(own), list(others)
-    taken: list[StoredReply | None] = [None] * len(sent)
+    if len(of_session) == len(sent) == 1:
+        return [of_session[0]]
+    remaining, more = list(of_session), list(others)
+    selected: list[StoredReply | None] = [None] * len(sent)
     for place, calls in enumerate(sent):
-        candidates = [*more, *left] if all(len(call.id) >= UNGUESSABLE for call in calls) else left
+        candidates = [*more, *remaining] if all(len(call.id) >= UNGUESSABLE for call in calls) else remaining
         fits = [reply for reply in candidates if calls and _has_ids(reply, calls)]
         if fits:
-            taken[place] = fits[-1]
-            left = [reply for reply in left if reply is not fits[-1]]
+            selected[place] = fits[-1]
+            remaining = [reply for reply in remaining if reply is not fits[-1]]
             more = [reply for reply in more if reply is not fits[-1]]
     for place in reversed(range(len(sent))):
-        if taken[place] is None and left:
-            taken[place] = left.pop()
-    return taken
+        if selected[place] is None and remaining:
+            selected[place] = remaining.pop()
+    return selected
 
 
 def _has_ids(reply: StoredReply, calls: Sequence[ToolUseBlock]) -> bool:

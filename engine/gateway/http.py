@@ -163,7 +163,7 @@ class Bodies:
         declared = int(length) if length.isascii() and length.isdecimal() else 0
         if declared > limits.body_bytes:
             raise BadRequest(_too_large(limits), kind="too_large")
-        held = 0
+        received = 0
         try:
             async with asyncio.timeout(limits.body_seconds):
                 message = await request.receive()
@@ -178,9 +178,9 @@ class Bodies:
                         raise ClientGone
                     part = message.get("body", b"")
                     parts.append(part)
-                    held += len(part)
+                    received += len(part)
                     self._reading += len(part)
-                    if held > limits.body_bytes:
+                    if received > limits.body_bytes:
                         raise BadRequest(_too_large(limits), kind="too_large")
                     if self._reading > limits.bodies_bytes:
                         text = "too many large requests arrive. Retry later"
@@ -193,7 +193,7 @@ class Bodies:
                 f"the body did not arrive within {limits.body_seconds:g} seconds", kind="timeout"
             ) from None
         finally:
-            self._reading -= held
+            self._reading -= received
 
 
 def _inflated(body: bytes, limits: GatewayLimits) -> bytes:
@@ -307,8 +307,8 @@ async def answer(
     send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, kind: bytes = JSON_TYPE
 ) -> None:
     """Send a whole answer."""
-    own = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": own})
+    all_headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})
 
 

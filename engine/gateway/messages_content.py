@@ -67,13 +67,13 @@ class ContentReader:
             self.losses.changed(f"tool {name[:100]!r}", f"its name is {canonical!r} for the provider")
         return canonical
 
-    def system(self, given: Json) -> tuple[str | None, list[Message]]:
+    def system(self, value: Json) -> tuple[str | None, list[Message]]:
         """The system text, or its parts as messages if a part has additional fields."""
-        if given is None or isinstance(given, str):
-            return given or None, []
+        if value is None or isinstance(value, str):
+            return value or None, []
         parts = [
             self._text(object_at(part, f"system.{at}"), f"system.{at}")
-            for at, part in enumerate(list_at(given, "system"))
+            for at, part in enumerate(list_at(value, "system"))
         ]
         if parts and parts[0].text.startswith(_BILLING):
             self.losses.content(
@@ -85,11 +85,11 @@ class ContentReader:
         return "\n\n".join(part.text for part in parts if part.text.strip()) or None, []
 
     def messages(self, value: Json) -> list[Message]:
-        given = list_at(value, "messages")
-        if not given:
+        entries = list_at(value, "messages")
+        if not entries:
             raise bad("messages", "at least one message is required")
         turns: list[tuple[str, list[ContentBlock]]] = []
-        for at, message in enumerate(given):
+        for at, message in enumerate(entries):
             role, blocks = self._role_and_blocks(object_at(message, f"messages.{at}"), f"messages.{at}")
             # Anthropic treats consecutive messages of a role as one turn, and parallel calls may be in several
             # messages.
@@ -178,12 +178,12 @@ class ContentReader:
         self.losses.changed("search_result", "other providers receive it as text, without citations")
         return TextBlock(words, ProviderRaw(PROTOCOL, {IN_WORDS: block}))
 
-    def _raw(self, block: JsonObject, *known: str) -> ProviderRaw | None:
+    def _raw(self, block: JsonObject, *known_fields: str) -> ProviderRaw | None:
         """The fields of a block that have no canonical equivalent."""
         rest: JsonObject = {
             name: value
             for name, value in block.items()
-            if name != "type" and name not in known and value is not None
+            if name != "type" and name not in known_fields and value is not None
         }
         if not rest:
             return None
@@ -197,26 +197,26 @@ class ContentReader:
     def _tool_use(self, block: JsonObject, path: str) -> ToolUseBlock:
         call_id = text_at(required(block, "id", f"{path}.id"), f"{path}.id")
         name = text_at(required(block, "name", f"{path}.name"), f"{path}.name")
-        given = object_at(required(block, "input", f"{path}.input"), f"{path}.input")
+        arguments = object_at(required(block, "input", f"{path}.input"), f"{path}.input")
         canonical_id = canonical_tool_id(call_id)
         self.has_own_replies = self.has_own_replies or canonical_id != call_id
         return ToolUseBlock(
             canonical_id,
             self.name(name),
-            given,
+            arguments,
             provider_raw=self._raw(block, "id", "name", "input"),
         )
 
     def _tool_result(self, block: JsonObject, path: str) -> ToolResultBlock:
         call_id = text_at(required(block, "tool_use_id", f"{path}.tool_use_id"), f"{path}.tool_use_id")
-        given = block.get("content")
+        value = block.get("content")
         content: str | tuple[ResultPart, ...] = ""
-        if isinstance(given, str):
-            content = given
-        elif given is not None:
+        if isinstance(value, str):
+            content = value
+        elif value is not None:
             content = tuple(
                 self._part(object_at(part, f"{path}.content.{at}"), f"{path}.content.{at}")
-                for at, part in enumerate(list_at(given, f"{path}.content"))
+                for at, part in enumerate(list_at(value, f"{path}.content"))
             )
         return ToolResultBlock(
             canonical_tool_id(call_id),

@@ -158,9 +158,9 @@ _CODED_ID = "toolu_b64_"
 
 def client_tool_id(tool_use_id: str) -> str:
     """Convert a tool call's id for the client. `canonical_tool_id` returns the original id."""
-    own = _OWN_ID.fullmatch(tool_use_id)
-    if own is not None:
-        return f"toolu_{own[1]}"
+    match = _OWN_ID.fullmatch(tool_use_id)
+    if match is not None:
+        return f"toolu_{match[1]}"
     if _CLIENTS_ID.fullmatch(tool_use_id) and not tool_use_id.startswith(_CODED_ID):
         return tool_use_id
     return _CODED_ID + urlsafe_b64encode(tool_use_id.encode("utf-8", "surrogatepass")).decode().rstrip("=")
@@ -168,9 +168,9 @@ def client_tool_id(tool_use_id: str) -> str:
 
 def canonical_tool_id(client_id: str) -> str:
     """Convert a tool call's id from the client."""
-    own = _OWN_ID.fullmatch(client_id)
-    if own is not None:
-        return f"tu_{own[1]}"
+    match = _OWN_ID.fullmatch(client_id)
+    if match is not None:
+        return f"tu_{match[1]}"
     if client_id.startswith(_CODED_ID):
         coded = client_id.removeprefix(_CODED_ID)
         try:
@@ -220,8 +220,12 @@ def read_thinking(text: str, signature: str) -> ThinkingBlock:
     if not signature or signature == UNSIGNED:
         return ThinkingBlock(text)
     if signature.startswith(_FOREIGN):
-        provider, _, own = signature.removeprefix(_FOREIGN).partition(":")
-        return ThinkingBlock(text, own, ProviderRaw(provider, {})) if own else ThinkingBlock(text)
+        provider, _, provider_signature = signature.removeprefix(_FOREIGN).partition(":")
+        return (
+            ThinkingBlock(text, provider_signature, ProviderRaw(provider, {}))
+            if provider_signature
+            else ThinkingBlock(text)
+        )
     return ThinkingBlock(text, signature)
 
 
@@ -238,14 +242,16 @@ def for_providers(body: JsonObject) -> JsonObject:
     signed thinking, the thinking budget is removed, too, because Anthropic would refuse the request.
     """
     messages = body.get("messages")
-    kept = [_bare(message) for message in messages] if isinstance(messages, list) else []
-    sent: JsonObject = {**body, "messages": [message for message in kept if message is not None]}
+    signed = [_bare(message) for message in messages] if isinstance(messages, list) else []
+    sent: JsonObject = {**body, "messages": [message for message in signed if message is not None]}
     thinking, edits = body.get("thinking"), body.get("context_management")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled" and _answers_other(sent["messages"]):
         del sent["thinking"]
-        if isinstance(edits, dict) and isinstance(given := edits.get("edits"), list):
-            left = [edit for edit in given if "thinking" not in str(isinstance(edit, dict) and edit.get("type"))]
-            sent["context_management"] = {**edits, "edits": left}
+        if isinstance(edits, dict) and isinstance(edit_list := edits.get("edits"), list):
+            allowed_edits = [
+                edit for edit in edit_list if "thinking" not in str(isinstance(edit, dict) and edit.get("type"))
+            ]
+            sent["context_management"] = {**edits, "edits": allowed_edits}
     return sent
 
 
@@ -273,8 +279,8 @@ def _bare(message: Json) -> Json:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
         return message
-    kept = [block for block in content if not _is_unsigned(block)]
-    return {**message, "content": kept} if kept else None
+    signed = [block for block in content if not _is_unsigned(block)]
+    return {**message, "content": signed} if signed else None
 
 
 def _is_unsigned(block: Json) -> bool:

@@ -72,18 +72,18 @@ def _wire_block(kind: str, raw: Json) -> JsonObject | None:
 
 
 def _citations(block: TextBlock) -> list[Json]:
-    given = block.provider_raw.data.get("citations") if block.provider_raw is not None else None
-    if not isinstance(given, list):
+    citations = block.provider_raw.data.get("citations") if block.provider_raw is not None else None
+    if not isinstance(citations, list):
         return []
-    return [one for one in given if isinstance(one, dict) and one.get("type") in _CITATIONS]
+    return [one for one in citations if isinstance(one, dict) and one.get("type") in _CITATIONS]
 
 
 class _Names:
     """Maps canonical tool names to the client's."""
 
     def __init__(self, client_request: ClientRequest) -> None:
-        given = client_request.options.get(TOOL_NAMES)
-        self._names: Mapping[str, Json] = given if isinstance(given, dict) else {}
+        names = client_request.options.get(TOOL_NAMES)
+        self._names: Mapping[str, Json] = names if isinstance(names, dict) else {}
 
     def client(self, name: str) -> str:
         return str(self._names.get(name, name))
@@ -197,11 +197,11 @@ def _around(response: CanonicalResponse) -> JsonObject:
 
 def _usage(usage: TokenUsage) -> JsonObject:
     """A usage object: the provider's own if it has this API's form and the same counts, otherwise a new one."""
-    own = _own_usage(usage)
-    if own is not None and _bare(token_usage(own)) == _bare(usage):
-        return own
+    raw_usage = _own_usage(usage)
+    if raw_usage is not None and _bare(token_usage(raw_usage)) == _bare(usage):
+        return raw_usage
     written, hour = usage.cache_creation_input_tokens, usage.cache_creation_1h_input_tokens
-    tier = own.get("service_tier") if own is not None else None
+    tier = raw_usage.get("service_tier") if raw_usage is not None else None
     counts: JsonObject = {
         "input_tokens": usage.input_tokens,
         "cache_creation_input_tokens": written,
@@ -303,14 +303,14 @@ class MessagesWriter(ReplyWriter):
             case ToolUseEnd(incomplete=True):
                 # held back, because a client may run a call that has an end, even if the reply then breaks off
                 return b""
-            case ToolUseEnd(final_input=given):
+            case ToolUseEnd(final_input=arguments):
                 late = b""
-                if given and not self._arguments and self._kind == "tool_use":
-                    late = self._delta("input_json_delta", "partial_json", encode_json(given).decode())
+                if arguments and not self._arguments and self._kind == "tool_use":
+                    late = self._delta("input_json_delta", "partial_json", encode_json(arguments).decode())
                 return late + self._end()
             case ProviderBlock(kind=kind, raw=raw, content_block_index=place):
                 written = _wire_block(kind, raw)
-                return b"" if written is None else self._whole(place, written)
+                return b"" if written is None else self._write_block(place, written)
             case ProviderEvent(kind=kind, raw={"block": int(place), "citation": dict(citation)}) if (
                 kind == CITATION
             ):
@@ -366,17 +366,17 @@ class MessagesWriter(ReplyWriter):
             written += self._delta("signature_delta", "signature", signature)
         return written
 
-    def _whole(self, place: int, block: JsonObject) -> bytes:
+    def _write_block(self, place: int, block: JsonObject) -> bytes:
         """A block in one piece, in Anthropic's stream format."""
         match block:
             case {"type": "text", "text": str(text)}:
                 opened = self._begin(place, {"type": "text", "text": ""})
                 return opened + self._delta("text_delta", "text", text) + self._end()
-            case {"type": str(kind), "input": dict(given)} if kind in _WITH_INPUT:
+            case {"type": str(kind), "input": dict(arguments)} if kind in _WITH_INPUT:
                 opened = self._begin(place, {**block, "input": {}})
                 return (
                     opened
-                    + self._delta("input_json_delta", "partial_json", encode_json(given).decode())
+                    + self._delta("input_json_delta", "partial_json", encode_json(arguments).decode())
                     + self._end()
                 )
             case {"type": "compaction", "content": content}:

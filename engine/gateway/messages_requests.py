@@ -132,12 +132,12 @@ class _Reader:
         if rest:
             self.options["output_config"] = rest
             self.losses.fields("output_config", rest)
-        for path, given in (
+        for path, schema in (
             ("output_config.format", config.get("format")),
             ("output_format", self.body.get("output_format")),
         ):
-            if given is not None:
-                fields = object_at(given, path)
+            if schema is not None:
+                fields = object_at(schema, path)
                 if fields.get("type") != "json_schema":
                     raise bad(f"{path}.type", "Input should be 'json_schema'")
                 return object_at(required(fields, "schema", f"{path}.schema"), f"{path}.schema")
@@ -189,9 +189,9 @@ class _Reader:
             case "tool":
                 path = "tool_choice.tool.name"
                 name = text_at(required(fields, "name", path), path)
-                own = self.options.get("tools")
-                if isinstance(own, list) and any(
-                    isinstance(tool, dict) and tool.get("name") == name for tool in own
+                listed = self.options.get("tools")
+                if isinstance(listed, list) and any(
+                    isinstance(tool, dict) and tool.get("name") == name for tool in listed
                 ):
                     self.options["tool_choice"] = fields
                     self.losses.field(
@@ -205,10 +205,10 @@ class _Reader:
 
     def _parallel(self) -> bool | None:
         choice = self.body.get("tool_choice")
-        given = choice.get("disable_parallel_tool_use") if isinstance(choice, dict) else None
-        if given is None:
+        value = choice.get("disable_parallel_tool_use") if isinstance(choice, dict) else None
+        if value is None:
             return None
-        return False if bool_at(given, "tool_choice.disable_parallel_tool_use") else None
+        return False if bool_at(value, "tool_choice.disable_parallel_tool_use") else None
 
     def _has_beginning(self, messages: Sequence[Message]) -> bool:
         """Whether the model should continue the text of the last message. After a tool's block, it continues the
@@ -239,9 +239,9 @@ class _Reader:
 
     def _tools(self) -> tuple[ToolDefinition, ...]:
         tools: list[ToolDefinition] = []
-        own: list[Json] = []
-        for at, given in enumerate(list_at(self.body.get("tools") or [], "tools")):
-            fields = object_at(given, f"tools.{at}")
+        listed: list[Json] = []
+        for at, entry in enumerate(list_at(self.body.get("tools") or [], "tools")):
+            fields = object_at(entry, f"tools.{at}")
             kind = fields.get("type") or "custom"
             shape = _shape_of(str(kind))
             if kind == "custom":
@@ -249,28 +249,30 @@ class _Reader:
             elif shape is not None:
                 tools.append(self._vendors_tool(fields, shape, f"tools.{at}"))
             else:
-                own.append(fields)
+                listed.append(fields)
                 self.losses.field(
                     f"tool {kind}", "the provider runs it, so only providers of the Messages API have it"
                 )
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
             raise bad("tools", "Tool names must be unique.")
-        if own:
-            self.options["tools"] = own
+        if listed:
+            self.options["tools"] = listed
         return tuple(tools)
 
     def _tool(self, fields: JsonObject, path: str) -> ToolDefinition:
         path = f"{path}.custom"
         description = fields.get("description")
-        given = object_at(required(fields, "input_schema", f"{path}.input_schema"), f"{path}.input_schema")
+        input_schema = object_at(required(fields, "input_schema", f"{path}.input_schema"), f"{path}.input_schema")
         strict = fields.get("strict")
         name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
-        schema = _fitting_schema(given)
-        if schema is not given:
+        schema = _fitting_schema(input_schema)
+        if schema is not input_schema:
             self.losses.changed(f"tool {name!r}", "its schema was changed, because providers would refuse it")
-        known = ("name", "description", "input_schema", "strict")
-        rest: JsonObject = {key: value for key, value in fields.items() if key not in known and value is not None}
+        known_fields = ("name", "description", "input_schema", "strict")
+        rest: JsonObject = {
+            key: value for key, value in fields.items() if key not in known_fields and value is not None
+        }
         self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
         return ToolDefinition(
             name,
@@ -310,12 +312,12 @@ def _fitting_schema(schema: JsonObject) -> JsonObject:
     if not _ROOTS.isdisjoint(schema):
         return schema
     properties, needed = schema.get("properties"), schema.get("required")
-    known = properties if isinstance(properties, dict) else {}
+    by_name = properties if isinstance(properties, dict) else {}
     changed: JsonObject = {}
     if schema.get("type") != "object":
         changed["type"] = "object"
-    if isinstance(needed, list) and any(not isinstance(name, str) or name not in known for name in needed):
-        changed["required"] = [name for name in needed if isinstance(name, str) and name in known]
+    if isinstance(needed, list) and any(not isinstance(name, str) or name not in by_name for name in needed):
+        changed["required"] = [name for name in needed if isinstance(name, str) and name in by_name]
     return {**schema, **changed} if changed else schema
 
 
@@ -324,9 +326,9 @@ _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 
 def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
     """The conversation's id that Claude Code sends in a header or in the user's id."""
-    own = headers.get("x-claude-code-session-id")
-    if own:
-        return own
+    session_header = headers.get("x-claude-code-session-id")
+    if session_header:
+        return session_header
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
     if not isinstance(user, str):

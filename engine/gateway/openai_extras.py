@@ -42,13 +42,15 @@ def _model(body: JsonObject) -> str:
     return a_text(model, "model")
 
 
-def _others(body: JsonObject, known: Sequence[str], losses: LossReport) -> JsonObject:
+def _others(body: JsonObject, known_fields: Sequence[str], losses: LossReport) -> JsonObject:
     """The fields of a body without a canonical equivalent, as provider options for these protocols."""
-    own: JsonObject = {name: value for name, value in body.items() if name not in known and value is not None}
-    for name in own:
+    fields: JsonObject = {
+        name: value for name, value in body.items() if name not in known_fields and value is not None
+    }
+    for name in fields:
         if name not in _HARMLESS:
             losses.parameter(name)
-    return {protocol: dict(own) for protocol in _PROTOCOLS} if own else {}
+    return {protocol: dict(fields) for protocol in _PROTOCOLS} if fields else {}
 
 
 _HARMLESS = ("user", "safety_identifier")
@@ -86,8 +88,8 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     if encoding not in (None, "float", "base64"):
         raise wrong_value("encoding_format", encoding, ("float", "base64"))
     purpose = body.get("input_type")
-    known: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
-    read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if known else ()))
+    kind: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
+    read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if kind else ()))
     return ClientEmbeddingRequest(
         model=model,
         request=EmbeddingRequest(
@@ -95,7 +97,7 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
             model=model,
             inputs=_inputs(body.get("input")),
             dimensions=dimensions,
-            input_type=known,
+            input_type=kind,
             provider_options=_others(body, read, losses),
         ),
         encoding="base64" if encoding == "base64" else "float",
@@ -103,11 +105,11 @@ def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
     )
 
 
-def _inputs(given: Json) -> tuple[EmbeddingInput, ...]:
+def _inputs(value: Json) -> tuple[EmbeddingInput, ...]:
     """Texts, or tokens: one input, or an array of them."""
-    if given is None:
+    if value is None:
         raise missing("input")
-    inputs: list[Json] = [given] if isinstance(given, str) else a_list(given, "input")
+    inputs: list[Json] = [value] if isinstance(value, str) else a_list(value, "input")
     if not inputs:
         raise BadRequest("Invalid 'input': input cannot be an empty array.", param="input", code="empty_array")
     if isinstance(inputs[0], int):
@@ -116,25 +118,25 @@ def _inputs(given: Json) -> tuple[EmbeddingInput, ...]:
     return tuple(_input(each, kind) for each in inputs)
 
 
-def _input(given: Json, kind: type) -> EmbeddingInput:
-    match given:
+def _input(value: Json, kind: type) -> EmbeddingInput:
+    match value:
         case str() if kind is str:
-            if not given:
+            if not value:
                 raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
-            return given
+            return value
         case list() if kind is list:
-            if not given:
+            if not value:
                 raise BadRequest(
                     "Invalid 'input': input cannot be an empty array.", param="input", code="empty_array"
                 )
-            tokens = tuple(token for token in given if type(token) is int and 0 <= token <= MOST_TOKEN)
-            if len(tokens) < len(given):
+            tokens = tuple(token for token in value if type(token) is int and 0 <= token <= MOST_TOKEN)
+            if len(tokens) < len(value):
                 raise BadRequest("Invalid 'input': a token is not a valid integer.", param="input")
             return tokens
         case _:
             message = (
                 "Invalid type for 'input': expected a string, an array of strings, an array of tokens, or an "
-                f"array of token arrays, but got {kind_of(given)}."
+                f"array of token arrays, but got {kind_of(value)}."
             )
             raise BadRequest(message, param="input", code="invalid_type")
 
@@ -265,8 +267,8 @@ def read_image_edit_json(body: JsonObject) -> ClientImageRequest:
         BadRequest: The request can't be read, or has no image.
     """
     rest = dict(body)
-    given, mask = rest.pop("images", None), rest.pop("mask", None)
-    images = [_data_url(each, f"images[{at}]") for at, each in enumerate(a_list(given or [], "images"))]
+    entries, mask = rest.pop("images", None), rest.pop("mask", None)
+    images = [_data_url(each, f"images[{at}]") for at, each in enumerate(a_list(entries or [], "images"))]
     return _edited(rest, images, None if mask is None else _data_url(mask, "mask"))
 
 
@@ -277,15 +279,15 @@ def _edited(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | N
 
 
 def _file(name: str, data: bytes, media_type: str | None) -> ImageBlock:
-    known = media_type if media_type is not None and media_type.startswith("image/") else None
+    image_media_type = media_type if media_type is not None and media_type.startswith("image/") else None
     try:
-        return ImageBlock(data=data, media_type=known)
+        return ImageBlock(data=data, media_type=image_media_type)
     except ValueError as error:
         raise BadRequest(f"Invalid '{name}': {error}", param=name) from None
 
 
-def _data_url(given: Json, where: str) -> ImageBlock:
-    url = given.get("image_url") if isinstance(given, dict) else given
+def _data_url(value: Json, where: str) -> ImageBlock:
+    url = value.get("image_url") if isinstance(value, dict) else value
     found = read_data_url(url) if isinstance(url, str) else None
     if found is None:
         raise BadRequest(f"Invalid '{where}': expected an image_url with data in base64.", param=where)
@@ -372,12 +374,12 @@ def _image_usage(usage: TokenUsage) -> JsonObject:
     details = usage.details or {}
     prompt, output, cached = usage.total_input_tokens, usage.output_tokens, usage.cached_input_tokens
     cached_images = details.get("image_cache_read", 0)
-    seen, drawn = details.get("image_input", 0) + cached_images, details.get("image_output", 0)
-    given: JsonObject = {"image_tokens": seen, "text_tokens": prompt - seen}
+    image_tokens, drawn = details.get("image_input", 0) + cached_images, details.get("image_output", 0)
+    input_details: JsonObject = {"image_tokens": image_tokens, "text_tokens": prompt - image_tokens}
     written: JsonObject = {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
     if cached:
-        given["cached_tokens"] = cached
+        input_details["cached_tokens"] = cached
         written["cached_tokens_details"] = {"cached_image_tokens": cached_images}
-    written["input_tokens_details"] = given
+    written["input_tokens_details"] = input_details
     written["output_tokens_details"] = {"image_tokens": drawn, "text_tokens": output - drawn}
     return {"usage": written}

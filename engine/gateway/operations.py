@@ -92,10 +92,10 @@ def _require_same_tokens(engine: Engine, name: str, models: Sequence[str]) -> No
     """
     if tuple(models) == (name,):
         return
-    wanted = re.split("[/:]", name)[-1].lower()
+    space = re.split("[/:]", name)[-1].lower()
     for model in models:
         entry = engine.registry.resolve(model).model
-        if space_of(entry) != wanted:
+        if space_of(entry) != space:
             raise BadRequest(
                 f"{name!r} is served by {entry.wire_name!r}, which may have other tokens. Send the text itself "
                 "(in LangChain, check_embedding_ctx_length=False)",

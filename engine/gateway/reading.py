@@ -192,21 +192,21 @@ def arguments_of(block: ToolUseBlock) -> str:
     return msgspec.json.encode(block.input).decode()
 
 
-def object_schema(given: Json) -> JsonObject:
+def object_schema(declared: Json) -> JsonObject:
     """Convert the schema of a tool's arguments to a form that `ToolDefinition` accepts.
 
     A required property without a definition may have any value.
     """
-    if not isinstance(given, dict):
+    if not isinstance(declared, dict):
         return {"type": "object", "properties": {}}
-    if not _COMBINED.isdisjoint(given):
-        return given
-    properties, required = given.get("properties"), given.get("required")
-    known = properties if isinstance(properties, dict) else {}
+    if not _COMBINED.isdisjoint(declared):
+        return declared
+    properties, required = declared.get("properties"), declared.get("required")
+    by_name = properties if isinstance(properties, dict) else {}
     names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    schema: JsonObject = {**given, "type": "object"}
+    schema: JsonObject = {**declared, "type": "object"}
     if "properties" in schema or names:
-        schema["properties"] = {**known, **{name: {} for name in names if name not in known}}
+        schema["properties"] = {**by_name, **{name: {} for name in names if name not in by_name}}
     if "required" in schema:
         schema["required"] = list[Json](names)
     return schema
@@ -225,21 +225,21 @@ class ToolNames:
 
     def __init__(self) -> None:
         self._canonical: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
 
     def canonical(self, name: str) -> str:
         """The name for providers. It is the client's name if that is valid."""
-        known = self._canonical.get(name)
-        if known is None:
-            known = self._free(name)
-            self._canonical[name] = known
-            self._taken.add(known)
-        return known
+        tool_name = self._canonical.get(name)
+        if tool_name is None:
+            tool_name = self._free(name)
+            self._canonical[name] = tool_name
+            self._used.add(tool_name)
+        return tool_name
 
     def _free(self, name: str) -> str:
         valid = name if _VALID.fullmatch(name) else _valid_name(name)
         number = 0
-        while valid in self._taken:
+        while valid in self._used:
             number += 1
             valid = _with_digest(valid, f"{name} {number}")
         return valid

@@ -67,23 +67,23 @@ class InputReader:
         self._repeats: dict[str, int] = {}
         self._found: dict[str, list[str]] = {}  # names of tools by the path of the item that contains them
 
-    def read(self, given: Json) -> tuple[Message, ...]:
+    def read(self, value: Json) -> tuple[Message, ...]:
         """Read the field `input`.
 
         Raises:
             BadRequest: The input is neither a text nor a list of items, or an item lacks a field.
         """
-        if isinstance(given, str):
-            return (Message.user(given),)
-        if not isinstance(given, list):
-            raise wrong_type("input", "a string or an array", given)
+        if isinstance(value, str):
+            return (Message.user(value),)
+        if not isinstance(value, list):
+            raise wrong_type("input", "a string or an array", value)
         # The tools come first, because a call's name depends on them.
-        for number, item in enumerate(given):
+        for number, item in enumerate(value):
             place = f"input[{number}]"
             item = an_object(item, place)
             if brings_tools(item):
                 self._found[place] = self._tools.add(item.get("tools"), f"{place}.tools")
-        for number, item in enumerate(given):
+        for number, item in enumerate(value):
             assert isinstance(item, dict)
             self._item(item, f"input[{number}]")
         self._end_reply()
@@ -179,16 +179,16 @@ class InputReader:
         if isinstance(content, str):
             content = [{"type": "output_text", "text": content}]
         content = [] if content is None else a_list(content, place)
-        known: JsonObject = {"after": self._reasoning} if self._reasoning else {}
+        fields: JsonObject = {"after": self._reasoning} if self._reasoning else {}
         item_id = item.get("id")
         if len(content) > 1 and not item_id:
             item_id = f"msg_{place}"
-        if item_id and (known or len(content) > 1):
-            known["item_id"] = item_id
+        if item_id and (fields or len(content) > 1):
+            fields["item_id"] = item_id
         if item.get("phase"):
-            known["phase"] = item["phase"]
+            fields["phase"] = item["phase"]
         for number, part in enumerate(content):
-            self._say(_message_part(an_object(part, f"{place}[{number}]"), known))
+            self._say(_message_part(an_object(part, f"{place}[{number}]"), fields))
 
     # --- Reasoning ---
 
@@ -216,7 +216,7 @@ class InputReader:
         custom = item["type"] == CUSTOM
         space = namespace if isinstance(namespace, str) and namespace else None
         declared = self._tools.named("custom" if custom else FUNCTION, name, space)
-        known: JsonObject = {
+        fields: JsonObject = {
             "id": call_id,
             "item_id": item.get("id") if self._reasoning else None,
             "after": self._reasoning,
@@ -225,7 +225,7 @@ class InputReader:
             "async": item.get("async"),
             "type": CUSTOM if custom else None,
         }
-        raw = ProviderRaw(OPENAI, {field: value for field, value in known.items() if value})
+        raw = ProviderRaw(OPENAI, {field: value for field, value in fields.items() if value})
         unreadable = None
         if custom:
             text = item.get(INPUT)
@@ -356,10 +356,10 @@ def _texts(parts: Json) -> list[str]:
 # --- Parts ---
 
 
-def _message_part(part: JsonObject, known: JsonObject) -> ContentBlock:
+def _message_part(part: JsonObject, fields: JsonObject) -> ContentBlock:
     """A part of a model's message."""
     kind = part.get("type")
-    raw = dict(known)
+    raw = dict(fields)
     if kind == "refusal" or isinstance(part.get("refusal"), str):
         text, raw["type"] = part.get("refusal"), "refusal"
     elif kind in ("output_text", "input_text", "text", None):
@@ -395,9 +395,11 @@ def _part(part: Json, place: str) -> ContentBlock:
             raise missing(f"{place}.type")
 
 
-def _rest(part: JsonObject, *known: str) -> ProviderRaw | None:
+def _rest(part: JsonObject, *known_fields: str) -> ProviderRaw | None:
     """The fields that only OpenAI can read."""
-    rest: JsonObject = {name: value for name, value in part.items() if name not in known and value is not None}
+    rest: JsonObject = {
+        name: value for name, value in part.items() if name not in known_fields and value is not None
+    }
     return ProviderRaw(OPENAI, rest) if rest else None
 
 

@@ -109,7 +109,7 @@ class ItemWriter:
                 case TextBlock():
                     parts = [text_part(block, sources_after(content, number))]
                     items.append({**self.message(block), "content": parts})
-                case ThinkingBlock() if own(block.provider_raw).get("type") == REASONING_PART:
+                case ThinkingBlock() if data_of(block.provider_raw).get("type") == REASONING_PART:
                     summary.append(_summary(block.text))
                 case ThinkingBlock():
                     items.append(self.reasoning(block, summary))
@@ -127,22 +127,22 @@ class ItemWriter:
 
     def message(self, block: TextBlock) -> JsonObject:
         """The item of a message that starts with a text, without its parts."""
-        known = own(block.provider_raw)
-        named = known.get("item_id")
-        phase: JsonObject = {"phase": known["phase"]} if known.get("phase") else {}
+        data = data_of(block.provider_raw)
+        named = data.get("item_id")
+        phase: JsonObject = {"phase": data["phase"]} if data.get("phase") else {}
         item_id = named if isinstance(named, str) and named else self.ids.next("msg")
         return {**message_item(item_id, []), **phase}
 
     def reasoning(self, block: ThinkingBlock, summary: list[Json]) -> JsonObject:
-        known = own(block.provider_raw)
-        if known.get("type") == "reasoning":
-            return {**known, "id": known.get("id") or self.ids.next("rs"), "summary": known.get("summary") or []}
+        data = data_of(block.provider_raw)
+        if data.get("type") == "reasoning":
+            return {**data, "id": data.get("id") or self.ids.next("rs"), "summary": data.get("summary") or []}
         text = [_summary(block.text)] if block.text else []
         return reasoning_item(self.ids.next("rs"), [*summary, *text], token(block))
 
     def call(self, block: ToolUseBlock) -> JsonObject:
-        known = own(block.provider_raw)
-        free = known.get("type") == CUSTOM
+        data = data_of(block.provider_raw)
+        free = data.get("type") == CUSTOM
         wire = self.tools.get(block.name, WireTool(CUSTOM_KIND if free else FUNCTION, block.name))
         fields: JsonObject
         if wire.kind == FUNCTION:
@@ -153,9 +153,9 @@ class ItemWriter:
             fields = call_fields(wire.kind, block.input)
         status = INCOMPLETE if block.incomplete else COMPLETED
         item = self.call_item(wire, block.id, fields, status)
-        if isinstance(named := known.get("item_id"), str) and named:
+        if isinstance(named := data.get("item_id"), str) and named:
             item["id"] = named
-        return item | {name: known[name] for name in ("namespace", "caller", "async") if name in known}
+        return item | {name: data[name] for name in ("namespace", "caller", "async") if name in data}
 
     def call_item(self, wire: WireTool, call_id: str, fields: JsonObject, status: str) -> JsonObject:
         """An item for a call, with a new id."""
@@ -182,10 +182,10 @@ class ItemWriter:
     def image(self, block: ImageBlock) -> JsonObject | None:
         if block.data is None:
             return None
-        known = own(block.provider_raw)
+        data = data_of(block.provider_raw)
         result = {"result": b64encode(block.data).decode()}
-        if known.get("type") == IMAGE_CALL:
-            return {**known, **result}
+        if data.get("type") == IMAGE_CALL:
+            return {**data, **result}
         return {"type": IMAGE_CALL, "id": self.ids.next("ig"), "status": COMPLETED, **result}
 
 
@@ -194,7 +194,7 @@ CALL_TYPES = {FUNCTION: "function_call", CUSTOM_KIND: CUSTOM}
 PREFIXES = {FUNCTION: "fc", CUSTOM_KIND: "ctc"}
 
 
-def own(raw: ProviderRaw | None) -> JsonObject:
+def data_of(raw: ProviderRaw | None) -> JsonObject:
     """The data that an adapter of this protocol attached to a block; empty for data of other adapters."""
     if raw is None:
         return {}
@@ -213,16 +213,16 @@ def is_openai_item(kind: str, raw: Json) -> bool:
 
 def _is_one_message(former: TextBlock, block: TextBlock) -> bool:
     """Whether two texts are parts of one message."""
-    first, second = own(former.provider_raw), own(block.provider_raw)
+    first, second = data_of(former.provider_raw), data_of(block.provider_raw)
     return all(first.get(name) == second.get(name) for name in ("item_id", "phase", "after"))
 
 
 def text_part(block: TextBlock, sources: Sequence[OpaqueBlock] = ()) -> JsonObject:
     """A part of a message. `sources` are the blocks with its citations."""
-    known = own(block.provider_raw)
-    if known.get("type") == "refusal":
+    data = data_of(block.provider_raw)
+    if data.get("type") == "refusal":
         return {"type": "refusal", "refusal": block.text}
-    annotations, logprobs = known.get("annotations"), known.get("logprobs")
+    annotations, logprobs = data.get("annotations"), data.get("logprobs")
     if not isinstance(annotations, list):
         cited = [note["url_citation"] for note in annotations_of((block, *sources)) if isinstance(note, dict)]
         annotations = [{"type": "url_citation", **note} for note in cited if isinstance(note, dict)]
@@ -384,7 +384,7 @@ def refusal_of(response: CanonicalResponse) -> str | None:
     if response.stop_reason is not StopReason.REFUSAL:
         return None
     texts = (block for block in response.content if isinstance(block, TextBlock))
-    if any(own(block.provider_raw).get("type") == "refusal" for block in texts):
+    if any(data_of(block.provider_raw).get("type") == "refusal" for block in texts):
         return None
     error_message = (warning.message for warning in response.warnings if warning.code == "refusal")
     return next(error_message, REFUSED)

@@ -38,8 +38,8 @@ from .responses_output import (
     INCOMPLETE,
     ItemWriter,
     ResponseObject,
+    data_of,
     message_item,
-    own,
     reasoning_item,
     secret_token,
     sources_after,
@@ -81,7 +81,7 @@ class ResponsesWriter:
         self._texts: dict[int, JsonObject] = {}  # the finished parts by the indexes of their blocks
         self._count = 0  # the number of events
         self._open: _Open | None = None
-        self._held: list[int] = []  # indexes of the blocks that are written with the reply's final content
+        self._deferred: list[int] = []  # indexes of the blocks that are written with the reply's final content
         self._before = self._after = b""  # the encoded bytes of a delta before and after its text
 
     def start(self) -> bytes:
@@ -170,7 +170,7 @@ class ResponsesWriter:
         self._open = None
         return self._event("response.output_item.done", output_index=index, item=item)
 
-    def _whole(self, item: JsonObject) -> bytes:
+    def _write_item(self, item: JsonObject) -> bytes:
         """An item in one piece."""
         _, written = self._add("whole", item)
         return written + self._done(item)
@@ -205,13 +205,13 @@ class ResponsesWriter:
         part = text_part(TextBlock(""))
         return written + self._event("response.content_part.added", **place, part=part)
 
-    def _end_text(self, opened: _Open, whole: TextBlock | None, sources: Sequence[OpaqueBlock] = ()) -> bytes:
+    def _end_text(self, opened: _Open, block: TextBlock | None, sources: Sequence[OpaqueBlock] = ()) -> bytes:
         text = "".join(opened.texts)
         place: JsonObject = {**self._place(opened), "content_index": len(opened.parts)}
         part = text_part(TextBlock(text))
         written = b""
-        if whole is not None and whole.text == text and own(whole.provider_raw).get("type") != "refusal":
-            part = text_part(whole, sources)
+        if block is not None and block.text == text and data_of(block.provider_raw).get("type") != "refusal":
+            part = text_part(block, sources)
             annotations = part["annotations"]
             assert isinstance(annotations, list)
             for number, annotation in enumerate(annotations):
@@ -233,15 +233,17 @@ class ResponsesWriter:
         for number, part in self._texts.items():
             block = content[number] if number < len(content) else None
             if isinstance(block, TextBlock) and block.text == part["text"]:
-                whole = text_part(block, sources_after(content, number))
-                part.update({name: whole[name] for name in ("annotations", "logprobs") if name in whole})
+                part_of_block = text_part(block, sources_after(content, number))
+                part.update(
+                    {name: part_of_block[name] for name in ("annotations", "logprobs") if name in part_of_block}
+                )
 
     def _end_message(self, opened: _Open, content: Sequence[ContentBlock]) -> bytes:
         block = content[opened.block] if 0 <= opened.block < len(content) else None
-        whole = block if isinstance(block, TextBlock) else None
-        written = self._end_text(opened, whole, sources_after(content, opened.block))
+        block_text = block if isinstance(block, TextBlock) else None
+        written = self._end_text(opened, block_text, sources_after(content, opened.block))
         item = message_item(opened.item_id, opened.parts, status=opened.status)
-        if whole is not None and (phase := own(whole.provider_raw).get("phase")):
+        if block_text is not None and (phase := data_of(block_text.provider_raw).get("phase")):
             item["phase"] = phase
         return written + self._done(item)
 
@@ -347,20 +349,20 @@ class ResponsesWriter:
         if event.kind == "redacted_thinking":
             secret = raw.get("data") if isinstance(raw, dict) else raw
             item_id = self._items.ids.next("rs")
-            return self._close() + self._whole(reasoning_item(item_id, [], secret_token(str(secret))))
+            return self._close() + self._write_item(reasoning_item(item_id, [], secret_token(str(secret))))
         if output.is_openai_item(event.kind, raw) and isinstance(raw, dict):
             item = raw if isinstance(raw.get("id"), str) else {**raw, "id": self._items.ids.next("item")}
-            return self._close() + self._whole(item)
-        self._held.append(event.content_block_index)
+            return self._close() + self._write_item(item)
+        self._deferred.append(event.content_block_index)
         return b""
 
     def _images(self, content: Sequence[ContentBlock]) -> bytes:
         """Write the images of other providers. They arrive only with the final content."""
         written = b""
-        for number in self._held:
+        for number in self._deferred:
             block = content[number] if number < len(content) else None
             item = self._items.image(block) if isinstance(block, ImageBlock) else None
-            written += b"" if item is None else self._whole(item)
+            written += b"" if item is None else self._write_item(item)
         return written
 
 
@@ -383,8 +385,8 @@ def _fields(kind: str, arguments: JsonObject, text: str) -> JsonObject:
 def _call_text(kind: str, event: ToolUseEnd, streamed: str) -> str:
     """The complete text of a call: its arguments, or the input of a custom tool."""
     if kind == CUSTOM_KIND:
-        whole = free_form_text(event.final_input)
-        return streamed if event.incomplete and not whole.startswith(streamed) else whole
+        full_text = free_form_text(event.final_input)
+        return streamed if event.incomplete and not full_text.startswith(streamed) else full_text
     if streamed:
         try:
             if event.incomplete or msgspec.json.decode(streamed) == event.final_input:
@@ -397,7 +399,7 @@ def _call_text(kind: str, event: ToolUseEnd, streamed: str) -> str:
 def _refused(content: Sequence[ContentBlock]) -> str:
     """The text of a refusal in the content."""
     texts = (block for block in content if isinstance(block, TextBlock))
-    return "".join(block.text for block in texts if own(block.provider_raw).get("type") == "refusal")
+    return "".join(block.text for block in texts if data_of(block.provider_raw).get("type") == "refusal")
 
 
 WIRE = ClientWire(

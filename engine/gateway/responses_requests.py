@@ -150,15 +150,15 @@ class _Reader:
     # --- Input ---
 
     def _input(self) -> Json:
-        given = self.body.get("input")
-        if given is None:
+        value = self.body.get("input")
+        if value is None:
             if not any(self.body.get(name) for name in ("prompt", "previous_response_id", "conversation")):
                 raise BadRequest(
                     "One of 'input', 'previous_response_id', 'prompt' or 'conversation' must be provided.",
                     param="input",
                 )
             return []
-        return given
+        return value
 
     # --- Settings ---
 
@@ -178,11 +178,13 @@ class _Reader:
         return limit
 
     def _reasoning(self) -> str | None:
-        given = self._object("reasoning")
-        effort = given.get("effort")
+        fields = self._object("reasoning")
+        effort = fields.get("effort")
         if effort is not None and effort not in EFFORTS:
             raise wrong_value("reasoning.effort", effort, EFFORTS)
-        rest: JsonObject = {name: value for name, value in given.items() if name != "effort" and value is not None}
+        rest: JsonObject = {
+            name: value for name, value in fields.items() if name != "effort" and value is not None
+        }
         if rest:
             self.options["reasoning"] = rest
         for name in rest:
@@ -192,12 +194,12 @@ class _Reader:
 
     def _text(self) -> tuple[str | None, JsonObject | None]:
         """The verbosity and the output schema."""
-        given = self._object("text")
-        verbosity, form = given.get("verbosity"), given.get("format")
-        for name in given:
+        fields = self._object("text")
+        verbosity, form = fields.get("verbosity"), fields.get("format")
+        for name in fields:
             if name not in ("verbosity", "format"):
                 self.losses.parameter(f"text.{name}")
-                put(self.options, f"text.{name}", given[name])
+                put(self.options, f"text.{name}", fields[name])
         return (verbosity if isinstance(verbosity, str) else None), self._schema(form)
 
     def _schema(self, form: Json) -> JsonObject | None:
@@ -213,18 +215,20 @@ class _Reader:
         schema = form.get("schema")
         if not isinstance(schema, dict):
             raise missing("text.format.schema")
-        own: JsonObject = {name: form[name] for name in ("type", "name", "description", "strict") if name in form}
-        put(self.options, "text.format", own)
+        schema_format: JsonObject = {
+            name: form[name] for name in ("type", "name", "description", "strict") if name in form
+        }
+        put(self.options, "text.format", schema_format)
         return schema
 
     def _include(self) -> None:
-        given = self.body.get("include")
-        if given is None:
+        value = self.body.get("include")
+        if value is None:
             return
-        given = a_list(given, "include")
-        if given:
-            self.options["include"] = given
-        if _DATA in given or self.body.get("top_logprobs"):
+        value = a_list(value, "include")
+        if value:
+            self.options["include"] = value
+        if _DATA in value or self.body.get("top_logprobs"):
             self.losses.parameter("the request for probabilities of tokens")
 
     def _user(self) -> str | None:
@@ -335,18 +339,18 @@ class _Reader:
 
 def input_items(body: JsonObject) -> list[Json]:
     """The input of a request as items."""
-    given = body.get("input")
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    return list(given) if isinstance(given, list) else []
+    value = body.get("input")
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    return list(value) if isinstance(value, list) else []
 
 
 def with_tools_of(items: Sequence[Json], body: JsonObject) -> JsonObject:
     """A body that includes the tools which earlier items added to the conversation."""
     lists = [item.get("tools") for item in items if isinstance(item, dict) and brings_tools(item)]
     found = [tool for tools in lists if isinstance(tools, list) for tool in tools]
-    own = body.get("tools")
-    return {**body, "tools": [*(own if isinstance(own, list) else ()), *found]} if found else body
+    listed = body.get("tools")
+    return {**body, "tools": [*(listed if isinstance(listed, list) else ()), *found]} if found else body
 
 
 def joined(

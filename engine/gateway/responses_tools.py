@@ -169,11 +169,11 @@ class ToolTable:
         return []
 
     def _add_namespace(self, tool: JsonObject, place: str) -> list[str]:
-        space, known = a_text(tool.get("name"), f"{place}.name"), frozenset(self.definitions)
+        space, earlier = a_text(tool.get("name"), f"{place}.name"), frozenset(self.definitions)
         names = self.add(tool.get("tools"), f"{place}.tools", space)
         description = _description(tool)
         for name in names[:1] if description else ():
-            if name not in known:  # the namespace's description is on its first tool
+            if name not in earlier:  # the namespace's description is on its first tool
                 first = self.definitions[name]
                 description = f"{first.description}\n\nAll tools of {space}: {description}".strip()
                 self.definitions[name] = msgspec.structs.replace(first, description=description)
@@ -184,16 +184,16 @@ class ToolTable:
             if fields["input_schema"] != self.definitions[self._names[wire]].input_schema:
                 self.losses.parameter(f"the second tool named {wire.name!r}", "names of tools are unique")
             return self._names[wire]
-        wanted = name = canonical_name(wire.name, wire.namespace)
+        base_name = name = canonical_name(wire.name, wire.namespace)
         number = 1
         while name in self.definitions:
             number += 1
-            name = canonical_name(f"{wanted[:60]}_{number}")
+            name = canonical_name(f"{base_name[:60]}_{number}")
         self._names[wire] = name
         self._without_space.setdefault((wire.kind, wire.name), []).append(name)
         tool = self.definitions[name] = msgspec.convert({"name": name, **fields}, ToolDefinition)
-        own = tool.provider_options.get(OPENAI)
-        for field in own if isinstance(own, dict) else ():
+        openai_fields = tool.provider_options.get(OPENAI)
+        for field in openai_fields if isinstance(openai_fields, dict) else ():
             if field not in _TOLD:
                 self.losses.parameter(f"{field!r} of the tool {wire.name!r}")
         if wire != WireTool(FUNCTION, name):
@@ -211,8 +211,8 @@ class ToolTable:
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Remove all other tools, because the client does not allow them."""
-        kept = set(names)
-        self.definitions = {name: tool for name, tool in self.definitions.items() if name in kept}
+        allowed = set(names)
+        self.definitions = {name: tool for name, tool in self.definitions.items() if name in allowed}
 
 
 _TOLD = frozenset({"type", "format", "defer_loading"})
@@ -231,8 +231,10 @@ def _runs_at_client(kind: str, tool: JsonObject) -> bool:
 
 
 def _function(tool: JsonObject) -> JsonObject:
-    known = ("type", "name", "description", "parameters", "strict")
-    rest: JsonObject = {name: value for name, value in tool.items() if name not in known and value is not None}
+    known_fields = ("type", "name", "description", "parameters", "strict")
+    rest: JsonObject = {
+        name: value for name, value in tool.items() if name not in known_fields and value is not None
+    }
     strict = tool.get("strict")
     return {
         "description": _description(tool),
@@ -249,21 +251,25 @@ def _description(tool: JsonObject) -> str:
 
 def _free_form(tool: JsonObject) -> JsonObject:
     """A custom tool as a function with one argument, the text. The description has the grammar."""
-    known = ("name", "description")
+    known_fields = ("name", "description")
     return {
         "description": _description(tool),
         "input_schema": free_form_schema(tool.get("format")),
         "strict": False,
-        "provider_options": {OPENAI: {name: value for name, value in tool.items() if name not in known}},
+        "provider_options": {OPENAI: {name: value for name, value in tool.items() if name not in known_fields}},
     }
 
 
 def _host_tool(kind: str, tool: JsonObject) -> JsonObject:
-    own = HOST_TOOLS[kind]
+    host_tool = HOST_TOOLS[kind]
     parameters = tool.get("parameters")
-    schema: JsonObject = {"type": "object", "properties": own.properties, "required": list(own.required)}
+    schema: JsonObject = {
+        "type": "object",
+        "properties": host_tool.properties,
+        "required": list(host_tool.required),
+    }
     return {
-        "description": _description(tool) or own.description,
+        "description": _description(tool) or host_tool.description,
         "input_schema": object_schema(parameters) if isinstance(parameters, dict) else schema,
     }
 
@@ -285,9 +291,9 @@ def call_input(kind: str, item: JsonObject) -> JsonObject:
                     fields = {"query": fields}
         case _:
             fields = item.get("action")
-    kept = fields if isinstance(fields, dict) else {}
+    input_fields = fields if isinstance(fields, dict) else {}
     hidden = "type" if kind == "local_shell" else ""
-    return {name: value for name, value in kept.items() if value is not None and name != hidden}
+    return {name: value for name, value in input_fields.items() if value is not None and name != hidden}
 
 
 def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
@@ -310,11 +316,11 @@ def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
             return {"arguments": arguments, "execution": "client"}
 
 
-def _command(given: Json, before: list[str]) -> list[Json]:
+def _command(value: Json, before: list[str]) -> list[Json]:
     """Read a list of texts. A model may write a single text instead."""
-    if isinstance(given, list):
-        return [part if isinstance(part, str) else msgspec.json.encode(part).decode() for part in given]
-    return [*before, given] if isinstance(given, str) else []
+    if isinstance(value, list):
+        return [part if isinstance(part, str) else msgspec.json.encode(part).decode() for part in value]
+    return [*before, value] if isinstance(value, str) else []
 
 
 def output_text(kind: str, item: JsonObject, found: list[str]) -> str:

@@ -70,7 +70,7 @@ class PassedReply:
     def __init__(
         self, protocol: str, client_request: ClientRequest, model: Callable[[], str], *, is_array: bool = False
     ) -> None:
-        self.seen = False
+        self.has_content = False
         """Whether anything has arrived. If so, the provider uses the client's protocol."""
         self.body = b""
         """The whole reply; empty for a stream."""
@@ -88,12 +88,12 @@ class PassedReply:
         self._place = MODEL_PLACES[protocol]
         self._renames: bool | None = None
         # The bytes of the member with the model's name, and their replacement.
-        self._known: tuple[bytes, bytes] | None = None
+        self._renaming: tuple[bytes, bytes] | None = None
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
         """Add an event or a whole reply."""
-        self.seen = True
+        self.has_content = True
         if not self._client_request.stream:
             self.body = data
             return
@@ -130,7 +130,7 @@ class PassedReply:
         """The bytes after the last event."""
         return b"]" if self._is_array else b""
 
-    def whole(self) -> bytes:
+    def document(self) -> bytes:
         """The whole reply with the client's name of the model."""
         if self._model() == self._client_request.model:
             return self.body
@@ -139,14 +139,16 @@ class PassedReply:
     def _renamed(self, name: str, data: bytes) -> bytes:
         if self._named and name not in _NAMING_EVENTS:
             return data
-        known = self._known
-        if known is not None and data.count(known[0]) == 1:  # the usual case: replace the name without decoding
-            return data.replace(*known)
+        renaming = self._renaming
+        if (
+            renaming is not None and data.count(renaming[0]) == 1
+        ):  # the usual case: replace the name without decoding
+            return data.replace(*renaming)
         renamed = replaced(data, self._place, self._client_request.model)
         if len(self._place) == 1 and renamed is not data:
             found = _members.decode(data)[self._place[0]]
             key = b'"%s":' % self._place[0].encode()
-            self._known = key + bytes(found), key + msgspec.json.encode(self._client_request.model)
+            self._renaming = key + bytes(found), key + msgspec.json.encode(self._client_request.model)
         return renamed
 
     def _framed(self, name: str, data: bytes) -> bytes:
@@ -289,7 +291,7 @@ class StreamWriter:
         start = b""
         if not self.started:
             self.started = True
-            if self._maybe_passed.seen:
+            if self._maybe_passed.has_content:
                 self._passed = self._maybe_passed
             else:
                 self._writer = self._new_writer()

@@ -68,23 +68,23 @@ content is text, or a list. Its items are texts, ``{"type": "text", "text": …}
 _SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
 
 
-def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
+def as_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:
     """Convert the messages that a program passes. Raises TypeError."""
-    return tuple(each if isinstance(each, Message) else _message(each) for each in given)
+    return tuple(each if isinstance(each, Message) else _message(each) for each in messages)
 
 
-def _message(given: object) -> Message:
-    if not isinstance(given, Mapping):
+def _message(message: object) -> Message:
+    if not isinstance(message, Mapping):
         raise TypeError(
-            f"messages must be Message objects, not {type(given).__name__}. Use Message.user('...') or "
+            f"messages must be Message objects, not {type(message).__name__}. Use Message.user('...') or "
             "{'role': 'user', 'content': '...'}"
         )
-    if more := given.keys() - {"role", "content"}:
+    if more := message.keys() - {"role", "content"}:
         raise TypeError(
             f"a message given as a dict has only role and content, not {min(map(repr, more))}: "
             f"Message(...) and its blocks have the other fields"
         )
-    role, content = given.get("role"), given.get("content")
+    role, content = message.get("role"), message.get("content")
     if role not in _SPEAKERS:
         raise TypeError(
             f"role is {role!r}; the role of a message given as a dict is one of "
@@ -97,17 +97,17 @@ def _message(given: object) -> Message:
     raise TypeError(f"content is {type(content).__name__}; expected text or a list of blocks")
 
 
-def _block(given: object) -> ContentBlock:
-    match given:
+def _block(block: object) -> ContentBlock:
+    match block:
         case str():
-            return TextBlock(given)
+            return TextBlock(block)
         case {"type": "text", "text": str(text), **more} if not more:
             return TextBlock(text)
-        case _ if isinstance(given, get_args(ContentBlock)):
-            return given  # type: ignore[no-any-return]
+        case _ if isinstance(block, get_args(ContentBlock)):
+            return block  # type: ignore[no-any-return]
         case _:
             shown = (
-                f"a block of type {given.get('type')!r}" if isinstance(given, Mapping) else type(given).__name__
+                f"a block of type {block.get('type')!r}" if isinstance(block, Mapping) else type(block).__name__
             )
             raise TypeError(
                 f"content holds {shown}; "
@@ -214,8 +214,8 @@ def conversation(
 
 def options_of(arguments: Arguments) -> TurnOptions:
     """Select the options of a turn from the arguments. Raises TypeError."""
-    given = cast("Mapping[str, Any]", arguments)
-    return options_among(given, others=_OWN, advice=_ADVICE)
+    options = cast("Mapping[str, Any]", arguments)
+    return options_among(options, others=_OWN, advice=_ADVICE)
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:

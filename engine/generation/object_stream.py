@@ -234,18 +234,18 @@ class _Reasoning:
     """Finds the reasoning at the start of streamed text. Reasoning is not a part of the object."""
 
     def __init__(self) -> None:
-        self._held: str | None = ""  # the start of the text, until it is clear whether it is reasoning
+        self._undecided: str | None = ""  # the start of the text, until it is clear whether it is reasoning
         self._inside = False
         self._tail = ""  # the last characters read, for a mark that is split between two pieces
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
         """A piece without its reasoning, and whether the object starts again with it."""
-        if self._held is not None:
-            self._held += piece
-            start = self._held.lstrip()
+        if self._undecided is not None:
+            self._undecided += piece
+            start = self._undecided.lstrip()
             if len(start) < len(THINK_START) and THINK_START.startswith(start):
                 return "", False
-            piece, self._held, self._inside = self._held, None, start.startswith(THINK_START)
+            piece, self._undecided, self._inside = self._undecided, None, start.startswith(THINK_START)
         text = self._tail + piece
         self._tail = text[1 - len(THINK_END) :]
         before, end, after = text.rpartition(THINK_END)

@@ -363,8 +363,8 @@ class ObjectTask(Generic[T]):
             raise CallboardError("generate_object needs schema=, not output_schema=")
         self.runtime = runtime
         self.schema: ObjectSchema[T] = ObjectSchema(schema)
-        asked: Arguments = {"schema_mode": "auto", **arguments, "output_schema": self.schema.sent}
-        self.first = new_turn(runtime, model, prompt, streamed=streamed, **asked)
+        object_arguments: Arguments = {"schema_mode": "auto", **arguments, "output_schema": self.schema.sent}
+        self.first = new_turn(runtime, model, prompt, streamed=streamed, **object_arguments)
         self._turns: list[Turn] = []
         self.may_repair = repair
         self.has_tools = bool(arguments.get("tools"))

@@ -50,9 +50,9 @@ class JsonString:
 
     def take(self) -> str:
         """Return the text since the last call of `take`, and remove it from `text`."""
-        taken = "".join(self._pieces)
+        joined = "".join(self._pieces)
         self._pieces = []
-        return taken
+        return joined
 
     def read(self, text: str, place: int) -> int:
         """Read from a position to the string's end, if it has arrived. Return the position at which to

@@ -67,7 +67,7 @@ class Ownership:
     """
 
     def __init__(self, turn: Turn) -> None:
-        self.held = True
+        self.is_active = True
         """Whether leaving the stream cancels the turn."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop on which the turn was started; None before."""
@@ -75,7 +75,7 @@ class Ownership:
 
     def abandon(self) -> None:
         """Cancel the turn, because no reader is left. Any thread may call this."""
-        if self.held and self.loop is not None and self._turn.ended_as is None:
+        if self.is_active and self.loop is not None and self._turn.ended_as is None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
                 self.loop.call_soon_threadsafe(self._turn.cancel)
 
@@ -314,7 +314,7 @@ class TextPieces(Generic[E]):
     def __init__(self, events: AsyncIterator[E], run: StreamedTurn | None = None) -> None:
         self._events = events
         self._run = run
-        self._given = 0
+        self._delivered = 0
 
     def __call__(self, *, tree: Literal[True]) -> TreeText:
         """The text of the turn, together with the text of all turns that its tools start.
@@ -342,9 +342,9 @@ class TextPieces(Generic[E]):
             if isinstance(event, TextDelta):
                 piece = event.text
             elif isinstance(event, StreamReset):  # the log was folded meanwhile
-                piece = _text_of(event.snapshot)[self._given :]
+                piece = _text_of(event.snapshot)[self._delivered :]
             if piece:
-                self._given += len(piece)
+                self._delivered += len(piece)
                 return piece
 
 

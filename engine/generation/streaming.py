@@ -184,7 +184,7 @@ class _Stream(Generic[E]):
 
     def detach(self) -> None:
         """Let the turn run to its end without readers. It is billed as usual."""
-        self._run.ownership.held = False
+        self._run.ownership.is_active = False
 
     async def aclose(self) -> None:
         """Cancel the turn if it is in progress, and wait until it has ended. A second call does nothing."""
@@ -199,7 +199,7 @@ class _Stream(Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._reader.close()
-        if self._run.ownership.held:
+        if self._run.ownership.is_active:
             await self._run.close()
 
 

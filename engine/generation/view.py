@@ -137,7 +137,7 @@ class TurnView:
         self._steps: list[StepFinish] = []
         self._messages: set[str] = set()
         self._message = ""
-        self._whole = True  # the message is complete
+        self._message_complete = True
         self._block = _NO_BLOCK  # the last block that has started
         self._open: type[TextDelta | ThinkingDelta | ToolUseStart] | None = (
             None  # The kind of the open segment, while it may grow.
@@ -178,11 +178,11 @@ class TurnView:
             case MessageStart():
                 self._reply.process(event)
                 self._messages.add(event.message_id)
-                self._message, self._whole, self._block = event.message_id, False, _NO_BLOCK
+                self._message, self._message_complete, self._block = event.message_id, False, _NO_BLOCK
                 return (event,)
             case MessageComplete():
                 self._reply.process(event)
-                self._whole = True
+                self._message_complete = True
                 return (*self._close(), event)
             case StreamReset():
                 return [shown for missing in self._missing(event.snapshot) for shown in self.process(missing)]
@@ -232,7 +232,7 @@ class TurnView:
 
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
         """The new part of a snapshot of all events. Each event is processed when it is yielded."""
-        known, between = self._between, 0
+        earlier, between = self._between, 0
         for event in spelled_out(snapshot):
             match event:
                 case MessageStart():
@@ -247,13 +247,13 @@ class TurnView:
                     | ProviderBlock()
                     | MessageComplete()
                 ):
-                    if event.message_id == self._message and not self._whole:
+                    if event.message_id == self._message and not self._message_complete:
                         yield from self._rest(event)
                 case ProviderEvent():
                     pass  # only readers that were attached at the time need it
                 case _:
                     between += 1
-                    if between > known:
+                    if between > earlier:
                         yield event
 
     def _rest(self, event: StreamEvent) -> Iterator[StreamEvent]:

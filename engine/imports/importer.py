@@ -108,8 +108,8 @@ class Importer:
             raise ValueError("an import without dry_run=True needs a store")
         self._store = store
         self._source = source_named(source) if isinstance(source, str) else source
-        given = [places] if isinstance(places, str | Path) else places
-        self._places = list(self._source.places()) if given is None else [self._place_of(each) for each in given]
+        paths = [places] if isinstance(places, str | Path) else places
+        self._places = list(self._source.places()) if paths is None else [self._place_of(each) for each in paths]
         self._prices = prices
         self._since = None if since is None else to_us(since)
         self._content = content
@@ -121,7 +121,7 @@ class Importer:
         self._read: dict[str, ImportedFile] | None = None  # the read position of each file
         self._is_first = False  # whether this source was never imported before this run
         self._sessions: set[str] = set()  # the sessions in the trace
-        self._seen: dict[str, Imported] = {}  # the ledger's new entries in a dry run
+        self._new_entries: dict[str, Imported] = {}  # the ledger's new entries in a dry run
 
     def _place_of(self, place: Path | str) -> Path | StoreAddress:
         if not isinstance(place, str) or not is_address(place):
@@ -196,7 +196,7 @@ class Importer:
         for _ in range(_TRIES):
             plan = await self._plan(chunk)
             if self._dry_run or self._store is None:
-                self._seen |= {each.request_id: Imported(each.after, True) for each in plan.revisions}
+                self._new_entries |= {each.request_id: Imported(each.after, True) for each in plan.revisions}
             elif (plan.revisions or files) and not await self._store.write_import(
                 plan.envelopes, plan.revisions, files
             ):
@@ -216,34 +216,38 @@ class Importer:
             for call, _ in reversed(calls.values())
             if call.session is not None and call.session not in self._sessions
         }
-        said = {hashed("imm", self._source.name, each.session, each.identity): each for each in chunk.messages}
+        messages = {hashed("imm", self._source.name, each.session, each.identity): each for each in chunk.messages}
         counts = {each.session: hashed("imn", self._source.name, each.session) for each in chunk.messages}
         named: list[ImportedCall | ImportedMessage | ImportedLink]
         named = [*(call for call, _ in calls.values()), *chunk.messages, *chunk.links]
         deleted = await self._deleted({each.session for each in named})
         late = [each for each in chunk.links if each.late or not self._is_first]
         linked = await self._linked([each for each in late if each.session not in deleted])
-        known = await self._known([*calls, *linked, *sessions, *said, *counts.values()])
+        ledger = await self._ledger_of([*calls, *linked, *sessions, *messages, *counts.values()])
         plan = _Plan()
         for name, call in sessions.items():
-            if name not in known and call.session not in deleted:
+            if name not in ledger and call.session not in deleted:
                 self._add_session(plan, name, call)
         for name, (call, file) in calls.items():
             is_deleted = call.session in deleted
-            self._add_call(plan, name, _anonymous(call) if is_deleted else call, "" if is_deleted else file, known)
+            self._add_call(
+                plan, name, _anonymous(call) if is_deleted else call, "" if is_deleted else file, ledger
+            )
         for name, envelope in linked.items():
-            self._add_link(plan, name, envelope, chunk.links, known)
+            self._add_link(plan, name, envelope, chunk.links, ledger)
         for session, count in counts.items():
             if session not in deleted:
-                new = {name: each for name, each in said.items() if each.session == session and name not in known}
-                self._add_messages(plan, new, count, known.get(count))
+                new = {
+                    name: each for name, each in messages.items() if each.session == session and name not in ledger
+                }
+                self._add_messages(plan, new, count, ledger.get(count))
         return plan
 
-    async def _known(self, names: list[str]) -> dict[str, Imported]:
-        known = await self._store.imported_calls(names) if names and self._store is not None else {}
+    async def _ledger_of(self, names: list[str]) -> dict[str, Imported]:
+        ledger = await self._store.imported_calls(names) if names and self._store is not None else {}
         if self._dry_run:
-            known |= {name: self._seen[name] for name in names if name in self._seen}
-        return known
+            ledger |= {name: self._new_entries[name] for name in names if name in self._new_entries}
+        return ledger
 
     async def _deleted(self, sessions: set[str | None]) -> set[str]:
         names = [name for name in sessions if name is not None]
@@ -272,16 +276,18 @@ class Importer:
         created = SessionCreated(model=f"{call.provider}:{call.model}", tags=tags)
         plan.envelopes.append(self._envelope(plan, created, call.started_at, session_id=call.session))
 
-    def _add_call(self, plan: _Plan, name: str, call: ImportedCall, file: str, known: dict[str, Imported]) -> None:
-        before, revision = known.get(name), call.revision
+    def _add_call(
+        self, plan: _Plan, name: str, call: ImportedCall, file: str, ledger: dict[str, Imported]
+    ) -> None:
+        before, revision = ledger.get(name), call.revision
         if call.session is not None:
             plan.sessions.add(call.session)
         if before is not None and before.revision >= revision:
-            plan.known += 1
+            plan.already_imported += 1
             return
         plan.revisions.append(Revision(name, None if before is None else before.revision, revision))
         if before is not None and not before.stored:  # A pruned call is not imported again.
-            plan.known += 1
+            plan.already_imported += 1
             return
         event = self._event(call, file)
         plan.envelopes.append(
@@ -307,10 +313,10 @@ class Importer:
         name: str,
         envelope: Envelope,
         links: Sequence[ImportedLink],
-        known: dict[str, Imported],
+        ledger: dict[str, Imported],
     ) -> None:
         """Plan another event of a call, with its place in the tree, which was unknown before."""
-        before = known.get(name)
+        before = ledger.get(name)
         if before is None or not before.stored or any(each.request_id == name for each in plan.revisions):
             return
         link = next(link for link in links if self._turn(link.turn) == envelope.turn_id)
@@ -320,18 +326,18 @@ class Importer:
         plan.revisions.append(Revision(name, before.revision, revision))
         event = msgspec.structs.replace(event, revision=revision, **self._place(link))
         ids = ("session_id", "turn_id", "request_id", "attempt", "tags")
-        told = {each: getattr(envelope, each) for each in ids}
-        plan.envelopes.append(self._envelope(plan, event, envelope.ts_us, **told))
+        ids_of_envelope = {each: getattr(envelope, each) for each in ids}
+        plan.envelopes.append(self._envelope(plan, event, envelope.ts_us, **ids_of_envelope))
         plan.corrected += 1
 
     def _add_messages(
-        self, plan: _Plan, new: dict[str, ImportedMessage], count: str, known: Imported | None
+        self, plan: _Plan, new: dict[str, ImportedMessage], count: str, stored_count: Imported | None
     ) -> None:
         """Plan the new messages of a session. Their number in the ledger is the index of the next message."""
         if not new:
             return
-        first = 0 if known is None else known.revision
-        plan.revisions.append(Revision(count, None if known is None else first, first + len(new)))
+        first = 0 if stored_count is None else stored_count.revision
+        plan.revisions.append(Revision(count, None if stored_count is None else first, first + len(new)))
         for place, (name, each) in enumerate(new.items(), first):
             plan.revisions.append(Revision(name, None, 0))
             event = CapturedMessage(position=place, message=each.message)
@@ -422,12 +428,12 @@ class _Plan:
         self.sessions: set[str] = set()  # the sessions in the trace after the transaction
         self.new: list[LlmCallImported] = []
         self.corrected = 0
-        self.known = 0
+        self.already_imported = 0
 
     def count(self, report: ImportReport) -> None:
         report.new += len(self.new)
         report.corrected += self.corrected
-        report.known += self.known
+        report.known += self.already_imported
         for event in self.new:
             total = report.models.setdefault(event.model, ImportedModel())
             nano = None if event.cost is None else event.cost.nano_usd

@@ -237,8 +237,8 @@ class Reading:
             if status is None:
                 self._report.note(str(file.path), UnreadablePart(line=0, why="not a regular file"))
                 continue
-            known = self._read.get(str(file.path))
-            if self._has(known, status):
+            earlier = self._read.get(str(file.path))
+            if self._has(earlier, status):
                 self._report.unchanged += 1
                 continue
             path = str(file.path)
@@ -251,11 +251,11 @@ class Reading:
             if isinstance(place, StoreAddress):
                 yield from self._server(place)
 
-    def _has(self, known: ImportedFile | None, status: _Status | None = None) -> bool:
+    def _has(self, earlier: ImportedFile | None, status: _Status | None = None) -> bool:
         """Whether an earlier import has read the same data, perhaps without the content."""
-        if known is None or (self._content and not known.digest.startswith(WITH_CONTENT)):
+        if earlier is None or (self._content and not earlier.digest.startswith(WITH_CONTENT)):
             return False
-        return status is None or status == (known.size, known.mtime_ns, known.inode)
+        return status is None or status == (earlier.size, earlier.mtime_ns, earlier.inode)
 
     def _found(self) -> Iterator[SourceFile]:
         for place in self._places:
@@ -270,20 +270,20 @@ class Reading:
                 self._report.note(str(place), UnreadablePart(line=0, why=error.strerror or "can't be read"))
 
     def _file(self, path: str, file: SourceFile, status: _Status) -> Iterator[None]:
-        known = self._read.get(path)
+        earlier = self._read.get(path)
         skipped = self._report.skipped
         try:
             with _Hashed(path) as hashed, io.BufferedReader(hashed, _BUFFER) as stream:
-                last = start = hashed.start(known if self._has(known) else None)
+                last = start = hashed.start(earlier if self._has(earlier) else None)
                 for item in self._source.read(file, cast("BinaryIO", stream), start, content=self._content):
                     if isinstance(item, Mark):
                         last = item
                         if skipped == self._report.skipped:
-                            self._chunk.mark(self._position(path, status, item, hashed, whole=False))
+                            self._chunk.mark(self._position(path, status, item, hashed, complete=False))
                     else:
                         self._chunk.take(item, self._source.name, path, self._report, self._since)
                     yield
-                position = self._position(path, status, last, hashed, whole=True)
+                position = self._position(path, status, last, hashed, complete=True)
                 self._report.bytes_read += max(0, stream.tell() - start.read_to)
         except OSError as error:
             self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
@@ -301,15 +301,17 @@ class Reading:
         """Read a database. Its name is the address without the password."""
         assert isinstance(self._source, ServerSource)
         path, skipped = str(address), self._report.skipped
-        known = self._read.get(path)
-        start = Mark(state=known.state, line=known.line) if known is not None and self._has(known) else START
+        earlier = self._read.get(path)
+        start = (
+            Mark(state=earlier.state, line=earlier.line) if earlier is not None and self._has(earlier) else START
+        )
         self._report.files += 1
         try:
             for item in self._source.read_server(address.dsn, start, content=self._content):
                 if not isinstance(item, Mark):
                     self._chunk.take(item, self._source.name, path, self._report, self._since)
                 elif skipped == self._report.skipped:
-                    position = self._position(path, _Status(-1, 0, 0), item, None, whole=False)
+                    position = self._position(path, _Status(-1, 0, 0), item, None, complete=False)
                     self._chunk.mark(position)
                     self._chunk.read[path] = position
                 yield
@@ -317,7 +319,7 @@ class Reading:
             self._report.note(path, UnreadablePart(line=0, why=error.strerror or "can't be read"))
 
     def _position(
-        self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, whole: bool
+        self, path: str, status: _Status, mark: Mark, hashed: _Hashed | None, *, complete: bool
     ) -> ImportedFile:
         """The read position of a file. It includes the file's size and time only if the file was read
         completely.
@@ -326,7 +328,7 @@ class Reading:
         return ImportedFile(
             source=self._source.name,
             path=path,
-            size=status.size if whole else -1,
+            size=status.size if complete else -1,
             mtime_ns=status.mtime_ns,
             inode=status.inode,
             read_to=mark.read_to,
@@ -379,43 +381,45 @@ class _Hashed(io.RawIOBase):
         self._file.seek(0)
         self._hash = hashlib.sha256()
         self._to = 0  # the number of bytes that are in the hash
-        self._held: list[bytes] = []  # the bytes that are not in the hash yet
+        self._unhashed: list[bytes] = []  # the bytes that are not in the hash yet
 
-    def start(self, known: ImportedFile | None) -> Mark:
+    def start(self, earlier: ImportedFile | None) -> Mark:
         """The position to read from: the end of the last reading, or the start of a rewritten file."""
-        if known is None or not known.read_to or known.digest in ("", WITH_CONTENT):
+        if earlier is None or not earlier.read_to or earlier.digest in ("", WITH_CONTENT):
             return START
         buffer = bytearray(_BUFFER)
-        while (left := known.read_to - self._to) and (size := self._file.readinto(memoryview(buffer)[:left])):
+        while (remaining := earlier.read_to - self._to) and (
+            size := self._file.readinto(memoryview(buffer)[:remaining])
+        ):
             self._hash.update(memoryview(buffer)[:size])
             self._to += size
-        if self.digest(known.read_to) == known.digest.removeprefix(WITH_CONTENT):
-            return Mark(read_to=known.read_to, line=known.line, state=known.state)
+        if self.digest(earlier.read_to) == earlier.digest.removeprefix(WITH_CONTENT):
+            return Mark(read_to=earlier.read_to, line=earlier.line, state=earlier.state)
         self._begin()
         return START
 
     def digest(self, read_to: int, prefix: str = "") -> str:
         """The hash of the bytes up to a position. If the source did not read in order, only the prefix."""
-        while self._held and self._to + len(self._held[0]) <= read_to:
+        while self._unhashed and self._to + len(self._unhashed[0]) <= read_to:
             self._fold()
         rest = read_to - self._to
-        if not 0 <= rest <= sum(map(len, self._held)):
+        if not 0 <= rest <= sum(map(len, self._unhashed)):
             return prefix
         found = self._hash.copy()
         if rest:
-            found.update(memoryview(self._held[0])[:rest])
+            found.update(memoryview(self._unhashed[0])[:rest])
         return prefix + found.hexdigest()[:32]
 
     def _fold(self) -> None:
-        data = self._held.pop(0)
+        data = self._unhashed.pop(0)
         self._hash.update(data)
         self._to += len(data)
 
     def readinto(self, buffer: Any) -> int | None:
         size = self._file.readinto(buffer)
         if size:
-            self._held.append(bytes(memoryview(buffer)[:size]))
-            if len(self._held) > _HELD:
+            self._unhashed.append(bytes(memoryview(buffer)[:size]))
+            if len(self._unhashed) > _HELD:
                 self._fold()
         return size
 
@@ -423,7 +427,7 @@ class _Hashed(io.RawIOBase):
         place = self._file.tell()
         found = self._file.seek(offset, whence)
         if found != place:  # parts that are read out of order are not in the hash
-            self._to, self._held = sys.maxsize, []
+            self._to, self._unhashed = sys.maxsize, []
         return found
 
     def tell(self) -> int:

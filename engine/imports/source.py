@@ -260,7 +260,7 @@ class Line(NamedTuple):
     """The number of bytes up to the line's end."""
     data: bytes
     """The content of the line; empty if it was too long."""
-    whole: bool = True
+    complete: bool = True
     """Whether the line ends with a newline. Otherwise the program may still be writing it."""
     too_long: bool = False
     """Whether the line was skipped because it was longer than `LONGEST_LINE`."""
@@ -291,7 +291,9 @@ def broken_line(line: Line) -> UnreadablePart | None:
     text = line.data.strip()
     if not text or (text[:1] == b"{" and text[-1:] == b"}"):
         return None
-    return UnreadablePart(line=line.number, why="not valid JSON" if line.whole else "the last line is incomplete")
+    return UnreadablePart(
+        line=line.number, why="not valid JSON" if line.complete else "the last line is incomplete"
+    )
 
 
 # --- Values of files, which may be anything ---

@@ -21,7 +21,7 @@ from ..generation.streaming import TurnStream
 from ..sessions.session import Session
 from ..tools.collect import as_tools
 from ..tools.context import Approval, Approve, Denied, ToolContext, ToolError
-from ..tools.define import tool
+from ..tools.from_function import tool
 from ..tools.handler import Tool
 
 OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]
@@ -61,10 +61,10 @@ asking_user: ContextVar[AskingUser | None] = ContextVar("callboard mcp user", de
 def ask_tool(session: Session | OpenSession, description: str) -> Tool:
     """Make the tool `ask` for one session, or with one session for each conversation."""
     if isinstance(session, Session):
-        known = session
+        conversation_session = session
 
         async def ask_it(message: Annotated[str, "The message."], context: ToolContext) -> object:
-            reply = await _answered(known, message, context)
+            reply = await _answered(conversation_session, message, context)
             return [block for block in reply.content if isinstance(block, TextBlock | ImageBlock)]
 
         return tool(ask_it, name=ASK, description=description)
@@ -78,8 +78,8 @@ def ask_tool(session: Session | OpenSession, description: str) -> Tool:
         conversation: Annotated[str | None, "The id of a conversation to continue, from an earlier reply."] = None,
     ) -> dict[str, str]:
         user = asking_user.get()
-        wanted = conversation or (user.state if user is not None and user.state else None)
-        found = opened.get(wanted) if wanted is not None else None
+        conversation_id = conversation or (user.state if user is not None and user.state else None)
+        found = opened.get(conversation_id) if conversation_id is not None else None
         if found is None:
             made = make(conversation)
             found = await made if inspect.isawaitable(made) else made
@@ -106,11 +106,11 @@ async def _answered(session: Session, message: str, context: ToolContext) -> Rep
         options["approve"] = user.approver(careful)
     answer = None if user is None else user.answer()
     if waiting := session.pending_calls:
-        given = answer or Denied("the user did not answer")
-        reply = await _told(session.submit_stream({call.id: given for call in waiting}, **options), context)
+        decision = answer or Denied("the user did not answer")
+        reply = await _follow(session.submit_stream({call.id: decision for call in waiting}, **options), context)
         if answer is not None:
             return _with_state(user, session, reply)
-    return _with_state(user, session, await _told(session.stream(message, **options), context))
+    return _with_state(user, session, await _follow(session.stream(message, **options), context))
 
 
 def _with_state(user: AskingUser | None, session: Session, reply: Reply) -> Reply:
@@ -119,7 +119,7 @@ def _with_state(user: AskingUser | None, session: Session, reply: Reply) -> Repl
     return reply
 
 
-async def _told(stream: TurnStream, context: ToolContext) -> Reply:
+async def _follow(stream: TurnStream, context: ToolContext) -> Reply:
     """Wait for the reply of a turn, and report its text and its tools as progress. If this call is cancelled, the
     turn is, too.
     """
@@ -132,8 +132,8 @@ async def _told(stream: TurnStream, context: ToolContext) -> Reply:
                             context.progress(text)
                         case ToolStarted(tool_name=name):
                             context.progress(f"Running {name}")
-                        case ToolProgress(tool_name=name, message=str(said)):
-                            context.progress(f"{name}: {said}")
+                        case ToolProgress(tool_name=name, message=str(progress_text)):
+                            context.progress(f"{name}: {progress_text}")
                         case _:
                             pass
         return await turn.message()

@@ -440,8 +440,8 @@ class _Lines(asyncio.Protocol):
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data)[-65536:].split(b"\n")
-        for line in whole:
+        *lines, self._rest = (self._rest + data)[-65536:].split(b"\n")
+        for line in lines:
             text = line.decode("utf-8", "replace").strip()
             if text:
                 self._lines.append(text)

@@ -323,15 +323,15 @@ class _Browser:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = await reader.readuntil(b"\r\n\r\n")
             target = head.split(b" ", 2)[1].decode("ascii", "replace")
-            known = urlsplit(target).path == (self._redirect.path or "/")
-            page = _PAGE.encode() if known else b""
-            status = b"200 OK" if known else b"404 Not Found"
+            is_redirect = urlsplit(target).path == (self._redirect.path or "/")
+            page = _PAGE.encode() if is_redirect else b""
+            status = b"200 OK" if is_redirect else b"404 Not Found"
             writer.write(
                 b"HTTP/1.1 " + status + b"\r\ncontent-type: text/html; charset=utf-8\r\nconnection: close\r\n"
                 b"content-length: " + str(len(page)).encode() + b"\r\n\r\n" + page
             )
             await writer.drain()
-            if known and self._came is not None and not self._came.done():
+            if is_redirect and self._came is not None and not self._came.done():
                 self._came.set_result(target)
         writer.close()
 

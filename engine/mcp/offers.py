@@ -43,21 +43,21 @@ class Resources:
         ConfigurationError: A function's parameters differ from the variables of its template.
     """
 
-    def __init__(self, given: Mapping[str, object]) -> None:
-        self._given = given
-        for uri, value in given.items():
+    def __init__(self, resources: Mapping[str, object]) -> None:
+        self._by_uri = resources
+        for uri, value in resources.items():
             _require_fit(uri, value)
 
     @property
     def uris(self) -> tuple[str, ...]:
         """The current URIs and templates."""
-        return tuple(self._given)
+        return tuple(self._by_uri)
 
     def listed(self) -> list[types.Resource]:
         """The resources with a fixed URI."""
         return [
             types.Resource(uri=uri, name=_name(uri, value), description=_about(value), mime_type=_kind(uri, value))
-            for uri, value in self._given.items()
+            for uri, value in self._by_uri.items()
             if not _VARIABLE.search(uri)
         ]
 
@@ -65,7 +65,7 @@ class Resources:
         """The templates."""
         return [
             types.ResourceTemplate(uri_template=uri, name=_name(uri, value), description=_about(value))
-            for uri, value in self._given.items()
+            for uri, value in self._by_uri.items()
             if _VARIABLE.search(uri)
         ]
 
@@ -83,9 +83,9 @@ class Resources:
             raise _failed("resource", uri, error) from error
 
     def _found(self, uri: str) -> tuple[object, dict[str, str]]:
-        if uri in self._given:
-            return self._given[uri], {}
-        for template, value in self._given.items():
+        if uri in self._by_uri:
+            return self._by_uri[uri], {}
+        for template, value in self._by_uri.items():
             if _VARIABLE.search(template) and (match := _pattern(template).fullmatch(uri)):
                 return value, match.groupdict()
         raise MCPError(INVALID_PARAMS, f"there is no resource {uri}", {"uri": uri})
@@ -94,14 +94,14 @@ class Resources:
 class Prompts:
     """The prompts of a program: functions or tools, whose results are the messages."""
 
-    def __init__(self, given: Sequence[ToolLike]) -> None:
-        self._given = given
+    def __init__(self, prompts: Sequence[ToolLike]) -> None:
+        self._prompts = prompts
         _ = self.tools  # raises the error for an invalid function now
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         """The current prompts."""
-        return as_tools(self._given)
+        return as_tools(self._prompts)
 
     def listed(self) -> list[types.Prompt]:
         """The prompts with their arguments."""

@@ -65,7 +65,7 @@ class McpService:
 
         from .offers import Prompts, Resources
 
-        self._given = tools
+        self._tools = tools
         self._resources = None if resources is None else Resources(resources)
         self._prompts = None if prompts is None else Prompts(prompts)
         self._approve = approve
@@ -73,13 +73,13 @@ class McpService:
         self._bus = InMemorySubscriptionBus()
         self._clients: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         """The connections of older clients, with the URIs to which they subscribed."""
-        self._known = self._offered()
+        self._signature = self._offered()
         self._server = self._made(name, instructions)
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         """The current tools."""
-        return as_tools(self._given)
+        return as_tools(self._tools)
 
     async def serve_stdio(self) -> None:
         """Serve one client over stdin and stdout until it disconnects. Other output of the process is written to
@@ -155,8 +155,8 @@ class McpService:
 
     async def _look(self) -> None:
         """Notify clients about lists that have changed."""
-        before, self._known = self._known, self._offered()
-        for kind, now in self._known.items():
+        before, self._signature = self._signature, self._offered()
+        for kind, now in self._signature.items():
             if now != before[kind]:
                 await self.announce(kind)
 
@@ -175,7 +175,7 @@ class McpService:
                 await self._look()
 
         async with contextlib.AsyncExitStack() as stack:
-            for source in collected(self._given)[1]:
+            for source in collected(self._tools)[1]:
                 stack.callback(source.watch(report))
             stack.callback(asyncio.create_task(follow()).cancel)
             yield {}
@@ -343,7 +343,7 @@ class _User:
         if not self._can_be_asked and self._session.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
             self.lacks = {"elicitation": {}}
             return Pending()
-        return self.answer() or await self._asked(request)
+        return self.answer() or await self._ask_client(request)
 
     def approver(self, careful: Iterable[str]) -> Approve:
         """See `AskingUser.approver`."""
@@ -352,7 +352,7 @@ class _User:
         async def approve(request: ApprovalRequest) -> Approval:
             if self._approve is not None:
                 return await answer_of(self._approve, request)
-            return await self._asked(request) if request.call.name in names else Approved()
+            return await self._ask_client(request) if request.call.name in names else Approved()
 
         return approve
 
@@ -366,7 +366,7 @@ class _User:
         capabilities = self._session.client_capabilities
         return capabilities is not None and capabilities.elicitation is not None
 
-    async def _asked(self, request: ApprovalRequest) -> Approval:
+    async def _ask_client(self, request: ApprovalRequest) -> Approval:
         """Ask an older client and wait for its answer. For a newer client, store the question as the call's
         result.
         """
@@ -454,13 +454,13 @@ class _Gate:
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app = app
-        self._wanted = None if token is None else f"Bearer {token}".encode()
+        self._authorization = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-            given = dict(headers).get(b"authorization", b"")
-            if self._wanted is not None and not hmac.compare_digest(given, self._wanted):
+            header = dict(headers).get(b"authorization", b"")
+            if self._authorization is not None and not hmac.compare_digest(header, self._authorization):
                 refusal = [(b"content-length", b"0"), (b"www-authenticate", b"Bearer")]
                 await send({"type": "http.response.start", "status": 401, "headers": refusal})
                 await send({"type": "http.response.body", "body": b""})
@@ -509,11 +509,11 @@ def mcp_service(
     """
     require_library()
     # Without a session, the original object is passed on, because it may be a source whose tools change.
-    given: Sequence[ToolLike] = tools if session is None else [*tools, ask_tool(session, description)]
+    all_tools: Sequence[ToolLike] = tools if session is None else [*tools, ask_tool(session, description)]
     if session is None and not tools and resources is None and prompts is None:
         raise ConfigurationError("an MCP server needs tools or a session to serve")
     return McpService(
-        given,
+        all_tools,
         resources=resources,
         prompts=prompts,
         name=name,

@@ -147,7 +147,7 @@ class McpServer:
         """The content of a resource, as blocks for `Session.send`. Raises the errors of `list_resources`."""
         from .values import resource_part
 
-        read = await self._asked(lambda client: client.read_resource(uri))
+        read = await self._ask_client(lambda client: client.read_resource(uri))
         return tuple(resource_part(each) for each in read.contents)
 
     async def list_prompts(self) -> tuple[McpPrompt, ...]:
@@ -160,7 +160,7 @@ class McpServer:
         """The messages of a prompt with these arguments. Raises the errors of `list_resources`."""
         from .values import message_of_prompt
 
-        prompt = await self._asked(lambda client: client.get_prompt(name, dict(arguments or {})))
+        prompt = await self._ask_client(lambda client: client.get_prompt(name, dict(arguments or {})))
         return tuple(message_of_prompt(each) for each in prompt.messages)
 
     async def instructions(self) -> str | None:
@@ -170,14 +170,14 @@ class McpServer:
             text: str | None = client.instructions
             return text
 
-        return await self._asked(read)
+        return await self._ask_client(read)
 
     async def _all(self, method: str, field: str) -> list[Any]:
         from .connection import all_pages
 
-        return await self._asked(lambda client: all_pages(getattr(client, method), field))
+        return await self._ask_client(lambda client: all_pages(getattr(client, method), field))
 
-    async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+    async def _ask_client(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         from mcp import MCPError
 
         async def run() -> T:
@@ -327,8 +327,8 @@ class McpServer:
         )
         if size <= limit:
             return content
-        whole = self._keep(context.tool_call_id, content)
-        note = f"(... {{count}} characters are left out here. {whole})"
+        full_result_note = self._keep(context.tool_call_id, content)
+        note = f"(... {{count}} characters are left out here. {full_result_note})"
         return shortened(content, limit, note) or content
 
     async def _connected(self) -> Connection:

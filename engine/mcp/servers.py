@@ -90,8 +90,8 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         if not opened:
             why = server.error or f"no answer within {self._seconds:g} s"
             raise CallboardError(f"the MCP server {self._named} can't be reached: {why}")
-        wanted = [tool for tool in server.offered if self._include is None or self._include(tool.name)]
-        return tuple(_made([(server, tool, self._prefix) for tool in wanted]))
+        selected = [tool for tool in server.offered if self._include is None or self._include(tool.name)]
+        return tuple(_made([(server, tool, self._prefix) for tool in selected]))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -185,13 +185,13 @@ def _made(named: Sequence[tuple[McpServer, ServerTool, str]]) -> Iterator[McpToo
     from .values import legal_names
 
     names = legal_names(prefix + tool.name for _, tool, prefix in named)
-    seen: set[str] = set()
+    used_names: set[str] = set()
     for server, tool, prefix in named:
         name = names[prefix + tool.name]
-        if name in seen:
+        if name in used_names:
             _log.warning("mcp_tool_left_out", server=server.name, tool=tool.name, error="it is listed twice")
             continue
-        seen.add(name)
+        used_names.add(name)
         if name != prefix + tool.name:
             _log.warning("mcp_tool_renamed", server=server.name, original=tool.name, name=name)
         try:
@@ -248,10 +248,10 @@ class McpServers(ToolSource):
         self._servers: dict[str, McpServer] = {}
         self._results: OrderedDict[str, ResultContent] = OrderedDict()
         self._tools: tuple[McpTool, ...] = ()
-        self._seen: tuple[object, ...] | None = None
+        self._states: tuple[object, ...] | None = None
         self._root: Supervisor | None = None
         self._supervisor: Supervisor | None = None
-        self._own: asyncio.Task[None] | None = None
+        self._server_task: asyncio.Task[None] | None = None
         self._entered = False
         self._watchers: dict[object, Callable[[], object]] = {}
 
@@ -296,9 +296,9 @@ class McpServers(ToolSource):
         root, supervisor = self._root, self._supervisor
         self._root = self._supervisor = None
         with anyio.CancelScope(shield=True):
-            if root is not None and self._own is not None:
+            if root is not None and self._server_task is not None:
                 await root.stop()
-                await asyncio.wait((self._own,))
+                await asyncio.wait((self._server_task,))
             elif root is not None and supervisor is not None:
                 await root.remove_child(supervisor.name)
 
@@ -308,8 +308,8 @@ class McpServers(ToolSource):
             life = await self._engine._host.running_life()
             root = self._root = life.supervisor
             assert root is not None
-            taken = {child.name for child in root.statistics().children}
-            name = next(name for name in _names("mcp servers") if name not in taken)
+            child_names = {child.name for child in root.statistics().children}
+            name = next(name for name in _names("mcp servers") if name not in child_names)
             self._supervisor = await root.start_supervisor(name, policy=self._restarts)
             return
         root = self._root = self._supervisor = Supervisor("mcp servers", bus=Bus(), policy=self._restarts)
@@ -320,7 +320,7 @@ class McpServers(ToolSource):
                 await group.start(root.run)
                 up.set()
 
-        self._own = asyncio.create_task(run(), name="mcp servers")
+        self._server_task = asyncio.create_task(run(), name="mcp servers")
         await up.wait()
 
     async def _start(self, name: str, settings: McpServerSettings) -> None:
@@ -340,7 +340,7 @@ class McpServers(ToolSource):
             auth=auth,
             timeout=settings.timeout,
             needs_approval=settings.needs_approval,
-            keep=self._kept,
+            keep=self._store_result,
             on_change=self._report_change,
         )
         spec = ChildSpec(ACTOR + name, lambda: WorkActor(server.live, ACTOR + name), on_limit="stop")
@@ -407,10 +407,10 @@ class McpServers(ToolSource):
     @property
     def tools(self) -> tuple[McpTool, ...]:
         """The current tools. The tuple stays the same object until they change."""
-        seen = tuple((server.version, server.state == "failed") for server in self._servers.values())
-        if seen != self._seen:
+        states = tuple((server.version, server.state == "failed") for server in self._servers.values())
+        if states != self._states:
             self._tools = self._named()
-            self._seen = seen
+            self._states = states
         return self._tools
 
     def watch(self, changed: Callable[[], object]) -> Callable[[], object]:
@@ -442,7 +442,7 @@ class McpServers(ToolSource):
         """
         return self._results.get(tool_call_id)
 
-    def _kept(self, tool_call_id: str, content: ResultContent) -> str:
+    def _store_result(self, tool_call_id: str, content: ResultContent) -> str:
         """Store a full result. Returns a sentence for the model with its location."""
         self._results[tool_call_id] = content
         while len(self._results) > KEPT_RESULTS:

@@ -144,7 +144,7 @@ Given: TypeAlias = "str | Path | Mapping[str, McpServerSettings | Mapping[str, A
 """The servers: a file, or its content, or settings by the servers' names."""
 
 
-def settings_of(given: Given) -> dict[str, McpServerSettings]:
+def settings_of(servers_or_path: Given) -> dict[str, McpServerSettings]:
     """The enabled servers by their names.
 
     Raises:
@@ -152,11 +152,11 @@ def settings_of(given: Given) -> dict[str, McpServerSettings]:
     """
     where = ""
     servers: Mapping[str, Any]
-    if isinstance(given, Mapping):
-        servers = given
+    if isinstance(servers_or_path, Mapping):
+        servers = servers_or_path
     else:
-        where = f"{given}: "
-        servers = _read(Path(given).expanduser())
+        where = f"{servers_or_path}: "
+        servers = _read(Path(servers_or_path).expanduser())
     for key in ("mcpServers", "servers"):
         inner = servers.get(key)
         if isinstance(inner, Mapping) and not ({"command", "url"} & inner.keys()):

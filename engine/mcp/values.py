@@ -239,8 +239,8 @@ def messages_of(sampled: Iterable[types.SamplingMessage]) -> tuple[Message, ...]
     """Convert the messages of a sampling request. Tool results become separate messages."""
     found: list[Message] = []
     for message in sampled:
-        given = message.content if isinstance(message.content, list) else [message.content]
-        blocks = [_sampled(block) for block in given]
+        contents = message.content if isinstance(message.content, list) else [message.content]
+        blocks = [_sampled(block) for block in contents]
         results = tuple(block for block in blocks if isinstance(block, ToolResultBlock))
         rest = tuple(block for block in blocks if not isinstance(block, ToolResultBlock))
         if results:
@@ -289,8 +289,8 @@ def sampling_result(
             role="assistant", content=list(blocks), model=model, stop_reason=reason
         )
     text = "".join(block.text for block in blocks if isinstance(block, types.TextContent))
-    whole = types.TextContent(type="text", text=text)
-    return types.CreateMessageResult(role="assistant", content=whole, model=model, stop_reason=reason)
+    text_content = types.TextContent(type="text", text=text)
+    return types.CreateMessageResult(role="assistant", content=text_content, model=model, stop_reason=reason)
 
 
 # --- Resources and prompts ---

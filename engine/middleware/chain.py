@@ -195,17 +195,21 @@ class _Steps(Middleware):
             steps.close()
 
 
-def middleware_of(given: MiddlewareLike) -> Middleware:
+def middleware_of(middleware: MiddlewareLike) -> Middleware:
     """Convert middleware of any of the three forms to a `Middleware`."""
-    if isinstance(given, Middleware):
-        return given
-    call: Any = given if inspect.isroutine(given) or isinstance(given, partial) else type(given).__call__
+    if isinstance(middleware, Middleware):
+        return middleware
+    call: Any = (
+        middleware
+        if inspect.isroutine(middleware) or isinstance(middleware, partial)
+        else type(middleware).__call__
+    )
     if inspect.isgeneratorfunction(call):
-        return _Steps(cast("Callable[[CanonicalRequest], Steps]", given))
+        return _Steps(cast("Callable[[CanonicalRequest], Steps]", middleware))
     if inspect.iscoroutinefunction(call):
-        return _Function(cast("Around", given))
+        return _Function(cast("Around", middleware))
     raise ConfigurationError(
-        f"{given!r} is not a middleware: expected a Middleware object, `async def name(request, next)` "
+        f"{middleware!r} is not a middleware: expected a Middleware object, `async def name(request, next)` "
         "or a generator function `def name(request)` that yields the request"
     )
 
@@ -213,8 +217,8 @@ def middleware_of(given: MiddlewareLike) -> Middleware:
 class Chain:
     """An engine's middleware, outermost first."""
 
-    def __init__(self, given: Sequence[MiddlewareLike]) -> None:
-        self._layers = tuple(middleware_of(each) for each in given)
+    def __init__(self, layers: Sequence[MiddlewareLike]) -> None:
+        self._layers = tuple(middleware_of(each) for each in layers)
 
     def __bool__(self) -> bool:
         return bool(self._layers)

@@ -99,46 +99,46 @@ class TextWindow:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._held = ""
+        self._text = ""
         self._scanned = 0  # the length of the text in which ends were searched
         self._counted = 0  # the number of units that have ended
         self._last_end = 0  # the end of the last of these units
 
     def feed(self, text: str) -> list[str]:
         """The pieces that are complete with this fragment."""
-        self._held += text
+        self._text += text
         pieces: list[str] = []
         while (end := self._end()) is not None:
-            pieces.append(self._held[:end])
-            self._held = self._held[end:]
+            pieces.append(self._text[:end])
+            self._text = self._text[end:]
             self._scanned = self._counted = self._last_end = 0
         return pieces
 
     def rest(self) -> str:
         """The text that is held back at the end and is not a complete piece."""
-        rest, self._held = self._held, ""
+        rest, self._text = self._text, ""
         return rest
 
     def _end(self) -> int | None:
         """The end of the first piece; None if it hasn't arrived."""
-        window, held = self._window, self._held
+        window, text = self._window, self._text
         if window.unit == "block":
             return None
         if window.unit == "characters":
-            return window.size if len(held) >= window.size else None
+            return window.size if len(text) >= window.size else None
         end = self._end_of_units(_WORD if window.unit == "words" else _SENTENCE)
-        if end is None and len(held) < MOST_CHARACTERS:
+        if end is None and len(text) < MOST_CHARACTERS:
             return None
         return min(end or MOST_CHARACTERS, MOST_CHARACTERS)
 
     def _end_of_units(self, ends: re.Pattern[str]) -> int | None:
         start = max(self._last_end, self._scanned - _LONGEST_END)
-        for match in ends.finditer(self._held, start):
+        for match in ends.finditer(self._text, start):
             self._counted += 1
             self._last_end = match.end()
             if self._counted == self._window.size:
                 return self._last_end
-        self._scanned = len(self._held)
+        self._scanned = len(self._text)
         return None
 
 
@@ -185,7 +185,7 @@ class _Block:
         self.kind: GuardedKind = kind
         self.index = index
         self.window = TextWindow(window)
-        self.kept = ""  # the end of the previous piece, to be checked again
+        self.tail = ""  # the end of the previous piece, to be checked again
         self.passed: list[str] = []
         self.before = ""  # the end of the delivered text
         self.changed = False
@@ -267,7 +267,7 @@ class HeldReply:
         if block is None:
             return
         rest = block.window.rest()
-        if rest or block.kept:
+        if rest or block.tail:
             yield from self._judge(block, rest, last=True)
         self._drop()
         if block.signature is not None and not block.changed:
@@ -280,8 +280,8 @@ class HeldReply:
             self._texts[block.index] = "".join(block.passed)
 
     def _judge(self, block: _Block, piece: str, *, last: bool) -> Steps:
-        text = block.kept + piece
-        held = Held(
+        text = block.tail + piece
+        passage = Held(
             text=text,
             before=block.before,
             last=last,
@@ -289,17 +289,17 @@ class HeldReply:
             block_index=block.index,
             request=self._request,
         )
-        answer = yield held
+        answer = yield passage
         if isinstance(answer, Stop):
-            self._publish(held, "stopped", 0, answer.reason)
+            self._publish(passage, "stopped", 0, answer.reason)
             error = GuardrailStopped(f"guardrail {self._name} stopped the reply: {answer.reason}")
             raise StoppedAfter(self.take(), error)
         if answer != text:
             block.changed = True
-            self._publish(held, "changed", len(answer))
+            self._publish(passage, "changed", len(answer))
         overlap = 0 if last else self._window.overlap
-        block.kept = answer[len(answer) - min(overlap, len(answer)) :]
-        self._pass_text(block, answer[: len(answer) - len(block.kept)])
+        block.tail = answer[len(answer) - min(overlap, len(answer)) :]
+        self._pass_text(block, answer[: len(answer) - len(block.tail)])
 
     def _pass_text(self, block: _Block, text: str) -> None:
         if text:
@@ -327,13 +327,15 @@ class HeldReply:
                 final.append(type(block)(text))
         return tuple(final)
 
-    def _publish(self, held: Held, action: Literal["changed", "stopped"], passed: int, reason: str = "") -> None:
+    def _publish(
+        self, passage: Held, action: Literal["changed", "stopped"], passed: int, reason: str = ""
+    ) -> None:
         self._report(
             Judged(
                 guardrail=self._name,
                 action=action,
-                content_block_index=held.block_index,
-                held_characters=len(held.text),
+                content_block_index=passage.block_index,
+                held_characters=len(passage.text),
                 passed_characters=passed,
                 reason=reason,
             )
@@ -404,9 +406,9 @@ def _through(
 ) -> list[StreamEvent]:
     steps = reply.steps(events)
     try:
-        held = next(steps)
+        passage = next(steps)
         while True:
-            held = steps.send(check(held))
+            passage = steps.send(check(passage))
     except StopIteration:
         return reply.take()
 
@@ -416,8 +418,8 @@ async def _wait_through(
 ) -> list[StreamEvent]:
     steps = reply.steps(events)
     try:
-        held = next(steps)
+        passage = next(steps)
         while True:
-            held = steps.send(await check(held))
+            passage = steps.send(await check(passage))
     except StopIteration:
         return reply.take()

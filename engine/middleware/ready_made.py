@@ -110,7 +110,7 @@ class Cache(Middleware):
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         key, now_us = key_of(request), self._clock.now_us()
-        response = await self._known(key, now_us)
+        response = await self._cached_reply(key, now_us)
         if response is not None:
             self.hits += 1
             return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED, reason="from the cache"))
@@ -121,7 +121,7 @@ class Cache(Middleware):
             await self._keep(key, outcome.response, now_us)
         return outcome
 
-    async def _known(self, key: str, now_us: int) -> CanonicalResponse | None:
+    async def _cached_reply(self, key: str, now_us: int) -> CanonicalResponse | None:
         try:
             reply = await self._store.get(key, now_us)
             return None if reply is None else msgspec.json.decode(reply, type=CanonicalResponse)
@@ -144,11 +144,13 @@ class Cache(Middleware):
 def key_of(request: CanonicalRequest) -> str:
     """A digest of all data that the reply depends on."""
     messages = tuple(Message(message.role, message.content) for message in request.messages)
-    asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
-    if (wire := asked.wire) is not None:  # a client's own body may lead to another reply
+    cache_fields = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
+    if (wire := cache_fields.wire) is not None:  # a client's own body may lead to another reply
         body = {name: value for name, value in wire.body.items() if name not in _ONLY_ABOUT_THE_STREAM}
-        asked = msgspec.structs.replace(asked, wire=msgspec.structs.replace(wire, body=body, on_event=None))
-    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+        cache_fields = msgspec.structs.replace(
+            cache_fields, wire=msgspec.structs.replace(wire, body=body, on_event=None)
+        )
+    return hashlib.sha256(msgspec.json.encode(cache_fields, order="deterministic")).hexdigest()
 
 
 # --- A log line for each call ---

@@ -110,9 +110,9 @@ def decode(data: bytes, source: str) -> KnownModels:
     return found
 
 
-def encode(known: KnownModels) -> bytes:
+def encode(models: KnownModels) -> bytes:
     """Encode such a file."""
-    return msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(models), indent=1) + b"\n"
 
 
 def convert(data: Json, *, source: str, day: str) -> KnownModels:
@@ -155,11 +155,11 @@ def _tokens(value: Json) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
+def nearest(name: str, names: Iterable[str], *, most: int = 1) -> list[str]:
     """The known names that are similar to a name, the nearest first. Empty if none is similar."""
     from difflib import get_close_matches  # needed for error messages only
 
-    return get_close_matches(name, known, n=most)
+    return get_close_matches(name, names, n=most)
 
 
 M = TypeVar("M", "SnapshotModel", "KnownModel")
@@ -228,8 +228,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CallboardError: The capability does not exist.
         """
-        known: bool | None = getattr(self, CAPABILITIES[capability_name(capability)])
-        return known
+        value: bool | None = getattr(self, CAPABILITIES[capability_name(capability)])
+        return value
 
 
 def capability_name(word: str) -> str:
@@ -314,7 +314,7 @@ def _written(path: Path) -> int:
 def _read(home: Path, *written: int) -> Catalogue:
     from callboard.tracestore.home import published_snapshot
 
-    return Catalogue(published_snapshot(home), known=known_models(home))
+    return Catalogue(published_snapshot(home), known_models=known_models(home))
 
 
 class Catalogue:
@@ -323,7 +323,7 @@ class Catalogue:
     Args:
         snapshot: The published prices.
         prices: The price table; defaults to the prices of the snapshot.
-        known: The models that `callboard models update` stored.
+        known_models: The models that `callboard models update` stored.
         clock: The clock. Its current day decides which models are retired.
     """
 
@@ -332,10 +332,10 @@ class Catalogue:
         snapshot: Snapshot,
         prices: PriceTable | None = None,
         *,
-        known: KnownModels = NOTHING,
+        known_models: KnownModels = NOTHING,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._known_file = known
+        self._known_file = known_models
         self._snapshot = snapshot
         self._own_prices = prices
         self._clock = clock
@@ -360,20 +360,20 @@ class Catalogue:
         provider = published_vendor(provider)
         if colon and self._knows(provider):
             return (provider,)
-        providers = {**dict.fromkeys(tabled_vendors()), **self._priced, **self._known}
+        providers = {**dict.fromkeys(tabled_vendors()), **self._priced, **self._by_provider}
         return tuple(provider for provider in providers if self._has(provider, name))
 
     def models(
         self, provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
     ) -> list[ModelInfo]:
         """See `list_models`."""
-        wanted = None if capability is None else capability_name(capability)
+        capability_field = None if capability is None else capability_name(capability)
         today = self._today()
         return [
             info
             for info in self._all(None if provider is None else published_vendor(provider))
             if (include_retired or info.retires is None or today < info.retires)
-            and (wanted is None or info.can(wanted))
+            and (capability_field is None or info.can(capability_field))
         ]
 
     def latest(self, provider: str, capability: str | None = None) -> ModelInfo | None:
@@ -409,7 +409,7 @@ class Catalogue:
         return _by_provider(self._snapshot.models)
 
     @cached_property
-    def _known(self) -> dict[str, dict[str, KnownModel]]:
+    def _by_provider(self) -> dict[str, dict[str, KnownModel]]:
         """The models of `callboard models update`, by provider and id."""
         return _by_provider(self._known_file.models)
 
@@ -418,18 +418,18 @@ class Catalogue:
             table = model_table(name)
             for row in table.rows if table is not None else ():
                 yield self._from_row(name, row)
-        for name in {**self._priced, **self._known} if provider is None else (provider,):
+        for name in {**self._priced, **self._by_provider} if provider is None else (provider,):
             # The price list of such a provider also has retired models, and models that are not for chat.
             priced = self._priced.get(name, {}) if name not in tabled_vendors() else {}
-            for model in {**priced, **self._known.get(name, {})}:
+            for model in {**priced, **self._by_provider.get(name, {})}:
                 if _row(name, model) is None:
                     yield self._of_lists(name, model)
 
     def _knows(self, provider: str) -> bool:
-        return provider in tabled_vendors() or provider in self._priced or provider in self._known
+        return provider in tabled_vendors() or provider in self._priced or provider in self._by_provider
 
     def _has(self, provider: str, name: str) -> bool:
-        lists = (self._priced, self._known)
+        lists = (self._priced, self._by_provider)
         return _row(provider, name) is not None or any(name in listed.get(provider, {}) for listed in lists)
 
     def _of_provider(self, provider: str, name: str) -> ModelInfo:
@@ -465,25 +465,25 @@ class Catalogue:
     def _of_lists(self, provider: str, name: str) -> ModelInfo:
         """Combine the price list and the update to describe a model that is in no table."""
         priced = self._priced.get(provider, {}).get(name)
-        known = self._known.get(provider, {}).get(name)
-        origin = self._snapshot if known is None else self._known_file
-        known = known or KnownModel(id=name)
+        model = self._by_provider.get(provider, {}).get(name)
+        origin = self._snapshot if model is None else self._known_file
+        model = model or KnownModel(id=name)
         into, out = self._costs(f"{provider}:{name}")
         return ModelInfo(
             id=name,
             provider=provider,
             display_name=(priced.name if priced is not None else None) or name,
-            context_window=known.context_window or (None if priced is None else priced.context_window),
-            max_output=known.max_output,
-            supports_tools=known.tools,
-            supports_vision=known.vision,
-            supports_reasoning=known.reasoning,
-            supports_structured_output=known.structured,
+            context_window=model.context_window or (None if priced is None else priced.context_window),
+            max_output=model.max_output,
+            supports_tools=model.tools,
+            supports_vision=model.vision,
+            supports_reasoning=model.reasoning,
+            supports_structured_output=model.structured,
             input_cost_per_million=into,
             output_cost_per_million=out,
             general=priced is not None or provider not in tabled_vendors(),
             deprecated=priced is not None and priced.deprecated,
-            retires=known.retires,
+            retires=model.retires,
             source=origin.source,
             date=origin.date,
         )

@@ -67,8 +67,8 @@ class ModelInput(msgspec.Struct, frozen=True):
 
 def over(upper: S, lower: S) -> S:
     """Settings whose unset fields are filled from the lower level."""
-    said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
-    return msgspec.structs.replace(lower, **said)
+    settings = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
+    return msgspec.structs.replace(lower, **settings)
 
 
 def model_input(
@@ -81,16 +81,16 @@ def model_input(
     choice: ToolChoice | None,
 ) -> ModelInput:
     """The tools and the system text for a model."""
-    given = tuple(tools)
+    offered = tuple(tools)
     warnings: tuple[CallWarning, ...] = ()
-    if settings.max is not None and len(given) > settings.max:
-        given, warnings = _limited(given, settings.max, settings.core or (), messages, choice)
+    if settings.max is not None and len(offered) > settings.max:
+        offered, warnings = _limited(offered, settings.max, settings.core or (), messages, choice)
     if settings.strict is not None:
-        given = tuple(
+        offered = tuple(
             msgspec.structs.replace(tool, strict=settings.strict) if tool.strict is None else tool
-            for tool in given
+            for tool in offered
         )
-    return ModelInput(given, joined(system_prompt, addendum), warnings)
+    return ModelInput(offered, joined(system_prompt, addendum), warnings)
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
@@ -118,10 +118,12 @@ def _limited(
             return 1
         return 2 if tool.name in used else 3
 
-    kept = {tool.name for tool in sorted(tools, key=tier)[:limit]}
-    left_out = ", ".join(tool.name for tool in tools if tool.name not in kept)
+    sent_names = {tool.name for tool in sorted(tools, key=tier)[:limit]}
+    left_out = ", ".join(tool.name for tool in tools if tool.name not in sent_names)
     text = f"{len(tools)} tools exceed the limit of {limit}. Left out: {left_out}"
-    return tuple(tool for tool in tools if tool.name in kept), (CallWarning(WarningCode.TOOLS_LEFT_OUT, text),)
+    return tuple(tool for tool in tools if tool.name in sent_names), (
+        CallWarning(WarningCode.TOOLS_LEFT_OUT, text),
+    )
 
 
 def first_choice(
@@ -143,14 +145,14 @@ def first_choice(
 
 def parallel_calls(
     settings: ToolSettings,
-    asked: bool | None,
+    parallel: bool | None,
     *,
     tools: Sequence[ToolDefinition],
     capabilities: AdapterCapabilities,
 ) -> bool | None:
     """The setting for parallel calls: the caller's, or else the configuration's if the model supports it."""
-    if asked is not None or settings.parallel is None or not tools:
-        return asked
+    if parallel is not None or settings.parallel is None or not tools:
+        return parallel
     return settings.parallel if capabilities.supports_parallel_tool_calls else None
 
 

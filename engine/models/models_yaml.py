@@ -95,24 +95,27 @@ class Reader:
 
     def registry(self, document: object) -> ModelRegistry:
         top = self._mapping(document if document is not None else {}, "the file")
-        self._known(top, _TOP_KEYS, "")
-        given = self._mapping(top.get("adapters") or {}, "adapters")
+        self._check_keys(top, _TOP_KEYS, "")
+        adapter_entries = self._mapping(top.get("adapters") or {}, "adapters")
         models = self._mapping(top.get("models") or {}, "models")
         default_provider = self._string(top, "default_provider", "")
-        own = {name: self._adapter(name, entry) for name, entry in given.items()}
+        configured = {name: self._adapter(name, entry) for name, entry in adapter_entries.items()}
         if self._boolean(top, "only", ""):
-            adapters = own
+            adapters = configured
             offered: dict[str, ModelEntry] = {}
         else:
             usable = {name: each for name, each in self.offered.adapters.items() if each.missing_key is None}
-            adapters = {**own, **{name: each for name, each in usable.items() if name not in own}}
-            offered = {name: each for name, each in self.offered.models.items() if each.adapter not in own}
+            adapters = {**configured, **{name: each for name, each in usable.items() if name not in configured}}
+            offered = {name: each for name, each in self.offered.models.items() if each.adapter not in configured}
             default_provider = default_provider or self.offered.default_provider
         listed = {name: self._model(name, entry, adapters) for name, entry in models.items()}
-        taken = {*listed, *(alias for each in listed.values() for alias in each.aliases)}
+        taken_names = {*listed, *(alias for each in listed.values() for alias in each.aliases)}
         return ModelRegistry(
             adapters,
-            {**listed, **{name: each for name, each in offered.items() if not taken & {name, *each.aliases}}},
+            {
+                **listed,
+                **{name: each for name, each in offered.items() if not taken_names & {name, *each.aliases}},
+            },
             default_model=self._string(top, "default_model", ""),
             default_provider=default_provider,
             source=str(self.path),
@@ -121,9 +124,9 @@ class Reader:
 
     def _client_names(self, top: JsonObject) -> dict[str, tuple[str, ...]]:
         """The names for clients of a gateway, each with the models that serve it."""
-        given = self._section(top.get("gateway") or {}, _GATEWAY_KEYS, "gateway")
+        section = self._section(top.get("gateway") or {}, _GATEWAY_KEYS, "gateway")
         names: dict[str, tuple[str, ...]] = {}
-        for name, value in self._mapping(given.get("names") or {}, "gateway.names").items():
+        for name, value in self._mapping(section.get("names") or {}, "gateway.names").items():
             models = value if isinstance(value, list) else [value]
             if not models or not all(isinstance(model, str) and model for model in models):
                 self._fail(f"gateway.names.{name}", "the name of a model, or a list of names", value)
@@ -225,8 +228,8 @@ class Reader:
                 raise ConfigurationError(
                     f"{self.path}: {place}: expected a mapping with api_key_env or api_key_file"
                 )
-            given = self._section(value, _KEY_KEYS, place)
-            key, missing = self._key(given, place)
+            fields = self._section(value, _KEY_KEYS, place)
+            key, missing = self._key(fields, place)
             if key is None:
                 source = (
                     (f"the environment variable {missing} is not set")
@@ -284,47 +287,47 @@ class Reader:
 
     def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
         where = f"{where}.capabilities"
-        given = self._section(entry.get("capabilities") or {}, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
+        fields = self._section(entry.get("capabilities") or {}, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
         overrides: dict[str, bool | int] = {}
-        for key in given:
+        for key in fields:
             if key in CAPABILITY_FLAGS:
-                overrides[key] = self._boolean(given, key, where)
+                overrides[key] = self._boolean(fields, key, where)
             else:
-                overrides[key] = int(self._number(given, key, where, 0))
+                overrides[key] = int(self._number(fields, key, where, 0))
         return overrides
 
     def _defaults(self, entry: JsonObject, where: str) -> ModelDefaults:
         where = f"{where}.defaults"
-        given = self._section(entry.get("defaults") or {}, _DEFAULT_KEYS, where)
-        limit = self._number(given, "max_output_tokens", where, 0)
+        fields = self._section(entry.get("defaults") or {}, _DEFAULT_KEYS, where)
+        limit = self._number(fields, "max_output_tokens", where, 0)
         return ModelDefaults(
             max_output_tokens=int(limit) or None,
-            temperature=self._number(given, "temperature", where, 0) if "temperature" in given else None,
-            effort=self._string(given, "effort", where),
+            temperature=self._number(fields, "temperature", where, 0) if "temperature" in fields else None,
+            effort=self._string(fields, "effort", where),
         )
 
     def _tools(self, entry: JsonObject, where: str) -> ToolSettings:
         where = f"{where}.tools"
-        given = self._section(entry.get("tools") or {}, _TOOL_KEYS, where)
-        limit, core = given.get("max"), self._names(given, "core", where)
+        fields = self._section(entry.get("tools") or {}, _TOOL_KEYS, where)
+        limit, core = fields.get("max"), self._names(fields, "core", where)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             self._fail(f"{where}.max", "a whole number, at least 1", limit)
         if limit is not None and len(core) > limit:
             self._fail(f"{where}.core", f"at most {limit} names (see {where}.max)", core)
-        flags = {name: self._boolean(given, name, where) for name in given if name not in ("max", "core")}
+        flags = {name: self._boolean(fields, name, where) for name in fields if name not in ("max", "core")}
         return ToolSettings(max=limit, core=core or None, **flags)
 
     def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
         """The retry policy with the settings of an entry."""
         where = f"{where}.retry"
-        given = self._section(
+        fields = self._section(
             entry.get("retry") or {}, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where
         )
-        said: dict[str, bool | float] = {}
-        for key in given:
+        settings: dict[str, bool | float] = {}
+        for key in fields:
             flag = isinstance(getattr(policy, key), bool)
-            said[key] = self._boolean(given, key, where) if flag else self._number(given, key, where, 0)
-        return msgspec.structs.replace(policy, **said)
+            settings[key] = self._boolean(fields, key, where) if flag else self._number(fields, key, where, 0)
+        return msgspec.structs.replace(policy, **settings)
 
     def _names(self, entry: JsonObject, key: str, where: str) -> tuple[str, ...]:
         names = entry.get(key) or []
@@ -332,10 +335,10 @@ class Reader:
             self._fail(f"{where}.{key}", "a list of names", names)
         return tuple(cast("list[str]", names))
 
-    def _section(self, value: object, known: Collection[str], where: str) -> JsonObject:
+    def _section(self, value: object, keys: Collection[str], where: str) -> JsonObject:
         """Check that a value is a mapping with known keys only."""
         section = self._mapping(value, where)
-        self._known(section, known, where)
+        self._check_keys(section, keys, where)
         return section
 
     def _mapping(self, value: object, where: str) -> JsonObject:
@@ -375,14 +378,14 @@ class Reader:
                 self._fail(f"{where}.{key}.{name}", "a string", text)
         return cast("dict[str, str]", value)
 
-    def _known(self, entry: JsonObject, known: Collection[str], where: str) -> None:
+    def _check_keys(self, entry: JsonObject, keys: Collection[str], where: str) -> None:
         for key in entry:
-            if key not in known:
-                near = nearest(key, known)
+            if key not in keys:
+                near = nearest(key, keys)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 place = f"{where}.{key}".lstrip(".")
                 raise ConfigurationError(
-                    f"{self.path}: {place}: unknown key{hint} Expected one of {', '.join(sorted(known))}."
+                    f"{self.path}: {place}: unknown key{hint} Expected one of {', '.join(sorted(keys))}."
                 )
 
     def _fail(self, where: str, expected: str, found: object) -> NoReturn:
@@ -409,8 +412,8 @@ def read_yaml(text: str, source: str) -> object:
 def _describe_fault(error: Exception) -> str:
     """The problem in the YAML and its position, without any of its text."""
     mark = getattr(error, "problem_mark", None)
-    said = getattr(error, "problem", None) or type(error).__name__
-    return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else str(problem)
 
 
 def write_yaml(value: Mapping[str, object]) -> str:

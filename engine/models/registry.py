@@ -204,12 +204,12 @@ class ModelRegistry:
         if provider not in self.adapters:
             raise ConfigurationError(self._no_adapter(provider))
         prefix, colon, rest = name.partition(":")
-        known = self.models.get(name) or self.models.get(self._aliases.get(name, ""))
-        owner = known.adapter if known is not None else prefix if colon and prefix in self.adapters else provider
+        entry = self.models.get(name) or self.models.get(self._aliases.get(name, ""))
+        owner = entry.adapter if entry is not None else prefix if colon and prefix in self.adapters else provider
         if owner != provider:
             raise ConfigurationError(f"model {name!r} belongs to {owner}, not to provider={provider!r}")
-        if known is not None:
-            return Resolved(known, "id" if name in self.models else "alias")
+        if entry is not None:
+            return Resolved(entry, "id" if name in self.models else "alias")
         local = rest if colon and prefix == provider else name
         return self._listed_at(provider, local) or self._unlisted_at(provider, local)
 
@@ -221,12 +221,12 @@ class ModelRegistry:
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
         """An adapter's unlisted model, by a name in the catalogue or by any name."""
 
-        wire_name, known = name_at(self.adapters[adapter], name)
+        wire_name, is_listed = name_at(self.adapters[adapter], name)
         listed = self._listed_at(adapter, wire_name)
         if listed is not None:
             return listed
         entry = ModelEntry(id=f"{adapter}:{wire_name}", adapter=adapter, wire_name=wire_name)
-        return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
+        return Resolved(entry.on(self.adapters[adapter]), "catalogue" if is_listed else "passthrough")
 
     def _not_listed(self, name: str) -> Resolved:
         """The model for a name without a provider: from the catalogue, or of the default provider."""
@@ -253,9 +253,11 @@ class ModelRegistry:
         prefix, colon, _ = name.partition(":")
         if colon and prefix in adapter_types():
             return f"unknown model {name!r}: {self._no_adapter(prefix)} Add it to the adapters there."
-        known = sorted(self.names)
-        near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known models: {', '.join(known) or 'none'}."
+        model_names = sorted(self.names)
+        near = nearest(name, {*model_names, *names_at(self.adapters.values())}, most=3)
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else f"known models: {', '.join(model_names) or 'none'}."
+        )
         return (
             f"unknown model {name!r}: {hint} Add the model to {self.source}, write it as "
             f"'provider:name', or set default_provider there."
@@ -304,8 +306,8 @@ class ModelRegistry:
         Raises:
             ConfigurationError: The configuration has an adapter of that name.
         """
-        known = self.adapters.get(entry.name)
-        if known is not None and not known.offered:
+        configured = self.adapters.get(entry.name)
+        if configured is not None and not configured.offered:
             raise ConfigurationError(
                 f"adapter {entry.name!r} already exists in {self.source}. Register yours with another name"
             )
@@ -407,18 +409,18 @@ def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
 
 def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
     """If an adapter serves only one vendor's models, raise ConfigurationError for another vendor's model."""
-    own = published_provider(adapter)
-    if own not in tabled_vendors():
+    provider = published_provider(adapter)
+    if provider not in tabled_vendors():
         return  # The server may have models of any vendor.
     owners = default_catalogue().owners(name)
-    if owners and own not in owners:
-        whose = " or ".join(owners[:3])
+    if owners and provider not in owners:
+        owner_names = " or ".join(owners[:3])
         raise ConfigurationError(
-            f"model {name!r} belongs to {whose}, and no adapter serves it. Add one to models.yaml, or "
+            f"model {name!r} belongs to {owner_names}, and no adapter serves it. Add one to models.yaml, or "
             f"use {adapter.name}:{name} if it is a model of {adapter.name}"
         )
     for vendor in tabled_vendors():
-        if vendor != own and is_named_like(vendor, name):
+        if vendor != provider and is_named_like(vendor, name):
             raise ConfigurationError(
                 f"model {name!r} is unknown and looks like a model of {vendor}, but the default provider "
                 f"is {adapter.name}. Use {vendor}:{name}, or pass provider={vendor!r}"

@@ -255,7 +255,7 @@ class ProbeLeases:
         self._bus = bus
         self._clock = clock
         self._asking = anyio.Lock()
-        self._held: dict[RecordKey, float] = {}  # the event loop's time when a call was allowed to probe
+        self._probe_started: dict[RecordKey, float] = {}  # the event loop's time when a call was allowed to probe
 
     async def may_go(self, provider: str, model: str) -> bool:
         """Whether this node may probe an unavailable model. False while another node probes it."""
@@ -284,7 +284,7 @@ class ProbeLeases:
         """Do nothing: no data waits."""
 
     async def close(self) -> None:
-        for provider, model in tuple(self._held):
+        for provider, model in tuple(self._probe_started):
             await self._release((provider, model))
 
     # --- Helpers ---
@@ -300,11 +300,11 @@ class ProbeLeases:
             await anyio.sleep(_LOOK_SECONDS)
 
     def _is_to_begin(self, key: RecordKey) -> bool:
-        held_since = self._held.get(key)
+        held_since = self._probe_started.get(key)
         return held_since is not None and anyio.current_time() - held_since < _BEGINS_SECONDS
 
     async def _take(self, keys: list[RecordKey]) -> bool:
-        taken: list[RecordKey] = []
+        records: list[RecordKey] = []
         for provider, model in keys:
             try:
                 seconds = await self._tables.take(self._node, provider, model or "", LEASE_SECONDS)
@@ -313,15 +313,15 @@ class ProbeLeases:
                 seconds = 0.0
             if seconds > 0:
                 self._table.leave_to_other(provider, model, self._clock.now_us() + round(seconds * 1e6))
-                for key in taken:
+                for key in records:
                     await self._release(key)
                 return False
-            taken.append((provider, model))
-            self._held[provider, model] = anyio.current_time()
+            records.append((provider, model))
+            self._probe_started[provider, model] = anyio.current_time()
         return True
 
     async def _tend(self) -> None:
-        for key in tuple(self._held):
+        for key in tuple(self._probe_started):
             provider, model = key
             if self._table.is_probing(key):
                 await self._tables.take(self._node, provider, model or "", LEASE_SECONDS)
@@ -330,7 +330,7 @@ class ProbeLeases:
 
     async def _release(self, key: RecordKey) -> None:
         provider, model = key
-        self._held.pop(key, None)
+        self._probe_started.pop(key, None)
         try:
             await self._tables.release(self._node, provider, model or "")
         except StoreError as error:

@@ -165,7 +165,7 @@ class BridgeQueue:
         self._waiting: deque[Page] = deque()
         self._bytes = 0
         self._retry_at = 0.0
-        self._asked = 0  # the value of `committed` when the trace was last read
+        self._read_up_to = 0  # the value of `committed` when the trace was last read
 
     @property
     def waiting_bytes(self) -> int:
@@ -181,7 +181,7 @@ class BridgeQueue:
             return Pause(self._retry_at - now)
         if self._waiting:
             return Send(self._waiting[0])
-        self._asked = self.committed
+        self._read_up_to = self.committed
         return Read(self.last)
 
     def add(self, pages: Sequence[Page]) -> None:
@@ -198,7 +198,7 @@ class BridgeQueue:
     def read(self, pages: Sequence[Page]) -> None:
         """Add the events in the trace after `last`. No pages means that there are none."""
         self._enqueue(pages)
-        if self.last >= self.committed or (not pages and self.committed == self._asked):
+        if self.last >= self.committed or (not pages and self.committed == self._read_up_to):
             self.is_behind = False
 
     def acknowledged(self, page: Page) -> None:

@@ -400,8 +400,8 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
             events, frames, keeps = None, None, True
             try:
                 await jetstream.account_info()
-                events = await _kept(jetstream, f"callboard_{cluster}_events")
-                frames = await _kept(jetstream, f"callboard_{cluster}_streams")
+                events = await _stored_contents(jetstream, f"callboard_{cluster}_events")
+                frames = await _stored_contents(jetstream, f"callboard_{cluster}_streams")
             except Error:
                 keeps = False
             where = "" if place is None else f"{place.hostname}:{place.port}"
@@ -417,7 +417,7 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
             await client.close()
 
 
-async def _kept(jetstream: JetStreamContext, stream: str) -> StreamContents | None:
+async def _stored_contents(jetstream: JetStreamContext, stream: str) -> StreamContents | None:
     from nats.js.errors import NotFoundError
 
     try:

@@ -306,7 +306,7 @@ class BrokerFrames:
             for callback in self._callbacks:
                 callback()
 
-    async def kept(self, subject: str) -> AsyncIterator[bytes]:
+    async def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
         """The frames that the broker has stored, in the order in which they were sent."""
         from nats.errors import Error
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -323,10 +323,10 @@ class BrokerFrames:
         try:
             consumer = await jetstream.pull_subscribe(subject, stream=self._stream, config=config)
             try:
-                left = (await consumer.consumer_info()).num_pending or 0
-                while left > 0:
-                    messages = await consumer.fetch(min(left, FETCHED), timeout=FETCH_SECONDS)
-                    left -= len(messages)
+                pending = (await consumer.consumer_info()).num_pending or 0
+                while pending > 0:
+                    messages = await consumer.fetch(min(pending, FETCHED), timeout=FETCH_SECONDS)
+                    pending -= len(messages)
                     for message in messages:
                         yield message.data
             finally:

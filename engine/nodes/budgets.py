@@ -113,7 +113,7 @@ class SharedAccount(Account):
         fits = all(need <= size for need, size, counts in zip(needs, has, limited, strict=True) if counts)
         return None if fits else needs
 
-    def idle(self, now_us: int, idle_us: int, *, wanted: bool) -> list[tuple[Slot, Allotment]]:
+    def idle(self, now_us: int, idle_us: int, *, has_demand: bool) -> list[tuple[Slot, Allotment]]:
         """The slices that are larger than needed, each with the needed size.
 
         A slice with a recent reservation may be larger than needed, unless another node needs room. Slices of
@@ -126,7 +126,7 @@ class SharedAccount(Account):
                 del self.granted[slot]
                 continue
             used = self.used(slot)
-            in_use = slot == current and not wanted and now_us - self.reserved_us < idle_us
+            in_use = slot == current and not has_demand and now_us - self.reserved_us < idle_us
             if not in_use and (size[0] > used[0] or size[1] > used[1]):
                 found.append((slot, (min(size[0], used[0]), min(size[1], used[1]))))
         return found
@@ -160,9 +160,9 @@ class SharedAccount(Account):
 
     def state(self, now_us: int) -> AccountState:
         """The account's state, including amounts in the trace and amounts that other nodes hold or have spent."""
-        own = super().state(now_us)
+        local_state = super().state(now_us)
         return msgspec.structs.replace(
-            own, spent=_plus(own.spent, self._spent), held=_plus(own.held, self._others)
+            local_state, spent=_plus(local_state.spent, self._spent), held=_plus(local_state.held, self._others)
         )
 
     def _fits_at_us(self, why: Literal["money", "tokens"], amount: Amount, now_us: int) -> int | None:
@@ -414,10 +414,10 @@ class BudgetSlices:
             await self._report_admitted()
         async with self._asking:
             await self._make_sure()
-        wanted = await self._look(in_use) if in_use else {}
+        demand = await self._look(in_use) if in_use else {}
         for account in in_use:
             account.recently = (0, 0)
-        await self._give_back(wanted)
+        await self._give_back(demand)
 
     async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
         """Refresh the state of accounts. Returns for each account whether it just refused another node."""
@@ -431,12 +431,12 @@ class BudgetSlices:
             self._take_in(ordered, answer, began)
         return dict(zip(ordered, answer.wanted, strict=True))
 
-    async def _give_back(self, wanted: dict[SharedAccount, bool]) -> None:
+    async def _give_back(self, demand: dict[SharedAccount, bool]) -> None:
         async with self._asking:
             now_us = self.now_us()
             slices: _Slices = []
             for account in _in_order(self._accounts):
-                for slot, size in account.idle(now_us, IDLE_US, wanted=wanted.get(account, False)):
+                for slot, size in account.idle(now_us, IDLE_US, has_demand=demand.get(account, False)):
                     account.granted[slot] = size
                     slices.append((account, slot))
             if slices:
@@ -457,8 +457,8 @@ class BudgetSlices:
             self._overdrawn = False
 
     def _scope_of(self, budget: str, value: str) -> Scope | None:
-        known = self._named.get(budget)
-        return None if known is None else Scope(known, value)
+        name = self._named.get(budget)
+        return None if name is None else Scope(name, value)
 
 
 def _in_order(accounts: Sequence[Account]) -> list[SharedAccount]:

@@ -199,15 +199,15 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
     if not found.jetstream:
         fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
         return [Check("broker", False, f"{message}, but it can't store messages: JetStream is off", fix)]
-    kept = "no events of this cluster yet"
+    events_text = "no events of this cluster yet"
     if found.events is not None:
-        kept = f"{_megabytes(found.events.bytes)} of this cluster's events"
+        events_text = f"{_megabytes(found.events.bytes)} of this cluster's events"
     if found.frames is not None:
-        kept += (
+        events_text += (
             f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
             f"({_megabytes(found.frames.bytes)})"
         )
-    return [Check("broker", True, f"{message} keeps {kept}")]
+    return [Check("broker", True, f"{message} keeps {events_text}")]
 
 
 def _streams(frames: Frames) -> Check:
@@ -243,8 +243,8 @@ async def _others(ownership: Ownership) -> Check:
     except StoreError as error:
         return Check("node:others", False, str(error), "Restore the connection to the shared store.")
     others = [row for row in found if row.lives and row.node != ownership.info.node]
-    said = (f"{row.name} ({row.sessions} sessions, {row.seconds_left:.0f} s)" for row in others)
-    return Check("node:others", True, ", ".join(said) or "no other node is alive")
+    names = (f"{row.name} ({row.sessions} sessions, {row.seconds_left:.0f} s)" for row in others)
+    return Check("node:others", True, ", ".join(names) or "no other node is alive")
 
 
 def _lease(node: Node) -> Check:
@@ -474,10 +474,10 @@ class Node(Alone):
         return Ownership(PostgresOwnership(shared), info, bus, clock)
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
-        kept = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
+        broker_frames = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).stored_pattern)
         source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
         return Frames(
-            *(self.cluster.name, self.id, kept, streams, self.epoch_of, source, self._clock.now_us),
+            *(self.cluster.name, self.id, broker_frames, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,
             frame_seconds=self.cluster.frame_seconds,
             frame_bytes=self.cluster.frame_bytes,
@@ -530,7 +530,7 @@ async def _in_time(name: str, step: Callable[[], Awaitable[None]]) -> None:
 
 
 def _shared_database(cluster: Cluster, store: Store | None) -> tuple[str, str] | None:
-    own = server_store(store) if store is not None else None
-    if own is not None:
-        return own.dsn, own.schema
+    server = server_store(store) if store is not None else None
+    if server is not None:
+        return server.dsn, server.schema
     return None if cluster.store is None else (cluster.store, "callboard")

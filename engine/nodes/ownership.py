@@ -42,9 +42,9 @@ class Renewal(msgspec.Struct, frozen=True):
 
     at_ns: int
     """The time before it was sent."""
-    known: int
+    lease: int
     """The number of the node's lease at that time."""
-    held: Mapping[str, int]
+    sessions: Mapping[str, int]
     """The sessions that the node owned at that time, with their epochs."""
 
 
@@ -106,7 +106,7 @@ class Holding:
         self.breaks += 1
         lost = {
             session_id: epoch
-            for session_id, epoch in renewal.held.items()
+            for session_id, epoch in renewal.sessions.items()
             if answer.owned.get(session_id) != epoch and self._sessions.get(session_id) == epoch
         }
         for session_id in lost:
@@ -190,7 +190,7 @@ class Ownership:
         self._reported_loss = False
         self._reason = ""
         self._unheld: set[str] = set()  # sessions that this engine did not use at the last check
-        self._wanted: tuple[str, ...] = ()
+        self._requested_sessions: tuple[str, ...] = ()
         self._wake = anyio.Event()
         self._ended: set[str] = set()  # turns of other nodes whose end was decided here
         self._deleted: set[str] = set()  # deleted sessions that this node still owns
@@ -332,10 +332,10 @@ class Ownership:
         """
         try:
             if self.shared:
-                held = dict(self.holding.sessions)
-                for session_id in self._deleted & held.keys():
-                    await self.tables.forget(self.info.node, session_id, held.pop(session_id))
-                await self.tables.release(self.info.node, held)
+                owned = dict(self.holding.sessions)
+                for session_id in self._deleted & owned.keys():
+                    await self.tables.forget(self.info.node, session_id, owned.pop(session_id))
+                await self.tables.release(self.info.node, owned)
                 await self.tables.leave(self.info.node)
         except StoreError as error:
             _log.warning("sessions_not_released", error=str(error))
@@ -356,13 +356,13 @@ class Ownership:
         async with self._renewing:
             renewal = self.holding.asks(self._clock.monotonic_ns())
             try:
-                answer = await self.tables.renew(self.info, renewal.known)
+                answer = await self.tables.renew(self.info, renewal.lease)
             except StoreError as error:
                 self.holding.not_renewed(self._clock.monotonic_ns())
                 self._reason = str(error)
                 raise
             self._reason = ""
-            self._wanted = tuple(answer.wanted)
+            self._requested_sessions = tuple(answer.wanted)
             lost = self.holding.renewed(renewal, answer)
         for session_id, epoch in lost.items():
             self._bus.publish(SessionLost(epoch=epoch, how="taken_over"), session_id=session_id)
@@ -387,16 +387,16 @@ class Ownership:
 
     async def _look(self) -> None:
         with contextlib.suppress(StoreError):
-            self._wanted = tuple(await self.tables.wanted(self.info.node))
+            self._requested_sessions = tuple(await self.tables.requested_sessions(self.info.node))
 
     async def _give_away(self) -> None:
-        held = self.holding.sessions
-        wanted = [each for each in self._wanted if each in held and self.local.is_idle(each)]
-        for session_id in wanted:
-            self._bus.publish(SessionLost(epoch=held[session_id], how="handed_over"), session_id=session_id)
+        owned = self.holding.sessions
+        to_release = [each for each in self._requested_sessions if each in owned and self.local.is_idle(each)]
+        for session_id in to_release:
+            self._bus.publish(SessionLost(epoch=owned[session_id], how="handed_over"), session_id=session_id)
             self.local.lose(session_id, taken_over(session_id))
-        unheld = {each for each in held if not self.local.is_open(each)}
-        await self._release_all([*wanted, *sorted((unheld & self._unheld).difference(wanted))])
+        unheld = {each for each in owned if not self.local.is_open(each)}
+        await self._release_all([*to_release, *sorted((unheld & self._unheld).difference(to_release))])
         self._unheld = unheld
 
     async def _release_all(self, sessions: Iterable[str]) -> None:
@@ -429,8 +429,8 @@ def taken_over(session_id: str) -> str:
     return f"session {session_id!r} was taken over by another node. To continue it here, resume it"
 
 
-def _held_by(session_id: str, held: HeldSession) -> str:
-    owner = held.by
+def _held_by(session_id: str, session: HeldSession) -> str:
+    owner = session.by
     return (
         f"session {session_id!r} is owned by node {owner.name or owner.node}, which is running a turn. "
         f"Its lease lasts for {owner.seconds_left:.0f} s. Try again after its turn"
@@ -465,15 +465,15 @@ class TakeoverRequests:
         ownership.tell = self._report
 
     def _report(self, node: str) -> None:
-        self._broker.publish(self._subjects.wanted(node), b"")
+        self._broker.publish(self._subjects.request_subject(node), b"")
 
     def _announced(self, _subject: str, _payload: bytes, _reply: str) -> None:
         self._ownership.wake()
 
     async def run(self) -> None:
         """Receive requests until cancelled."""
-        own = self._subjects.wanted(self._ownership.info.node)
-        subscription = await self._broker.subscribe(own, self._announced)
+        subject = self._subjects.request_subject(self._ownership.info.node)
+        subscription = await self._broker.subscribe(subject, self._announced)
         try:
             await anyio.sleep_forever()
         finally:

@@ -18,7 +18,7 @@ import anyio
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
 from callboard.tracestore.nodes import Allotment, LedgerTables, SliceRequest, Slot
 
-from ..routing.rate_account import Declared, Ticket
+from ..routing.learned_limits import Declared, Ticket
 from ..routing.rate_limits import AsyncRateLimiter
 
 _log = Log("engine.shared_limits")

@@ -48,19 +48,19 @@ class Incoming:
     """Puts the events of one run in order. Times are seconds of any monotonic clock.
 
     Args:
-        known: The `seq` of the last event that the reader does not need. With None, the first page determines it.
+        first: The `seq` of the last event that the reader does not need. With None, the first page determines it.
         patience: Seconds without any progress after which missing events are skipped; infinity means never.
     """
 
-    def __init__(self, known: int | None, patience: float) -> None:
-        self.known = known
+    def __init__(self, first: int | None, patience: float) -> None:
+        self.up_to = first
         """The `seq` up to which all events were delivered."""
-        self.wanted = known or 0
+        self.needed_up_to = first or 0
         """The `seq` of the last announced event."""
         self.passed_over = 0
         """The number of gaps that were skipped."""
         self._patience = patience
-        self._held: dict[int, Arrived] = {}  # by `Arrived.after`
+        self._early_pages: dict[int, Arrived] = {}  # by `Arrived.after`
         self._wait = FIRST_WAIT
         self._ask_at = 0.0
         self._give_up_at = 0.0
@@ -73,7 +73,7 @@ class Incoming:
 
     @property
     def lacking(self) -> bool:
-        return self.known is not None and self.known < self.wanted
+        return self.up_to is not None and self.up_to < self.needed_up_to
 
     @property
     def ask_at(self) -> float | None:
@@ -82,37 +82,37 @@ class Incoming:
 
     def receive(self, page: Arrived, now: float) -> list[Envelope]:
         """Process a page. Returns the events to deliver now, in order."""
-        if self.known is None:
-            self.known = self.wanted = page.after
-        if page.last <= self.known:
+        if self.up_to is None:
+            self.up_to = self.needed_up_to = page.after
+        if page.last <= self.up_to:
             return []
         self._expect(page.last, now, FIRST_WAIT)
         if page.envelopes is None:
             self._ask_at = min(self._ask_at, now + FIRST_WAIT)
             return []
-        if len(self._held) < MOST_HELD or page.after <= self.known:
-            held = self._held.get(page.after)
-            if held is None or held.last < page.last:
-                self._held[page.after] = page
-        return self._given(now)
+        if len(self._early_pages) < MOST_HELD or page.after <= self.up_to:
+            other = self._early_pages.get(page.after)
+            if other is None or other.last < page.last:
+                self._early_pages[page.after] = page
+        return self._take_ready(now)
 
     def stored(self, last: int, now: float) -> None:
         """Record that the store has all events up to this one. Pages with these events may still arrive."""
-        if self.known is None:
-            self.known = self.wanted = last
-        elif last > self.wanted:
+        if self.up_to is None:
+            self.up_to = self.needed_up_to = last
+        elif last > self.needed_up_to:
             self._expect(last, now, GRACE_SECONDS)
 
     def answered(self, envelopes: Sequence[Envelope], through: int, now: float) -> list[Envelope]:
         """Process the store's answer with the events after `known`."""
-        assert self.known is not None
-        given = [envelope for envelope in envelopes if envelope.seq > self.known]
-        reached = max(self.known, through, given[-1].seq if given else 0)
-        self.wanted = max(self.wanted, reached)
-        if reached > self.known:
-            self.known = reached
+        assert self.up_to is not None
+        new_envelopes = [envelope for envelope in envelopes if envelope.seq > self.up_to]
+        reached = max(self.up_to, through, new_envelopes[-1].seq if new_envelopes else 0)
+        self.needed_up_to = max(self.needed_up_to, reached)
+        if reached > self.up_to:
+            self.up_to = reached
             self._progressed(now)
-            return given + self._given(now)
+            return new_envelopes + self._take_ready(now)
         self._wait = min(self._wait * 2, LONGEST_WAIT)
         self._ask_at = now + self._wait
         return self._passed_over(now) if now >= self._give_up_at else []
@@ -137,7 +137,7 @@ class Incoming:
             self._ask_at = now + wait
             self._stuck_since = now
             self._give_up_at = now + self._patience
-        self.wanted = max(self.wanted, last)
+        self.needed_up_to = max(self.needed_up_to, last)
 
     def _progressed(self, now: float) -> None:
         self._wait = FIRST_WAIT
@@ -145,30 +145,30 @@ class Incoming:
         self._stuck_since = now
         self._give_up_at = now + self._patience
 
-    def _given(self, now: float) -> list[Envelope]:
+    def _take_ready(self, now: float) -> list[Envelope]:
         """The events of held pages that directly follow the last known one."""
-        assert self.known is not None
-        given: list[Envelope] = []
-        while (page := self._next_held(self.known)) is not None:
-            del self._held[page.after]
-            if page.last <= self.known:
+        assert self.up_to is not None
+        ready: list[Envelope] = []
+        while (page := self._next_held(self.up_to)) is not None:
+            del self._early_pages[page.after]
+            if page.last <= self.up_to:
                 continue
             assert page.envelopes is not None
-            given += [envelope for envelope in page.envelopes if envelope.seq > self.known]
-            self.known = page.last
+            ready += [envelope for envelope in page.envelopes if envelope.seq > self.up_to]
+            self.up_to = page.last
             self._progressed(now)
-        return given
+        return ready
 
-    def _next_held(self, known: int) -> Arrived | None:
-        return next((page for after, page in self._held.items() if after <= known), None)
+    def _next_held(self, up_to: int) -> Arrived | None:
+        return next((page for after, page in self._early_pages.items() if after <= up_to), None)
 
     def _passed_over(self, now: float) -> list[Envelope]:
         """Skip the gap, and return the events after it."""
-        assert self.known is not None
+        assert self.up_to is not None
         self.passed_over += 1
-        self.known = min(self._held, default=self.wanted)
+        self.up_to = min(self._early_pages, default=self.needed_up_to)
         self._progressed(now)
-        return self._given(now)
+        return self._take_ready(now)
 
 
 _log = Log("engine.remote")
@@ -286,7 +286,7 @@ class RemoteEvents:
         self._new_run_from = 0
         for name, last in positions.items():
             run = self._run(name)
-            if run.known is None or run.known < last:
+            if run.up_to is None or run.up_to < last:
                 self._runs[name] = Incoming(last, self._patience)
 
     async def pump(self) -> None:
@@ -364,7 +364,7 @@ class RemoteEvents:
 
     async def _ask(self, name: str) -> None:
         run, store = self._runs[name], self._store
-        if store is None or run.known is None:
+        if store is None or run.up_to is None:
             self._give(run.without_store(anyio.current_time()))
             self._note(name)
             return
@@ -373,7 +373,7 @@ class RemoteEvents:
             through = await store.committed_seq(
                 name
             )  # queried first, so that all events up to this position are in the store
-            found = await store.run_events(name, run.known, ASKED_EVENTS)
+            found = await store.run_events(name, run.up_to, ASKED_EVENTS)
         except (StoreError, OSError) as error:
             _log.debug("gap_not_asked", run=name, error=str(error))
             run.unanswered(anyio.current_time())
@@ -382,7 +382,7 @@ class RemoteEvents:
         passed_over = run.passed_over
         self._give(run.answered(found, through, anyio.current_time()))
         if run.passed_over > passed_over:
-            _log.warning("events_missing", run=name, known=run.known)
+            _log.warning("events_missing", run=name, known=run.up_to)
         self._note(name)
         self._warn_if_stuck(name)
 
@@ -392,7 +392,7 @@ class RemoteEvents:
             self._reported.discard(name)
         elif name not in self._reported and anyio.current_time() > run.stuck_since + REPORT_SECONDS:
             self._reported.add(name)
-            _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
+            _log.warning("events_not_in_store", run=name, known=run.up_to, wanted=run.needed_up_to)
 
     async def _sweep(self) -> None:
         """Check the last stored event of all runs, because the broker may not have sent some runs."""
@@ -422,8 +422,8 @@ class RemoteEvents:
             _log.debug("runs_not_asked", error=str(error))
             return False
         self._new_run_from = 0
-        for name, known in begins.items():
-            self._run(name, known)
+        for name, position in begins.items():
+            self._run(name, position)
         return True
 
     async def _positions(self) -> dict[str, int] | None:
@@ -454,14 +454,14 @@ class RemoteEvents:
             self._past = None
         for envelope in found:
             run = self._run(envelope.run_id, 0)
-            if run.known is None or run.known < envelope.seq:
+            if run.up_to is None or run.up_to < envelope.seq:
                 self._runs[envelope.run_id] = Incoming(envelope.seq, self._patience)
         self._give(found)
 
-    def _run(self, name: str, known: int | None = None) -> Incoming:
+    def _run(self, name: str, first: int | None = None) -> Incoming:
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = Incoming(known, self._patience)
+            run = self._runs[name] = Incoming(first, self._patience)
         return run
 
     def _note(self, name: str) -> None:

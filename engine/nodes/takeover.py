@@ -62,7 +62,7 @@ class TurnLease(TurnRight):
         ownership, state = self._ownership, self._state
         if ownership.holding.breaks == self._breaks and ownership.holds(state.id, state.epoch):
             return
-        if not await self._asked(self.require):
+        if not await self._ask_owner(self.require):
             raise SessionTakenOver(
                 f"can't read from the shared store whether this node still owns session {state.id!r}. The "
                 "messages of this turn are stored. They belong to the session if no other node has continued it"
@@ -85,7 +85,7 @@ class TurnLease(TurnRight):
             return False
         return ending is not None and ending.decided_by != ownership.info.node
 
-    async def _asked(self, ask: Callable[[], Awaitable[None]]) -> bool:
+    async def _ask_owner(self, ask: Callable[[], Awaitable[None]]) -> bool:
         """Repeat a request until an answer arrives, at most for the length of a lease. Returns whether one
         arrived.
         """
@@ -220,11 +220,11 @@ class SharedSessions(OpenSessions):
                 died = claimed.previous
                 if died is None or died.released or died.node == self._node:
                     died = None
-                kept = None if died is None else await self._kept(session_id)
-                if saved is None and kept is not None and kept.opening:
-                    saved = saved_of(session_id, kept.opening)
-                if saved is not None and kept is not None:
-                    saved = in_its_first_turn(saved, kept)
+                retained = None if died is None else await self._retained(session_id)
+                if saved is None and retained is not None and retained.opening:
+                    saved = saved_of(session_id, retained.opening)
+                if saved is not None and retained is not None:
+                    saved = in_its_first_turn(saved, retained)
                 if saved is None and fresh is not None and died is None:
                     return await self._resumed_here(store, fresh(), claimed.epoch)
                 state = restored(saved)
@@ -232,8 +232,8 @@ class SharedSessions(OpenSessions):
                 state.epoch, state.resumed = claimed.epoch, True
                 if died is not None:
                     self.announce(state)
-                    await self._continue(state, kept)
-                    ended = set() if kept is None else {turn.stream_id for turn in kept.turns}
+                    await self._continue(state, retained)
+                    ended = set() if retained is None else {turn.stream_id for turn in retained.turns}
                     for turn_id in await _open_turns(store, session_id, died.node):
                         if turn_id not in ended:
                             await self._end(session_id, turn_id, died.node, died.epoch)
@@ -262,8 +262,8 @@ class SharedSessions(OpenSessions):
         """
         if owner is None or owner.released or owner.lives or owner.node == self._node:
             return
-        kept = await self._kept(session_id)
-        if (kept is None or not kept.opening) and await store.saved_session(session_id) is None:
+        retained = await self._retained(session_id)
+        if (retained is None or not retained.opening) and await store.saved_session(session_id) is None:
             raise CallboardError(
                 f"session {session_id!r} was owned by node {owner.name or owner.node}, which died before it "
                 f"shared any message. Start that node again, or call engine.delete_session({session_id!r}) and "
@@ -278,27 +278,27 @@ class SharedSessions(OpenSessions):
         await self._host.share()
         return state
 
-    async def _continue(self, state: SessionState, kept: RetainedTurns | None) -> None:
+    async def _continue(self, state: SessionState, retained: RetainedTurns | None) -> None:
         """Add a dead owner's messages that are not in the stored history, and end its interrupted turn."""
-        if kept is None:
+        if retained is None:
             return
-        beyond = kept.beyond(len(state.messages))
-        if any(message.tool_uses for message in beyond) and (options := options_in(kept.opening)) is not None:
+        beyond = retained.beyond(len(state.messages))
+        if any(message.tool_uses for message in beyond) and (options := options_in(retained.opening)) is not None:
             self.keep_waiting_options(state, options)
-        of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
+        of_turns = {place: each.stream_id for each in retained.turns for place in each.appended}
         for message in beyond:
             self.append(state, message, of_turns.get(len(state.messages)))
-        turn = kept.unfinished
+        turn = retained.unfinished
         if turn is None:
             return
-        known = {message.id for message in state.messages}
+        message_ids = {message.id for message in state.messages}
         if turn.history is not None and turn.history <= len(state.messages):
-            for message in turn.left:
-                if message.id not in known:
+            for message in turn.unanswered:
+                if message.id not in message_ids:
                     self.append(state, message, turn.stream_id)
         await self._end(state.id, turn.stream_id, turn.node, turn.epoch)
 
-    async def _kept(self, session_id: str) -> RetainedTurns | None:
+    async def _retained(self, session_id: str) -> RetainedTurns | None:
         """The content of a session's frames; None without a broker, or if the broker can't be reached."""
         if self._frames is None:
             return None
@@ -322,9 +322,9 @@ class SharedSessions(OpenSessions):
         This node claims the session first, so that no other node continues it.
         """
         ownership = self._ownership
-        known = await ownership.tables.owner(session_id) is not None
+        has_owner = await ownership.tables.owner(session_id) is not None
         before = ownership.epoch_of(session_id)
-        if known and not before:
+        if has_owner and not before:
             await ownership.claim(session_id, waits=False)
         try:
             here = await super().delete_stored(session_id)

@@ -264,7 +264,7 @@ class RemotePlace:
         self._account = RemoteAccount(self, self._node.turn_id)
         self._node.accounts = (self._account,)
 
-    async def known(self) -> None:
+    async def announced(self) -> None:
         """See `RemoteTurn.known`. Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:

@@ -135,10 +135,10 @@ async def resume_batch(
 ) -> BatchHandle:
     await runtime.host.start()
     runtime.pricing.notice()
-    known = handles[runtime].get(batch_id)
-    if known is not None:
-        await known.refresh()
-        return known
+    open_handle = handles[runtime].get(batch_id)
+    if open_handle is not None:
+        await open_handle.refresh()
+        return open_handle
     if runtime.store is None:
         raise ConfigurationError(
             "batches are recorded in the trace, and this engine keeps none. Use Engine(trace=True)"
@@ -182,10 +182,10 @@ async def find_part(
         job = await with_adapter(runtime, plan.decision.provider, find)
         if job is not None:
             break
-        left = until - runtime.clock.now_us() / 1e6
-        if left <= 0:
+        remaining = until - runtime.clock.now_us() / 1e6
+        if remaining <= 0:
             return None
-        await anyio.sleep(min(left, _LOOK_EVERY))
+        await anyio.sleep(min(remaining, _LOOK_EVERY))
     creation = EndedCall(runtime, "batch_create", plan, sent.call_id, None)
     creation.complete(JobAnswer(job, plan.model), job.key, NOT_BILLED)
     publish_submitted(runtime, plan, part, sent.call_id, job)
@@ -196,10 +196,10 @@ async def find_part(
 async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
     """The ids of the jobs of other parts and other batches, as found in this engine and in the trace."""
     in_use = handles[runtime].values()
-    known = {(handle.id, number): job for handle in in_use for number, job in enumerate(handle.jobs, 1)}
+    jobs_by_part = {(handle.id, number): job for handle in in_use for number, job in enumerate(handle.jobs, 1)}
     for name, (_, submissions) in started_batches[runtime].items():
-        known |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
-    jobs = {place: job.id for place, job in known.items() if job is not None}
+        jobs_by_part |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
+    jobs = {place: job.id for place, job in jobs_by_part.items() if job is not None}
     for batch in await stored_batches(runtime, _LATEST):
         sent_parts = batch.submissions.items()
         jobs |= {(batch.batch_id, number): sent.job_id for number, sent in sent_parts if sent.job_id is not None}
@@ -269,10 +269,10 @@ async def create_batch(
     check_id(name)
     if not requests:
         raise InvalidRequestError("a batch has no requests")
-    asked: Models = model or [request.model for request in requests if request.model][:1] or None
+    models: Models = model or [request.model for request in requests if request.model][:1] or None
     common = cast("CallOptions", {**options, "fallback": ()})
     calls = PlainCalls(
-        *("batch_create", runtime, asked, common, taker),
+        *("batch_create", runtime, models, common, taker),
         sent_texts=lambda: (text for each in requests for text in texts_of(each.messages, each.system_prompt)),
     )
     creation = _Creation(runtime, tuple(requests), calls, name, options)
@@ -312,10 +312,10 @@ class _Creation:
             before = submissions.get(part)
             if not has_job(before):
                 submissions[part] = await self._sent(plan, part, items, before)
-        known = handles[runtime].get(self._batch_id)
-        if known is not None:
-            known._take_over(submissions, self._requests)
-            return known
+        handle = handles[runtime].get(self._batch_id)
+        if handle is not None:
+            handle._take_over(submissions, self._requests)
+            return handle
         polling = self._options.get("polling", USUAL_BATCH_POLLING)
         return only_handle(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
 
@@ -369,12 +369,12 @@ class _Creation:
         )
 
     def _publish_plan(self, plan: BatchPlan) -> None:
-        given = any(request.request_id for request in self._requests)
+        has_ids = any(request.request_id for request in self._requests)
         event = BatchPlanned(
             **plan.about(),
             parts=plan.sizes,
             digest=plan.digest,
-            request_ids=plan.request_ids if given else (),
+            request_ids=plan.request_ids if has_ids else (),
             key=plan.key,
         )
         self._runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)

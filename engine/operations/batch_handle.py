@@ -361,8 +361,8 @@ class BatchHandle:
         async def look(adapter: BatchAdapter) -> BatchJob:
             return await adapter.retrieve_batch(job.id, model=self._plan.wire_model, key=job.key)
 
-        seen = await with_adapter(self._runtime, self._plan.decision.provider, look)
-        return msgspec.structs.replace(seen, certain=job.certain, warnings=job.warnings)
+        progress = await with_adapter(self._runtime, self._plan.decision.provider, look)
+        return msgspec.structs.replace(progress, certain=job.certain, warnings=job.warnings)
 
     # --- Results ---
 
@@ -435,25 +435,25 @@ class BatchHandle:
         await self._results.add(place, result, on_result)
 
     def _publish_progress(self) -> None:
-        seen = self.state
-        state = (seen.status, seen.succeeded, seen.failed)
+        progress = self.state
+        state = (progress.status, progress.succeeded, progress.failed)
         if state == self._published:
             return
         self._published = state
         status, succeeded, failed = state
         event = BatchProgress(
-            **self._plan.about(), status=status, total=seen.total, succeeded=succeeded, failed=failed
+            **self._plan.about(), status=status, total=progress.total, succeeded=succeeded, failed=failed
         )
         self._runtime.bus.publish(event, request_id=self.id, tags=self._plan.tags)
 
     def _publish_end(self) -> None:
         cost = self._results.cost
-        seen = self.state
+        progress = self.state
         event = BatchCompleted(
             **self._plan.about(),
-            status=seen.status,
-            succeeded=seen.succeeded,
-            failed=seen.failed,
+            status=progress.status,
+            succeeded=progress.succeeded,
+            failed=progress.failed,
             cost_nano_usd=cost.nano_usd,
             unpriced=cost.unpriced + cost.unknown,
         )

@@ -85,20 +85,20 @@ _ENDS: tuple[BatchStatus, ...] = ("cancelled", "expired", "completed", "failed")
 
 def status_of(jobs: Sequence[BatchJob | None]) -> BatchStatus:
     """The status of a batch with these jobs. None is a part without a known job."""
-    known = [job for job in jobs if job is not None]
-    if all(job.done for job in known):
-        ended = {job.status for job in known}
+    jobs_of_batch = [job for job in jobs if job is not None]
+    if all(job.done for job in jobs_of_batch):
+        ended = {job.status for job in jobs_of_batch}
         return next((status for status in _ENDS if status in ended), "failed")
-    if any(job.status == "cancelling" for job in known):
+    if any(job.status == "cancelling" for job in jobs_of_batch):
         return "cancelling"
-    return "queued" if all(job.status == "queued" for job in known) else "in_progress"
+    return "queued" if all(job.status == "queued" for job in jobs_of_batch) else "in_progress"
 
 
 def digest_of(requests: Sequence[CanonicalRequest]) -> str:
     """12 hex digits of the hash of all request contents. Ids and delivery options are not included."""
     digest = sha256()
     for request in requests:
-        said = [(message.role, message.content) for message in request.messages]
+        contents = [(message.role, message.content) for message in request.messages]
         about = msgspec.structs.replace(
             request,
             request_id="",
@@ -111,7 +111,7 @@ def digest_of(requests: Sequence[CanonicalRequest]) -> str:
             capabilities=None,
             wire=None,
         )
-        digest.update(msgspec.json.encode((about, said), enc_hook=repr, order="deterministic") + b"\n")
+        digest.update(msgspec.json.encode((about, contents), enc_hook=repr, order="deterministic") + b"\n")
     return digest.hexdigest()[:12]
 
 
@@ -213,61 +213,61 @@ class CollectedResults:
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id
-        self._kept: dict[int, BatchResult] = {}
+        self._stored: dict[int, BatchResult] = {}
         # for each result that was passed on: whether it is a response, and its cost
         self._handed_out: dict[int, tuple[bool, CostSum]] = {}
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._handed_out)
+        return len(self._stored) + len(self._handed_out)
 
     def __contains__(self, place: int) -> bool:
-        return place in self._kept or place in self._handed_out
+        return place in self._stored or place in self._handed_out
 
     def get(self, place: int) -> BatchResult | None:
         """The result at an index; None if it is missing, or was passed on."""
-        return self._kept.get(place)
+        return self._stored.get(place)
 
     @property
     def answered(self) -> int:
-        kept = sum(result.response is not None for result in self._kept.values())
-        return kept + sum(is_answer for is_answer, _ in self._handed_out.values())
+        stored = sum(result.response is not None for result in self._stored.values())
+        return stored + sum(is_answer for is_answer, _ in self._handed_out.values())
 
     @property
     def cost(self) -> CostSum:
         """The cost of all results, including results that were passed on."""
-        kept = [result.cost_sum for result in self._kept.values()]
-        return sum((*kept, *(spent for _, spent in self._handed_out.values())), CostSum())
+        stored = [result.cost_sum for result in self._stored.values()]
+        return sum((*stored, *(spent for _, spent in self._handed_out.values())), CostSum())
 
     def all(self) -> tuple[BatchResult, ...]:
         """All results in the order of the requests."""
         if self._handed_out:
             raise CallboardError(f"results of batch {self._batch_id} were read with for_each() and are not stored")
-        return tuple(self._kept[place] for place in sorted(self._kept))
+        return tuple(self._stored[place] for place in sorted(self._stored))
 
     def forget(self, places: Iterable[int]) -> None:
         """Drop the results at some indexes, because others will replace them."""
         for place in places:
-            self._kept.pop(place, None)
+            self._stored.pop(place, None)
             self._handed_out.pop(place, None)
 
     async def add(self, place: int, result: BatchResult, on_result: OnResult | None) -> None:
         """Store a result, or pass it on."""
         if on_result is None:
-            self._kept[place] = result
+            self._stored[place] = result
         else:
             await self._hand_out(place, result, on_result)
 
     async def hand_out_kept(self, on_result: OnResult) -> None:
         """Pass on the stored results, in the order of the requests."""
-        for place in sorted(self._kept):
-            await self._hand_out(place, self._kept[place], on_result)
-            del self._kept[place]
+        for place in sorted(self._stored):
+            await self._hand_out(place, self._stored[place], on_result)
+            del self._stored[place]
 
     async def _hand_out(self, place: int, result: BatchResult, on_result: OnResult) -> None:
         try:
-            given = on_result(result)
-            if isinstance(given, Awaitable):
-                await given
+            pending = on_result(result)
+            if isinstance(pending, Awaitable):
+                await pending
         except Exception as error:
             raise HandOutFailedError(error) from error
         self._handed_out[place] = result.response is not None, result.cost_sum

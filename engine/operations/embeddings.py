@@ -52,14 +52,14 @@ ImageInput: TypeAlias = ImageBlock | bytes | str | Path
 """An image: a block, the bytes of a file, or the path of a file."""
 
 
-def image_block(given: ImageInput) -> ImageBlock:
-    match given:
+def image_block(image: ImageInput) -> ImageBlock:
+    match image:
         case ImageBlock():
-            return given
+            return image
         case bytes():
-            return ImageBlock(data=given)
+            return ImageBlock(data=image)
         case str() | Path():
-            return ImageBlock.from_path(given)
+            return ImageBlock.from_path(image)
 
 
 class ImageOptions(CallOptions, total=False):
@@ -125,14 +125,14 @@ async def make_images(
 ) -> ImageResult:
     options = require_known(options, ImageOptions)
     calls = PlainCalls("image", runtime, model, options, _maker, lambda: (prompt,))
-    asked = tuple(image_block(image) for image in images)
+    blocks = tuple(image_block(image) for image in images)
     upon = None if mask is None else image_block(mask)
 
     def request_to(named: Named, request_id: str) -> ImageRequest:
         return ImageRequest(
             model=f"{named.entry.adapter}:{named.entry.wire_name}",
             prompt=prompt,
-            images=asked,
+            images=blocks,
             mask=upon,
             n=options.get("n", 1),
             size=options.get("size"),
@@ -174,8 +174,8 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
 
 def _most(request: ImageRequest) -> Sequence[TokenUsage]:
     """The maximum usage of a request."""
-    said = Message.user([TextBlock(request.prompt), *request.images])
-    return most_of_images(estimate_request([said], (), None, TokenRates()), request.n)
+    message = Message.user([TextBlock(request.prompt), *request.images])
+    return most_of_images(estimate_request([message], (), None, TokenRates()), request.n)
 
 
 class EmbeddingOptions(CallOptions, total=False):
@@ -221,10 +221,10 @@ class EmbeddingResult(ShortRepr, frozen=True, kw_only=True):
 
     def matrix(self) -> Vector:
         """All vectors in one `array('f')`: ``numpy.frombuffer(…, "f4").reshape(len, -1)``."""
-        whole: Vector = array("f")
+        values: Vector = array("f")
         for vector in self.vectors:
-            whole.extend(vector)
-        return whole
+            values.extend(vector)
+        return values
 
 
 async def embed(
@@ -336,9 +336,9 @@ class _Embedding:
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
         can = adapter.get_embedding_capabilities(named.entry.wire_name)
-        asked = self._options.get("dimensions")
-        if asked is not None and (refusal := can.refusal(asked)) is not None:
-            raise CapabilityError(f"{named.model} does not support {asked} dimensions: {refusal}")
+        dimensions = self._options.get("dimensions")
+        if dimensions is not None and (refusal := can.refusal(dimensions)) is not None:
+            raise CapabilityError(f"{named.model} does not support {dimensions} dimensions: {refusal}")
         if self._has_tokens and not can.supports_tokens:
             raise CapabilityError(f"{named.model} embeds only texts, not tokens")
         return can

@@ -112,10 +112,10 @@ class OperationMethods:
         """
         from .embeddings import make_images
 
-        given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
-        if not given:
+        image_inputs = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
+        if not image_inputs:
             raise ValueError("pass an image to edit")
-        return await make_images(self._runtime, prompt, given, mask, model, options)
+        return await make_images(self._runtime, prompt, image_inputs, mask, model, options)
 
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoOptions]
@@ -175,8 +175,8 @@ class OperationMethods:
 
         from .videos import resume_video
 
-        asked = VideoTerms(seconds, size, audio, key)
-        return await resume_video(self._runtime, job_id, model, asked, polling or USUAL_POLLING)
+        terms = VideoTerms(seconds, size, audio, key)
+        return await resume_video(self._runtime, job_id, model, terms, polling or USUAL_POLLING)
 
     # --- Batches ---
 

@@ -255,8 +255,8 @@ class VideoHandle:
     def _fail(self, job: VideoJob) -> None:
         error = self._error()
         self._call.fail(error, job.terms.key)
-        name, said = type(error).__name__, str(error)[:2000]
-        self._publish(JobFailed(**self._about(), status=job.status, error_type=name, message=said))
+        name, message = type(error).__name__, str(error)[:2000]
+        self._publish(JobFailed(**self._about(), status=job.status, error_type=name, message=message))
 
     def _error(self) -> AdapterError:
         job = self._job
@@ -467,7 +467,7 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
             route, request_id, caused_by, work, most=most, grace=GRACE_SECONDS, on_answer=publish
         )
         polling = options.get("polling", PollPolicy())
-        return _known(runtime, VideoHandle(runtime, created.job, origin, request_id, polling))
+        return _shared_handle(runtime, VideoHandle(runtime, created.job, origin, request_id, polling))
 
     return await calls.run(lambda: calls.first_that_works(check, call))
 
@@ -487,29 +487,29 @@ def _created(job: VideoJob, route: Route) -> JobCreated:
 
 
 async def resume_video(
-    runtime: Runtime, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
+    runtime: Runtime, job_id: str, model: str, overrides: VideoTerms, polling: PollPolicy
 ) -> VideoHandle:
     named = expand(runtime.registry, model, ()).named[0]
     entry = named.entry
     await runtime.host.start()
     runtime.pricing.notice()
-    known = _HANDLES[runtime].get((entry.adapter, job_id))
-    if known is not None:
-        await known.refresh()
-        return known
+    open_handle = _HANDLES[runtime].get((entry.adapter, job_id))
+    if open_handle is not None:
+        await open_handle.refresh()
+        return open_handle
     _maker(runtime.adapters.consult(runtime.registry.adapter_of(entry)), named)
     stored = await stored_job(runtime, entry.adapter, job_id)
     terms = VideoTerms(
-        stored.seconds if asked.seconds is None else asked.seconds,
-        stored.size if asked.size is None else asked.size,
-        stored.audio if asked.audio is None else asked.audio,
-        asked.key or stored.key,
+        stored.seconds if overrides.seconds is None else overrides.seconds,
+        stored.size if overrides.size is None else overrides.size,
+        stored.audio if overrides.audio is None else overrides.audio,
+        overrides.key or stored.key,
     )
     origin = JobOrigin(
         decision=decision_of(named, model), wire_model=entry.wire_name, priced_as=priced_as(runtime, named)
     )
     job = VideoJob(id=job_id, model=origin.model, provider=entry.adapter, status="queued", terms=terms)
-    handle = _known(runtime, VideoHandle(runtime, job, origin, stored.created_by, polling))
+    handle = _shared_handle(runtime, VideoHandle(runtime, job, origin, stored.created_by, polling))
     await handle.refresh()
     return handle
 
@@ -518,7 +518,7 @@ _HANDLES: PerEngine[WeakValueDictionary[tuple[str, str], VideoHandle]] = PerEngi
 """The handles that are in use, by provider and job."""
 
 
-def _known(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
+def _shared_handle(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
     """The single handle of a job in this engine, so that the job's end is published once."""
     return _HANDLES[runtime].setdefault((handle.job.provider, handle.id), handle)
 

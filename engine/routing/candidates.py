@@ -95,13 +95,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         (named,) = self.named
         return self.decision(named, [Candidate(named.model, None, named.fallback_of)])
 
-    def decision(self, taken: Named, candidates: Sequence[Candidate]) -> RoutingDecision:
+    def decision(self, selected: Named, candidates: Sequence[Candidate]) -> RoutingDecision:
         """The recorded decision: the chosen model, and the reason why each other model was not chosen."""
         return RoutingDecision(
             requested=self.requested,
-            model=taken.model,
-            provider=taken.entry.adapter,
-            resolved_by="choice" if self.chosen else taken.resolved_by,
+            model=selected.model,
+            provider=selected.entry.adapter,
+            resolved_by="choice" if self.chosen else selected.resolved_by,
             candidates=tuple(candidates),
         )
 
@@ -178,12 +178,12 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
 
 def _of_chain(registry: ModelRegistry, name: str) -> Plan:
     """A name with its fallbacks in models.yaml. The plan is cached with the registry, which never changes."""
-    known = _plans.setdefault(registry, {})
-    plan = known.get(name)
+    cached_plans = _plans.setdefault(registry, {})
+    plan = cached_plans.get(name)
     if plan is None:
         plan = Plan(requested=name, named=_chain(registry, name))
-        if len(known) < _MOST_PLANS:
-            known[name] = plan
+        if len(cached_plans) < _MOST_PLANS:
+            cached_plans[name] = plan
     return plan
 
 
@@ -258,33 +258,37 @@ def choose(
         raise lack
     if not usable:
         raise refusal(plan, options)
-    taken = usable[0]
+    selected = usable[0]
     if len(usable) > 1:
-        taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
+        selected = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[
+            1
+        ]
     others: tuple[str, ...] = ()
-    if len(usable) > 1 and stay_with != taken.named.model:
-        ready = [option for option in usable if option is not taken and option.readiness.kind == "ready"]
+    if len(usable) > 1 and stay_with != selected.named.model:
+        ready = [option for option in usable if option is not selected and option.readiness.kind == "ready"]
         others = tuple([option.named.model for option in ready])
-    return Route(_decision(plan, options, rejected, taken, cached_at), taken, others)
+    return Route(_decision(plan, options, rejected, selected, cached_at), selected, others)
 
 
 def _decision(
-    plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], taken: Option, cached_at: str | None
+    plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], selected: Option, cached_at: str | None
 ) -> RoutingDecision:
     """The decision, with the reason why each of the other models was not chosen."""
     candidates = [
         Candidate(
             option.named.model,
-            None if option is taken else reason or _set_back(option, taken) or _not_needed(taken, cached_at),
+            None
+            if option is selected
+            else reason or _set_back(option, selected) or _not_needed(selected, cached_at),
             option.named.fallback_of,
         )
         for option, reason in zip(options, rejected, strict=True)
     ]
-    return plan.decision(taken.named, candidates)
+    return plan.decision(selected.named, candidates)
 
 
-def _not_needed(taken: Option, cached_at: str | None) -> str:
-    model = taken.named.model
+def _not_needed(selected: Option, cached_at: str | None) -> str:
+    model = selected.named.model
     return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
 
 
@@ -307,8 +311,8 @@ def _rank(
     return model != stay_with, option.readiness.kind == "later", model != cached_at, unpriced, cost, place
 
 
-def _set_back(option: Option, taken: Option) -> str | None:
-    if option.readiness.kind == "later" and taken.readiness.kind != "later":
+def _set_back(option: Option, selected: Option) -> str | None:
+    if option.readiness.kind == "later" and selected.readiness.kind != "later":
         return option.readiness.reason
     return None
 
@@ -343,15 +347,15 @@ def may_fall_back(error: AdapterError) -> bool:
     return isinstance(error, NotFoundError) or not isinstance(error, InvalidRequestError)
 
 
-def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]) -> dict[str, str]:
+def failures_after(error: AdapterError, selected: Option, options: Sequence[Option]) -> dict[str, str]:
     """The models that can't serve after a failure, each with the reason."""
-    out = {taken.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
-    if isinstance(error, ContextOverflowError) and taken.capabilities is not None:
-        window = taken.capabilities.max_context_tokens
+    out = {selected.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
+    if isinstance(error, ContextOverflowError) and selected.capabilities is not None:
+        window = selected.capabilities.max_context_tokens
         for option in options:
-            own = option.capabilities
-            if option is not taken and own is not None and own.max_context_tokens <= window:
-                out[option.named.model] = f"its window of {own.max_context_tokens} tokens is not larger"
+            capabilities = option.capabilities
+            if option is not selected and capabilities is not None and capabilities.max_context_tokens <= window:
+                out[option.named.model] = f"its window of {capabilities.max_context_tokens} tokens is not larger"
     return out
 
 

@@ -50,8 +50,8 @@ class Requirements(msgspec.Struct, frozen=True):
     """The minimum size of the model's window in tokens, for prompt and reply together."""
 
     def __post_init__(self) -> None:
-        given: str | Sequence[str] = self.capabilities
-        names = (given,) if isinstance(given, str) else given
+        capabilities: str | Sequence[str] = self.capabilities
+        names = (capabilities,) if isinstance(capabilities, str) else capabilities
         msgspec.structs.force_setattr(self, "capabilities", tuple(_flag(name) for name in names))
 
     def unmet(self, capabilities: AdapterCapabilities) -> str | None:
@@ -196,8 +196,8 @@ def _lacks(required: TurnRequirements, capabilities: AdapterCapabilities, *, lis
         yield "can't be forced to call a tool"
     if required.tools and required.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
         yield "can't call tools in parallel"
-    held = required.output_schema is None or capabilities.supports_structured_output
-    if not held and required.schema_mode == "native":
+    can_follow_schema = required.output_schema is None or capabilities.supports_structured_output
+    if not can_follow_schema and required.schema_mode == "native":
         yield "does not support output schemas"
     if required.reasoning_effort not in (None, "none") and not capabilities.supports_thinking and listed:
         yield f"does not support reasoning, so effort {required.reasoning_effort!r} has no effect"

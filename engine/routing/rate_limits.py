@@ -25,7 +25,7 @@ from callboard.adapters import (
 from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
 from ..models.entries import AdapterEntry
-from .rate_account import Ticket
+from .learned_limits import Ticket
 from .rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0
@@ -61,7 +61,7 @@ class AsyncRateLimiter:
     def begin_to_count(self) -> None:
         """Start counting, because a limit is now known. Calls in progress count as sent now."""
         unseen, self.unseen = self.unseen, {}
-        self.limiter.known = True
+        self.limiter.has_limits = True
         for lease in unseen:
             lease.force()
 
@@ -75,7 +75,7 @@ class AsyncRateLimiter:
     def learn(self, observation: LimitObservation, observed_us: int) -> None:
         """Apply the limits that another node has learned."""
         now_us = self.now_us()
-        if not self.limiter.known:
+        if not self.limiter.has_limits:
             self.begin_to_count()
         if observation.pause_us:
             self.limiter.refused_elsewhere(observation.model, observation.pause_us, now_us)
@@ -148,7 +148,7 @@ class RateLimitLease:
     def ask(self) -> bool:
         """Request a turn in the queue. Returns whether the request may be sent now."""
         live = self._live
-        if not live.limiter.known:
+        if not live.limiter.has_limits:
             return True
         ticket = self._ticket = Ticket(self.model, self._order, *self._most)
         if live.limiter.ask(ticket, live.now_us()):
@@ -185,7 +185,7 @@ class RateLimitLease:
         """Count the request as sent. Returns False if it must wait, because a refusal followed its admission."""
         live = self._live
         if self._ticket is None:
-            if not live.limiter.known:
+            if not live.limiter.has_limits:
                 live.unseen[self] = None
                 return True
             if not self.ask():  # a limit has become known since
@@ -207,8 +207,8 @@ class RateLimitLease:
                 if self._ticket is not None and self._ticket.state != "sent":
                     self._over(None)
                     self.force()  # the adapter didn't wait for its turn
-            case AttemptFirstEvent(rate_limit=said):
-                self._answered(NO_HEADERS if said is None or not self._learns else read_headers(said))
+            case AttemptFirstEvent(rate_limit=info):
+                self._answered(NO_HEADERS if info is None or not self._learns else read_headers(info))
             case AttemptFailed(error=error):
                 return self._failed(error)
             case _:
@@ -390,7 +390,7 @@ class RateLimits:
     def is_free(self, adapter: str, model: str, key: str = "") -> bool:
         """Whether a small request to a model would be sent immediately."""
         live = self._limiters.get((adapter, key))
-        if live is None or not live.limiter.known:
+        if live is None or not live.limiter.has_limits:
             return True
         return live.limiter.is_free(model, live.now_us())
 

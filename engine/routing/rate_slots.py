@@ -24,7 +24,7 @@ import msgspec
 
 from callboard.adapters import RateLimitInfo
 
-from .rate_account import MINUTE_US, Account, Learned, Reading, Ticket
+from .learned_limits import MINUTE_US, Account, Learned, Reading, Ticket
 
 _MOST_MODELS = 1024
 
@@ -66,25 +66,25 @@ class RateLimiter:
         self.shared = Account()
         """The limits of all models together."""
         self.models: dict[str, Account] = {}
-        self.known = False
+        self.has_limits = False
         """Whether any limit is known or was known before."""
         self.waiting = 0
         self._queues: dict[str, _Queue] = {}
-        self._asked = 0
+        self._requests_started = 0
         self._sent = 0
         self.declare(requests, tokens)
 
     def declare(self, requests: float | None, tokens: float | None) -> None:
         self.declared = requests, tokens
         self.shared.declare(requests, tokens)
-        self.known = self.known or bool(requests or tokens)
+        self.has_limits = self.has_limits or bool(requests or tokens)
 
     # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
         """Put a request into the queue. Returns whether it may be sent now; otherwise it waits."""
-        ticket.number = self._asked
-        self._asked += 1
+        ticket.number = self._requests_started
+        self._requests_started += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
         if not self.waiting and not self._short(ticket, model, now_us):
             self._let_in(ticket, model, now_us)
@@ -148,7 +148,7 @@ class RateLimiter:
         model.succeeded(ticket)
         if headers is NO_HEADERS:
             return
-        self.known = True
+        self.has_limits = True
         if headers.requests is not None:
             model.observe(ticket, "requests", headers.requests, now_us, output=True)
         if headers.tokens is not None:
@@ -157,19 +157,19 @@ class RateLimiter:
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
         """Record that the provider refused a request because of a rate limit. `hint_us` is the requested wait."""
-        self.known = True
+        self.has_limits = True
         self.models[ticket.model].refused(ticket, hint_us, now_us)
 
     def refused_elsewhere(self, model: str, pause_us: int, now_us: int) -> None:
         """Record that another node with this key was refused and sends nothing for `pause_us`."""
-        self.known = True
+        self.has_limits = True
         (self.models.get(model) or self._new_model(model)).refused_elsewhere(pause_us, now_us)
 
     def answered_elsewhere(
         self, model: str, headers: Headers, observed_us: int, now_us: int, *, opens: bool
     ) -> None:
         """Apply the reading of another node with this key, see `Account.observe_elsewhere`."""
-        self.known = True
+        self.has_limits = True
         account = self.models.get(model) or self._new_model(model)
         readings: dict[Literal["requests", "tokens"], Reading] = {}
         if headers.requests is not None:
@@ -236,8 +236,8 @@ class RateLimiter:
     def rooms(self, now_us: int) -> Iterator[Room]:
         for name, account in ((None, self.shared), *self.models.items()):
             for limit in account.limits:
-                left = max(limit.room(now_us), 0.0)
-                yield Room(name, limit.kind, isinstance(limit, Learned), limit.limit, left)
+                available = max(limit.room(now_us), 0.0)
+                yield Room(name, limit.kind, isinstance(limit, Learned), limit.limit, available)
 
     def lines(self, now_us: int) -> Iterator[Line]:
         """The requests that wait, by their models."""
@@ -299,13 +299,13 @@ class RateLimiter:
         return account
 
 
-def read_headers(said: RateLimitInfo) -> Headers:
+def read_headers(info: RateLimitInfo) -> Headers:
     """The limits in a provider's headers; `NO_HEADERS` if they don't state the remaining amount."""
-    requests = _reading(said.requests_limit, said.requests_remaining, said.requests_reset, said.fixed_window)
-    tokens = _reading(said.tokens_limit, said.tokens_remaining, said.tokens_reset, said.fixed_window)
+    requests = _reading(info.requests_limit, info.requests_remaining, info.requests_reset, info.fixed_window)
+    tokens = _reading(info.tokens_limit, info.tokens_remaining, info.tokens_reset, info.fixed_window)
     if requests is None and tokens is None:
         return NO_HEADERS
-    return Headers(requests, tokens, said.counts_output)
+    return Headers(requests, tokens, info.counts_output)
 
 
 def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed: bool) -> Reading | None:

@@ -32,7 +32,7 @@ arrival = itertools.count().__next__
 
 class _Waiter:
     def __init__(self) -> None:
-        self.given = anyio.Event()
+        self.adapter_ready = anyio.Event()
 
 
 class CallSlots:
@@ -61,9 +61,9 @@ class CallSlots:
         entry = (turn, next(self._numbers), waiter)
         heapq.heappush(self._queue, entry)
         try:
-            await waiter.given.wait()
+            await waiter.adapter_ready.wait()
         except BaseException:
-            if waiter.given.is_set():
+            if waiter.adapter_ready.is_set():
                 self.release()
             else:
                 self._queue.remove(entry)
@@ -74,7 +74,7 @@ class CallSlots:
         """Return a slot. If calls wait, the next one gets it."""
         if self._queue:
             _, _, waiter = heapq.heappop(self._queue)
-            waiter.given.set()
+            waiter.adapter_ready.set()
         else:
             self.used -= 1
 
@@ -284,8 +284,8 @@ class AdapterPool:
             actor = running.ref.actor
             if isinstance(actor, AdapterActor):
                 return actor.adapter
-        known, spare = self._spares.get(entry.name, (None, None))
-        if spare is None or known != entry:
+        configured, spare = self._spares.get(entry.name, (None, None))
+        if spare is None or configured != entry:
             spare = make_spare(entry, self._clock)
             self._spares[entry.name] = entry, spare
         return spare

@@ -65,7 +65,9 @@ class LocalStreams:
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         """Send a stream to other nodes, from its start."""
 
-    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
+    def begin(
+        self, turn_id: str, state: SessionState, options: StoredTurnOptions, messages: Sequence[Message]
+    ) -> None:
         """Record the start of a session's turn, with the messages that wait for a reply."""
 
     def appended(self, turn_id: str, position: int, message: Message) -> None:

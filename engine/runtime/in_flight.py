@@ -155,13 +155,13 @@ def require_asyncio() -> None:
         ) from None
 
 
-def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
+def require_loop(owner_loop: asyncio.AbstractEventLoop, instead: str = "") -> None:
     """Check that the running event loop is this one. Raises WrongLoop."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
         return  # no event loop runs here, so this code cannot await on a wrong loop
-    if running is not own:
+    if running is not owner_loop:
         raise WrongLoop(
             "this engine belongs to another event loop. Create one engine for each loop, or use it from "
             "its own loop" + (f". {instead}" if instead else "")
@@ -298,10 +298,10 @@ class TurnScope:
         if self._scope.cancel_called:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
-    def hold_time(self, held: bool) -> None:
+    def hold_time(self, stopped: bool) -> None:
         """Suspend the deadline during a call, because the call has the same deadline and ends itself."""
         if self.seconds is not None:
-            self._scope.deadline = math.inf if held else self.deadline
+            self._scope.deadline = math.inf if stopped else self.deadline
 
     def _ending(self, cancelled: CancelledError) -> AdapterError:
         """The error for a cancelled turn, depending on the reason."""

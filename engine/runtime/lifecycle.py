@@ -71,7 +71,7 @@ LAST_SHIPPING_SECONDS = 2.0
 """Seconds for shipping the remaining events when the engine ends."""
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def _take_exception(task: asyncio.Task[None]) -> None:
     """Mark the task's exception as retrieved, to avoid asyncio's warning. It is logged, and raised in callers that
     start, use or close the engine.
     """
@@ -101,7 +101,7 @@ class Life:
         self._started_ns = runtime.clock.monotonic_ns()
         self._stopped_ns: int | None = None
         self._task = asyncio.create_task(self._root(), name="callboard engine")
-        self._task.add_done_callback(_seen)
+        self._task.add_done_callback(_take_exception)
 
     @property
     def state(self) -> Literal["starting", "running", "closed"]:
@@ -341,8 +341,8 @@ class Life:
         except StoreError as error:
             _log.warning("availability_not_restored", error=str(error))
             return
-        known = runtime.registry.adapters
-        events = (envelope for envelope in history if getattr(envelope.data, "provider", None) in known)
+        adapters = runtime.registry.adapters
+        events = (envelope for envelope in history if getattr(envelope.data, "provider", None) in adapters)
         runtime.availability.restore(events, now_us)
 
 

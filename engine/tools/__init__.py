@@ -13,7 +13,7 @@ __getattr__, __dir__, __all__ = face(
         ".context": (
             "Approval ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError"
         ),
-        ".define": "tool",
+        ".from_function": "tool",
         ".handler": "FunctionTool Tool ToolHandler",
         ".parameters": "ToolDefinitionError",
         ".running": "run_tools",

@@ -2,7 +2,7 @@
 from .calls import Answer, InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
 from .collect import ToolLike, ToolSource, as_tools
 from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
-from .define import tool
+from .from_function import tool
 from .handler import FunctionTool, Tool, ToolHandler
 from .parameters import ToolDefinitionError
 from .running import run_tools

@@ -173,28 +173,28 @@ class Answers(msgspec.Struct, frozen=True):
     """The calls that were approved."""
 
 
-def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
+def answers_to(messages: Sequence[Message], answers: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
     """Check a host's answers to open calls, and split them into results and calls to run.
 
     Args:
         messages: The conversation.
-        given: The answers by the ids of the calls.
+        answers: The answers by the ids of the calls.
         tools: The tools of the session, which run the approved calls.
 
     Raises:
         CallboardError: An answer belongs to no open call or can't be an answer, or there is no answer at all.
     """
     calls = open_calls(messages)
-    if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
+    if not calls and not answers and (not messages or messages[-1].role is not Role.TOOL):
         raise CallboardError("no tool call of this session is waiting for an answer. Use send()")
-    _require_open(calls, given, messages)
+    _require_open(calls, answers, messages)
     runnable = {tool.name for tool in tools if tool.handler is not None}
     results: dict[str, ToolResultBlock] = {}
     to_run: list[ToolUseBlock] = []
     for call in calls:
-        if call.id not in given:
+        if call.id not in answers:
             continue
-        answer = given[call.id]
+        answer = answers[call.id]
         if not isinstance(answer, Approved):
             results[call.id] = _result(call, answer)
         elif call.name in runnable:
@@ -207,15 +207,17 @@ def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: 
     return Answers(results, tuple(to_run))
 
 
-def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], messages: Sequence[Message]) -> None:
+def _require_open(
+    calls: Sequence[ToolUseBlock], answers: Mapping[str, Answer], messages: Sequence[Message]
+) -> None:
     names = {call.id: call.name for call in calls}
     waiting = ", ".join(f"{id_} ({name})" for id_, name in names.items()) or "none"
-    if unknown := [id_ for id_ in given if id_ not in names]:
+    if unknown := [id_ for id_ in answers if id_ not in names]:
         raise CallboardError(
             f"no open call has the id {', '.join(unknown)}. Open calls: {waiting}. See Session.pending_calls"
             + "".join(f". {why}" for id_ in unknown if (why := _why_closed(id_, messages)))
         )
-    if calls and not given:
+    if calls and not answers:
         raise CallboardError(f"no call was answered. Open calls: {waiting}. See Session.pending_calls")
 
 

@@ -57,7 +57,7 @@ _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """A cache of the tools made from functions, so that a function passed with every call is inspected once."""
 
 
-def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
+def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
     """Convert the given tools and functions to tools.
 
     Raises:
@@ -65,31 +65,31 @@ def as_tools(given: Iterable[ToolLike]) -> tuple[Tool, ...]:
     ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
     TypeError: An item is neither a tool nor a function.
     """
-    return collected(given)[0]
+    return collected(tools)[0]
 
 
-def collected(given: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
+def collected(tools: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
     """The given tools, as `as_tools` returns them, and the given sources."""
-    if type(given) not in (list, tuple) and isinstance(given, ToolSource):
-        return given.tools, (given,)
-    own: list[Tool] = []
+    if type(tools) not in (list, tuple) and isinstance(tools, ToolSource):
+        return tools.tools, (tools,)
+    direct: list[Tool] = []
     sources: list[ToolSource] = []
-    for each in given:
+    for each in tools:
         if isinstance(each, Tool):  # checked first, because it is fast
-            own.append(each)
+            direct.append(each)
         elif isinstance(each, ToolSource):
             sources.append(each)
         else:
-            own.append(_made_of(each))
-    require_distinct(own)
-    return _with_those_of(sources, own) if sources else tuple(own), tuple(sources)
+            direct.append(_made_of(each))
+    require_distinct(direct)
+    return _with_those_of(sources, direct) if sources else tuple(direct), tuple(sources)
 
 
-def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[Tool, ...]:
+def _with_those_of(sources: Iterable[ToolSource], direct: Iterable[Tool]) -> tuple[Tool, ...]:
     """The program's own tools, followed by the tools of sources. A source's tool is skipped if its name is already
     used.
     """
-    found = {tool.name: tool for tool in own}
+    found = {tool.name: tool for tool in direct}
     for source in sources:
         for tool in source.tools:
             if found.setdefault(tool.name, tool) is not tool:
@@ -100,17 +100,17 @@ def _with_those_of(sources: Iterable[ToolSource], own: Iterable[Tool]) -> tuple[
 def _made_of(function: object) -> Tool:
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"tools must contain only Tool objects and functions, not {_kind(function)}")
-    from .define import tool
+    from .from_function import tool
 
     try:
-        known = _made.get(function)
+        made_tool = _made.get(function)
     except TypeError:  # the function is not hashable, or does not support weak references
         return tool(function)
-    if known is None:
-        known = tool(function)
+    if made_tool is None:
+        made_tool = tool(function)
         if hasattr(function, "__code__"):  # a method is a new object at each access
-            _made[function] = known
-    return known
+            _made[function] = made_tool
+    return made_tool
 
 
 def _kind(value: object) -> str:
@@ -128,8 +128,8 @@ def plugin_tools(name: str) -> Sequence[Tool] | None:
     offered, fault = plugin.load()
     if fault is not None:
         raise ConfigurationError(f"the tools {name!r} of {plugin.package} can't be loaded: {fault}")
-    given: Sequence[ToolLike] = offered if isinstance(offered, (list, tuple)) else [offered]  # type: ignore[list-item]
+    provided: Sequence[ToolLike] = offered if isinstance(offered, (list, tuple)) else [offered]  # type: ignore[list-item]
     try:
-        return as_tools(given)
+        return as_tools(provided)
     except (TypeError, ToolDefinitionError) as error:
         raise ConfigurationError(f"the tools {name!r} of {plugin.package} are not tools: {error}") from error

@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True):
     """The converted arguments of a call."""
 
     keywords: dict[str, Any]
-    whole: tuple[Any, ...] = ()
+    all_arguments: tuple[Any, ...] = ()
     """All arguments as one mapping, if the function takes them in this form."""
 
 
@@ -57,7 +57,7 @@ class Handler(msgspec.Struct, frozen=True):
     """The parameters that the engine fills in."""
     keywords: type[msgspec.Struct] | None = None
     """A Struct with the parameters that the model fills in."""
-    whole: Parameter | None = None
+    catch_all: Parameter | None = None
     """The parameter that receives all arguments as one mapping, instead of `keywords`."""
     variadic: bool = False
     """Whether the function takes any keywords."""
@@ -71,20 +71,22 @@ class Handler(msgspec.Struct, frozen=True):
         if self.schema is not None:
             check(arguments, self.schema)
         if self.keywords is None:
-            hint = self.whole.hint if self.whole is not None else object
+            hint = self.catch_all.hint if self.catch_all is not None else object
             return Ready({}, (arguments if hint in _AS_IT_IS else convert(arguments, hint),))
         struct = convert(arguments, self.keywords)
-        given = {name: getattr(struct, name) for name in self.keywords.__struct_fields__ if name in arguments}
+        arguments_by_name = {
+            name: getattr(struct, name) for name in self.keywords.__struct_fields__ if name in arguments
+        }
         if self.variadic:
-            given = {**arguments, **given}
-        return Ready(given)
+            arguments_by_name = {**arguments, **arguments_by_name}
+        return Ready(arguments_by_name)
 
     def call(self, ready: Ready, context: ToolContext | None) -> object:
         """Call the function, which may return an awaitable."""
         if not self.injected or context is None:
-            return self.function(*ready.whole, **ready.keywords)
+            return self.function(*ready.all_arguments, **ready.keywords)
         filled = {name: _value(injected, context) for name, injected in self.injected.items()}
-        return self.function(*ready.whole, **ready.keywords, **filled)
+        return self.function(*ready.all_arguments, **ready.keywords, **filled)
 
     def bound(self, function: ToolHandler) -> Handler:
         """The handler of another function with the same parameters."""
@@ -106,25 +108,25 @@ def _value(injected: Injected, context: ToolContext) -> object:
 def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
     """The handler of a tool that has its own schema."""
     properties = schema.get("properties")
-    known = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
+    names = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
     hints = lenient_hints_of(function)
-    parameters = parameters_of(function, hints=hints, properties=known, what=f"tool {name!r}: ")
+    parameters = parameters_of(function, hints=hints, properties=names, what=f"tool {name!r}: ")
     plain = Handler(function, is_async(function), parameters.injected, schema=schema)
-    strange = [parameter for parameter in parameters.filled_in if parameter.name not in known]
+    strange = [parameter for parameter in parameters.filled_in if parameter.name not in names]
     if parameters.unnamed or (len(strange) == len(parameters.filled_in) == 1 and not parameters.variadic):
-        return replace(plain, whole=strange[0] if strange else None)
-    _require_fit(name, known, parameters, strange)
+        return replace(plain, catch_all=strange[0] if strange else None)
+    _require_fit(name, names, parameters, strange)
     return replace(plain, keywords=struct_of(parameters), variadic=parameters.variadic)
 
 
-def _require_fit(name: str, known: frozenset[str], parameters: Parameters, strange: list[Parameter]) -> None:
-    taken = {parameter.name for parameter in parameters.filled_in}
+def _require_fit(name: str, names: frozenset[str], parameters: Parameters, strange: list[Parameter]) -> None:
+    filled_names = {parameter.name for parameter in parameters.filled_in}
     if needless := [parameter.name for parameter in strange if parameter.required]:
         raise ToolDefinitionError(
             f"tool {name!r}: its handler needs {', '.join(needless)}, which the schema does not have. Add it to "
             "the schema's properties, give the parameter a default, or take all arguments as one mapping"
         )
-    if not parameters.variadic and (missing := sorted(known - taken)):
+    if not parameters.variadic and (missing := sorted(names - filled_names)):
         raise ToolDefinitionError(
             f"tool {name!r}: its handler does not accept {', '.join(missing)}, which the schema has. Add "
             f"the parameter, **kwargs, or take all arguments as one mapping"

@@ -90,11 +90,11 @@ def parameters_of(
     injected: dict[str, Injected] = {}
     variadic = unnamed = False
     fixed = bound_keywords(function)
-    own = frozenset(properties)
+    names = frozenset(properties)
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name, NOTHING)
         injection = Injected.CONTEXT if _is_context(hint) else None
-        if injection is None and parameter.name not in own:
+        if injection is None and parameter.name not in names:
             injection = _reserved(parameter.name, hint, what)
         match parameter.kind:
             case inspect.Parameter.VAR_KEYWORD:
@@ -212,9 +212,9 @@ def _flat(metadata: Iterable[object]) -> Iterator[object]:
 def description_of(hint: object) -> str | None:
     """The description of a parameter in ``Annotated[...]``: a string, or an object that has a description."""
     for each in getattr(hint, "__metadata__", ()):
-        for said in (each, getattr(each, "description", None), getattr(each, "documentation", None)):
-            if isinstance(said, str):
-                return said
+        for text in (each, getattr(each, "description", None), getattr(each, "documentation", None)):
+            if isinstance(text, str):
+                return text
     return None
 
 

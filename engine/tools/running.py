@@ -208,7 +208,7 @@ async def _repaired(
     if shared.repair is None:
         return None
     try:
-        return await _asked(shared.repair, call, error, tool)
+        return await _call_hook(shared.repair, call, error, tool)
     except Exception as failure:
         _log.warning("repair_failed", failure, tool=call.name, error=type(failure).__name__)
         return None
@@ -249,12 +249,12 @@ async def _require_approval(
 
 async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundContext) -> object:
     needed = tool.needs_approval
-    if callable(needed) and not await _asked(needed, request):
+    if callable(needed) and not await _call_hook(needed, request):
         return Approved()
-    return Pending() if shared.approve is None else await _asked(shared.approve, request)
+    return Pending() if shared.approve is None else await _call_hook(shared.approve, request)
 
 
-async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
+async def _call_hook(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
     """Call a host's hook. A plain function runs in a thread, because it may block."""
     answer = hook(*arguments) if is_async(hook) else await run_in_thread(lambda: hook(*arguments))
     return await answer if inspect.isawaitable(answer) else answer
@@ -425,7 +425,7 @@ class _Slot:
         except LookupError:
             self._limiter = anyio.CapacityLimiter(MAX_THREADS)
             _slots.set(self._limiter)
-        self._held = False
+        self._is_admitted = False
 
     async def wait(self) -> None:
         try:
@@ -433,11 +433,11 @@ class _Slot:
             self._limiter.acquire_on_behalf_of_nowait(self)
         except anyio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(self)
-        self._held = True
+        self._is_admitted = True
 
     def __enter__(self) -> _Slot:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._held:
+        if self._is_admitted:
             self._limiter.release_on_behalf_of(self)

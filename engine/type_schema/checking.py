@@ -179,7 +179,7 @@ def _object(schema: JsonObject) -> Accepts | None:
         for name in needed:
             if name not in value:
                 return False
-        return all(find(name, other)(held) for name, held in value.items())
+        return all(find(name, other)(item) for name, item in value.items())
 
     return accepts
 
@@ -204,11 +204,11 @@ def check(value: Json, schema: JsonObject) -> None:
     """
     from referencing.exceptions import Unresolvable
 
-    known = _known(schema)
-    if known.accepts is not None and known.accepts(value):
+    entry = _entry_of(schema)
+    if entry.accepts is not None and entry.accepts(value):
         return
     try:
-        faults = list(islice(known.validator.iter_errors(value), REPORTED))
+        faults = list(islice(entry.validator.iter_errors(value), REPORTED))
     except RecursionError:
         raise ValueError("$: it is nested too deeply to be checked") from None
     except Unresolvable as error:
@@ -221,7 +221,7 @@ def check(value: Json, schema: JsonObject) -> None:
 
 def check_schema(schema: JsonObject) -> None:
     """Raise SchemaError unless it is a JSON Schema."""
-    _known(schema)
+    _entry_of(schema)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class _Known:
     accepts: Accepts | None
 
 
-def _known(schema: JsonObject) -> _Known:
+def _entry_of(schema: JsonObject) -> _Known:
     try:
         text = msgspec.json.encode(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -268,10 +268,10 @@ def _remembered(schema: bytes) -> _Known:
 
 def _with_own_patterns(schema: JsonObject) -> JsonObject:
     """The schema without patterns that Python can't read. JSON Schema uses JavaScript's patterns."""
-    kept = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
-    if isinstance(named := kept.get("patternProperties"), dict):
-        kept["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}
-    return map_subschemas(kept, _with_own_patterns)
+    keywords = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
+    if isinstance(named := keywords.get("patternProperties"), dict):
+        keywords["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}
+    return map_subschemas(keywords, _with_own_patterns)
 
 
 def _is_pattern(value: Json) -> bool:
@@ -324,10 +324,10 @@ def convert(value: Json, to: object) -> Any:
     except (TypeError, NotImplementedError) as error:
         raise SchemaError(str(error)) from error
     except ValueError as error:
-        whole = _with_whole_numbers(value)
-        if whole is not value:
+        as_integers = _with_whole_numbers(value)
+        if as_integers is not value:
             try:
-                return _converted(whole, to)
+                return _converted(as_integers, to)
             except ValueError:
                 pass  # the first error describes the original value
         raise ValueError(_explained(error)) from error

@@ -123,14 +123,14 @@ def _fitted(hint: Any) -> Any:
         return hint
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        whole = _whole(hint) if _is_pydantics(hint) else None
-        return _rebuilt(hint, arguments[:1], origin) if whole is None else whole
+        rebuilt = _without_constraints(hint) if _is_pydantics(hint) else None
+        return _rebuilt(hint, arguments[:1], origin) if rebuilt is None else rebuilt
     if origin in (typing.Union, types.UnionType):
-        whole = _whole(hint) if any(map(_is_pydantics, _classes(hint))) else None
-        return _stand_in(hint, Choice(arguments)) if whole is None else whole
+        rebuilt = _without_constraints(hint) if any(map(_is_pydantics, _classes(hint))) else None
+        return _stand_in(hint, Choice(arguments)) if rebuilt is None else rebuilt
     if origin is not None and arguments:
         return _rebuilt(hint, arguments, origin)
-    return _whole(hint) or hint
+    return _without_constraints(hint) or hint
 
 
 def _is_taken(hint: Any) -> bool:
@@ -208,7 +208,7 @@ class Whole:
             raise Refused(faults) from error
 
 
-def _whole(hint: Any) -> Any | None:
+def _without_constraints(hint: Any) -> Any | None:
     """The stand-in for a hint that pydantic supports; None if pydantic refuses it or is not installed."""
     try:
         import pydantic

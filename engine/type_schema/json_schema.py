@@ -27,9 +27,9 @@ def lift_definitions(schema: JsonObject) -> JsonObject:
     If a name is already used, the definition gets a number.
     """
     lifted: JsonObject = {}
-    own = schema.get("$defs")
-    if isinstance(own, dict):
-        lifted.update(own)
+    definitions = schema.get("$defs")
+    if isinstance(definitions, dict):
+        lifted.update(definitions)
     root = _without_definitions(schema)
     body = map_subschemas(root, lambda inner: _lift(inner, lifted))
     for name in list(lifted):
@@ -42,10 +42,10 @@ def _each(schema: Json, lifted: JsonObject) -> Json:
 
 
 def _lift(schema: JsonObject, lifted: JsonObject) -> JsonObject:
-    own = schema.get("$defs")
-    if isinstance(own, dict):
-        names = {name: _free_name(name, value, lifted) for name, value in own.items()}
-        for name, value in own.items():
+    definitions = schema.get("$defs")
+    if isinstance(definitions, dict):
+        names = {name: _free_name(name, value, lifted) for name, value in definitions.items()}
+        for name, value in definitions.items():
             lifted[names[name]] = _renamed(value, names)
         renamed = _renamed(_without_definitions(schema), names)
         schema = renamed if isinstance(renamed, dict) else schema
@@ -242,7 +242,7 @@ def json_schema(of: object) -> JsonObject:
     The root is never a reference. Every other named type is in ``$defs``.
     """
     if isinstance(of, Mapping):
-        return _given(of)
+        return _checked_schema(of)
     try:
         text = _remembered(of)
     except SchemaError:
@@ -303,12 +303,12 @@ def _tidied(schema: JsonObject) -> JsonObject:
 def _without_noise(schema: JsonObject) -> JsonObject:
     """A schema without generated parts that no model needs: titles that repeat a name, pointers to tags, and the
     indentation of docstrings."""
-    kept = {name: value for name, value in schema.items() if name not in ("discriminator", "$comment")}
-    if isinstance(description := kept.get("description"), str):
-        kept["description"] = inspect.cleandoc(description)
-    if isinstance(properties := kept.get("properties"), dict):
-        kept["properties"] = {name: _without_own_name(name, value) for name, value in properties.items()}
-    return map_subschemas(kept, _without_noise)
+    keywords = {name: value for name, value in schema.items() if name not in ("discriminator", "$comment")}
+    if isinstance(description := keywords.get("description"), str):
+        keywords["description"] = inspect.cleandoc(description)
+    if isinstance(properties := keywords.get("properties"), dict):
+        keywords["properties"] = {name: _without_own_name(name, value) for name, value in properties.items()}
+    return map_subschemas(keywords, _without_noise)
 
 
 def _without_own_name(name: str, schema: Json) -> Json:
@@ -319,7 +319,7 @@ def _without_own_name(name: str, schema: Json) -> Json:
     return {keyword: value for keyword, value in schema.items() if keyword != "title"}
 
 
-def _given(schema: Mapping[object, object]) -> JsonObject:
+def _checked_schema(schema: Mapping[object, object]) -> JsonObject:
     """Check a schema from the caller just enough to reject an invalid one."""
     if schema and not _KEYWORDS & schema.keys():
         names = ", ".join(repr(name) for name in list(schema)[:3])

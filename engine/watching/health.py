@@ -144,7 +144,7 @@ class Providers:
             adapter = live or entry.create(self._clock)
         except Exception as error:  # a host's own adapter may raise anything
             where = f"adapters.{entry.name} in {self._registry.source}"
-            return [*first, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
+            return [*first, Check(f"adapter:{entry.name}", False, _error_text(error), f"Correct {where}.")]
         try:
             return [*first, *await self._provider(entry, adapter)]
         finally:
@@ -195,7 +195,7 @@ class Providers:
             with anyio.move_on_after(self._time_limit) as scope:
                 answer = await adapter.health_check()
         except Exception as error:
-            return AdapterHealth(False, f"its health check failed: {_said(error)}")
+            return AdapterHealth(False, f"its health check failed: {_error_text(error)}")
         if scope.cancelled_caught:
             message = f"no answer within {self._time_limit:g} s"
             return AdapterHealth(False, message, "Check the network and base_url; try again.")
@@ -222,7 +222,7 @@ def _runs_here(entry: AdapterEntry) -> bool:
     return provider is not None and provider.runs_here
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error) if isinstance(error, CallboardError) else f"{type(error).__name__}: {error}"
     return text[:_LONGEST_DETAIL]
 

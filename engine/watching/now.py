@@ -200,13 +200,13 @@ class Watcher:
 
 
 def _characters(events: Sequence[TurnEvent]) -> int:
-    said = 0
+    characters = 0
     for event in events:
         if isinstance(event, TextDelta | ThinkingDelta):
-            said += len(event.text)
+            characters += len(event.text)
         elif isinstance(event, ToolUseInputDelta):
-            said += len(event.partial_json)
-    return said
+            characters += len(event.partial_json)
+    return characters
 
 
 def _so_far(call: Call, written: int) -> CostSum:
@@ -382,14 +382,14 @@ class WatchingMethods:
 
         runtime = self._runtime
         session_id = session if isinstance(session, str) else session.id
-        given = options_among(options, advice={})
+        turn_options = options_among(options, advice={})
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
             state = await stored_state(runtime, SessionToOpen(session_id=session_id, model=model))
         if not content:
             raise CallboardError("the message of a turn can't be empty")
-        return preview(runtime, state, model, Message.user(content), given)
+        return preview(runtime, state, model, Message.user(content), turn_options)
 
     def preview_sync(
         self,

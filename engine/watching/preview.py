@@ -25,8 +25,8 @@ from callboard.adapters import (
     UsageSource,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import Loss, WireCall, block_type
 from callboard.adapters.requests.history import OPTIONS as HISTORY
+from callboard.adapters.requests.history_target import Loss, WireCall, block_type
 from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json
@@ -152,12 +152,12 @@ class _Places:
 
     def of(self, loss: Loss) -> RequestLoss:
         """A loss with its place. If a block was rewritten, its place is that of its message."""
-        known = self._by_identity.get(id(loss.block), []) if loss.block is not None else []
+        places = self._by_identity.get(id(loss.block), []) if loss.block is not None else []
         place: AnyPlace = (self._by_id.get(loss.message_id), None, None)
-        if known:
+        if places:
             again = self._found[id(loss.block), loss.reason]
             self._found[id(loss.block), loss.reason] += 1
-            place = known[min(again, len(known) - 1)]
+            place = places[min(again, len(places) - 1)]
         what = loss.block_type
         if isinstance(loss.block, OpaqueBlock) and what == block_type(loss.block):
             what = f"{what}.{loss.block.kind}"
@@ -168,9 +168,9 @@ class _Places:
         for number, (message, sent) in enumerate(zip(self._messages, self._sent, strict=True)):
             if message is sent:
                 continue
-            kept = {id(block) for block in sent.content}
+            sent_ids = {id(block) for block in sent.content}
             for position, block in enumerate(message.content):
-                if id(block) in kept:
+                if id(block) in sent_ids:
                     continue
                 reasons = isinstance(block, ThinkingBlock | RedactedThinkingBlock)
                 what = block_type(block) if reasons else f"{block_type(block)}.signature"
@@ -225,13 +225,13 @@ def _media_fields(block: ContentBlock) -> Iterator[str]:
 
 def _of_options(request: CanonicalRequest, names: Collection[str]) -> Iterator[RequestLoss]:
     """Options of the request and of its tools that are for other providers."""
-    taken = {*names, HISTORY}
+    listed_names = {*names, HISTORY}
     for place, options in [
         (None, request.provider_options),
         *((tool.name, tool.provider_options or {}) for tool in request.tools),
     ]:
         for name, fields in options.items():
-            for field in fields if name not in taken and isinstance(fields, Mapping) else ():
+            for field in fields if name not in listed_names and isinstance(fields, Mapping) else ():
                 what = f"provider_options.{name}.{field}"
                 yield RequestLoss(what=what, reason=f"only {name} accepts it", tool=place)
 
@@ -287,14 +287,14 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preview(
-    runtime: Runtime, state: SessionState, model: Model | None, said: Message, given: TurnOptions
+    runtime: Runtime, state: SessionState, model: Model | None, message: Message, turn_options: TurnOptions
 ) -> RequestPreview:
     """The request of a session's next turn with this content."""
-    options = merged(DEFAULTS, state.options_for(model), given, {"fallback": ()})
+    options = merged(DEFAULTS, state.options_for(model), turn_options, {"fallback": ()})
     turn = TurnContext(runtime, state, options, streamed=True)
-    models = TurnModels(turn, model or state.model, (said,))
+    models = TurnModels(turn, model or state.model, (message,))
     named = models.plan.named[0]
-    messages = (*state.messages, said)
+    messages = (*state.messages, message)
     try:
         route = models.route_to(named.model, messages)
         request = request_for(turn, route, messages, _IDS, first=True)

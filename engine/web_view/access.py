@@ -234,8 +234,8 @@ class Access:
         """The answer to a token: a cookie."""
         if self.authorize is not None:
             raise Refused(404, "the host application controls access here")
-        asked = await body_of(request, _Token)
-        secret = self.sign_in.exchange(asked.token)
+        token_request = await body_of(request, _Token)
+        secret = self.sign_in.exchange(token_request.token)
         if secret is None:
             raise Refused(401, "this address was already used or has expired: open the latest printed address")
         response = answer({"signed_in": True})

@@ -193,10 +193,12 @@ async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
         if row.turn_id is None:
             continue
         calls = await store.calls(CallFilter(turn_id=row.turn_id), MOST_TURN_CALLS)
-        own = [each for each in calls if row.origin is not None or each.run_id == row.run_id]
+        calls_of_run = [each for each in calls if row.origin is not None or each.run_id == row.run_id]
         if events is None or row.session_id is None:
-            events = await _events_of_turns(store, row, since=None if len(rows) > 1 else _began_us(own))
-        found.append(waterfall(row.turn_id, own, [each for each in events if each.turn_id == row.turn_id]))
+            events = await _events_of_turns(store, row, since=None if len(rows) > 1 else _began_us(calls_of_run))
+        found.append(
+            waterfall(row.turn_id, calls_of_run, [each for each in events if each.turn_id == row.turn_id])
+        )
     return found
 
 
@@ -312,7 +314,7 @@ def _node_seen(node: TurnTree) -> dict[str, object]:
 
 def call_filter(request: Request) -> CallFilter:
     """The filter in a page's request."""
-    asked = request.query_params
+    parameters = request.query_params
     texts = (
         "provider",
         "model",
@@ -324,12 +326,12 @@ def call_filter(request: Request) -> CallFilter:
         "key",
         "origin",
     )
-    fields: dict[str, object] = {name: asked[name] for name in texts if asked.get(name)}
+    fields: dict[str, object] = {name: parameters[name] for name in texts if parameters.get(name)}
     for name in ("since", "until"):
-        if asked.get(name):
-            fields[name] = moment_of(asked[name])
-    if ":" in asked.get("tag", ""):
-        key, _, value = asked["tag"].partition(":")
+        if parameters.get(name):
+            fields[name] = moment_of(parameters[name])
+    if ":" in parameters.get("tag", ""):
+        key, _, value = parameters["tag"].partition(":")
         fields["tags"] = {key: value}
     try:
         return msgspec.convert(fields, CallFilter)
@@ -362,8 +364,8 @@ async def call(subject: Subject, request: Request) -> Response:
         attempts = sorted(await store.calls(CallFilter(request_id=request_id)), key=lambda row: row.attempt)
         if not attempts:
             raise Refused(404, "unknown call")
-        own = None if subject.engine is None else subject.engine.prices
-        tables = await _tables(store, attempts, own)
+        engine_prices = None if subject.engine is None else subject.engine.prices
+        tables = await _tables(store, attempts, engine_prices)
         events = await store.events(request_id=request_id, limit=200)
         turns = await turns_seen(store, attempts[-1:])
         trees = await trees_seen(store, attempts[-1:], 1)
@@ -399,16 +401,18 @@ async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] 
     }
 
 
-async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
+async def _tables(store: Store, attempts: Sequence[CallRow], engine_prices: PriceTable | None) -> list[PriceTable]:
     """The tables that priced these attempts, followed by the latest other tables of the trace."""
     costs = [cost for row in attempts for cost in (row.cost, row.at_call_time) if cost is not None]
-    wanted = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
-    wanted |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)
+    versions = dict.fromkeys(cost.pricing_version for cost in costs if cost.pricing_version)
+    versions |= dict.fromkeys(run.version for run in await store.reprice_runs() if run.finished_us is not None)
     found = []
-    for version in list(wanted)[:MOST_VERSIONS]:
+    for version in list(versions)[:MOST_VERSIONS]:
         try:
-            is_own = own is not None and own.version == version
-            found.append(own if own is not None and is_own else await store.price_table(version))
+            is_own = engine_prices is not None and engine_prices.version == version
+            found.append(
+                engine_prices if engine_prices is not None and is_own else await store.price_table(version)
+            )
         except StoreError:  # a table of another engine, which is not in this trace
             continue
     return found
@@ -416,8 +420,8 @@ async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | N
 
 def _bill(row: CallRow, table: PriceTable) -> dict[str, object]:
     if row.usage is None:
-        known = {"version": table.version, "label": table.label}
-        return {**known, "lines": (), "nano_usd": None, "reason": "usage unknown"}
+        table_fields = {"version": table.version, "label": table.label}
+        return {**table_fields, "lines": (), "nano_usd": None, "reason": "usage unknown"}
     found = table.explain(
         row.model,
         row.usage,

@@ -122,16 +122,16 @@ async def clients(subject: Subject, request: Request) -> Response:
 async def prices(subject: Subject, request: Request) -> Response:
     """The available price tables, the history of repricings, and the current costs."""
     async with subject.reading() as store:
-        known = await store.price_tables()
+        tables = await store.price_tables()
         runs, current = await store.reprice_runs(), await store.current_prices()
     engine = subject.engine
-    own = None if engine is None else _table(engine.prices)
+    engine_table = None if engine is None else _table(engine.prices)
     published = published_table(home_folder())
     return answer(
         {
-            "tables": [_table(table) for table in known],
+            "tables": [_table(table) for table in tables],
             "published": _table(published),
-            "engine": own,
+            "engine": engine_table,
             "runs": [{**msgspec.to_builtins(run), "state": run.state} for run in runs[:100]],
             "current": current.versions,
         }
@@ -144,15 +144,19 @@ def _table(table: PriceTable) -> dict[str, object]:
 
 async def reprice(subject: Subject, request: Request) -> Response:
     """Start a repricing or its dry run. `progress` reports its progress."""
-    asked = await body_of(request, Reprice)
+    reprice_request = await body_of(request, Reprice)
     jobs: Repricings = request.state.repricings
     if jobs.running:
         raise Refused(409, "a repricing is in progress")
-    table = await _chosen(subject, asked.version)
-    if asked.for_new_calls and subject.engine is None:
+    table = await _chosen(subject, reprice_request.version)
+    if reprice_request.for_new_calls and subject.engine is None:
         raise Refused(409, "new calls belong to the process that writes the trace. Change its prices there")
     jobs.begin(
-        table, where=asked.where, dry_run=asked.dry_run, as_model=asked.as_model, for_new_calls=asked.for_new_calls
+        table,
+        where=reprice_request.where,
+        dry_run=reprice_request.dry_run,
+        as_model=reprice_request.as_model,
+        for_new_calls=reprice_request.for_new_calls,
     )
     return answer(jobs.state, 202)
 
@@ -299,8 +303,10 @@ class Repricings:
             self._set(state="failed", error="it was interrupted. Nothing has changed yet")
             raise
         else:
-            kept = not report.dry_run and report.run_id is not None
-            self._set(state="done", report=report, version=report.version, changed=self.state.changed + kept)
+            stores_costs = not report.dry_run and report.run_id is not None
+            self._set(
+                state="done", report=report, version=report.version, changed=self.state.changed + stores_costs
+            )
 
     async def _on_engine(
         self, table: PriceTable | str, where: CallFilter, dry_run: bool, as_model: str | None, for_new_calls: bool

@@ -80,34 +80,34 @@ async def history(subject: Subject, request: Request) -> Response:
 async def _latest(store: Store, filters: EventFilters) -> list[Envelope]:
     """The latest stored events that match a page's filters, the oldest first."""
     if filters.session_id is not None:
-        own = await store.events(
+        events = await store.events(
             session_id=filters.session_id, since=filters.since, until=filters.until, limit=MOST_SCANNED
         )
-        return [each for each in own if filters.match(each)]
+        return [each for each in events if filters.match(each)]
     if filters.until is None:
         scanned = SCANNED if filters.since is None and filters.tag is None else MOST_SCANNED
         after = max(await store.last_event_id() - scanned, 0)
         latest = await store.events(after_id=after, since=filters.since, limit=None)
         return [each for each in latest if filters.match(each)]
     found: list[Envelope] = []
-    end, window, left = filters.until, FIRST_WINDOW_US, MOST_SCANNED
+    end, window, remaining = filters.until, FIRST_WINDOW_US, MOST_SCANNED
     first = filters.since or 0
-    while end > first and left > 0 and len(found) < HISTORY:
+    while end > first and remaining > 0 and len(found) < HISTORY:
         start = max(end - window, first)
-        some = await store.events(since=start, until=end, limit=left)
+        some = await store.events(since=start, until=end, limit=remaining)
         found = [each for each in some if filters.match(each)] + found
-        end, window, left = start, window * 4, left - len(some)
+        end, window, remaining = start, window * 4, remaining - len(some)
     return found
 
 
 async def events(subject: Subject, request: Request) -> Response:
     """The events as they arrive, after the last event that the page has."""
-    wanted = _filters_of(request).match
+    matches = _filters_of(request).match
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if subject.tail is None:
-        return EventStream(_stored(subject, last, wanted))
+        return EventStream(_stored(subject, last, matches))
     await subject.started()
-    return EventStream(_live(subject.tail, _seq_of(last, subject), wanted))
+    return EventStream(_live(subject.tail, _seq_of(last, subject), matches))
 
 
 async def dead_letters(subject: Subject, request: Request) -> Response:
@@ -151,17 +151,17 @@ def _seq_of(last: str, subject: Subject) -> int | None:
     return int(seq) if run == subject.engine.bus.run_id and seq.isdecimal() and len(seq) < 19 else None
 
 
-async def _live(tail: Tail, seq: int | None, wanted: Wanted) -> AsyncIterator[bytes]:
+async def _live(tail: Tail, seq: int | None, matches: Wanted) -> AsyncIterator[bytes]:
     with tail.listening():
         yield frame("ready", b"{}")
-        async for batch in tail.after(seq, wanted):
+        async for batch in tail.after(seq, matches):
             if batch.missed:
                 yield frame("missed", as_json({"count": batch.missed}))
             if batch.events:
                 yield _frame(batch.events, batch.events[-1].event_id)
 
 
-async def _stored(subject: Subject, last: str, wanted: Wanted) -> AsyncIterator[bytes]:
+async def _stored(subject: Subject, last: str, matches: Wanted) -> AsyncIterator[bytes]:
     """The events of a trace that another process writes, by their numbers in the trace."""
     async with subject.reading() as store:
         after = int(last) if last.isdecimal() and len(last) < 19 else await store.last_event_id()
@@ -170,7 +170,7 @@ async def _stored(subject: Subject, last: str, wanted: Wanted) -> AsyncIterator[
             numbered = await store.numbered_events(after_id=after, limit=PAGE)
             if numbered:
                 after = numbered[-1][0]
-                some = [each for _, each in numbered if wanted(each)]
+                some = [each for _, each in numbered if matches(each)]
                 yield _frame(some, str(after))
             if len(numbered) < PAGE:
                 await anyio.sleep(LOOK_SECONDS)

@@ -45,11 +45,11 @@ async def now(subject: Subject, request: Request) -> Response:
 
 
 async def cancel(subject: Subject, request: Request) -> Response:
-    asked = await body_of(request, _Cancel)
+    cancel_request = await body_of(request, _Cancel)
     engine = await subject.started()
-    if not await engine.cancel(asked.id):
+    if not await engine.cancel(cancel_request.id):
         raise Refused(409, "it has already ended, or it belongs to another process")
-    return answer({"cancelled": asked.id})
+    return answer({"cancelled": cancel_request.id})
 
 
 async def _snapshots(subject: Subject) -> AsyncIterator[bytes]:
@@ -108,13 +108,13 @@ class _Sums:
 async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     midnight = subject.clock.now_us() // _DAY_US * _DAY_US
     sums = await store.costs(CallFilter(since=midnight), ())
-    own = None if subject.engine is None else subject.engine.bus.run_id
+    own_run = None if subject.engine is None else subject.engine.bus.run_id
     open_rows = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
     recent = [row for row in await store.calls(limit=LATEST) if row.status != "started"]
     recent.sort(key=ended_us, reverse=True)
     return {
         "today": sums[0] if sums else None,
-        "others": [attempt_in_brief(row) for row in open_rows if row.run_id != own],
+        "others": [attempt_in_brief(row) for row in open_rows if row.run_id != own_run],
         "recent": [attempt_in_brief(row) for row in recent[:RECENT]],
     }
 

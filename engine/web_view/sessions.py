@@ -127,11 +127,15 @@ async def models(subject: Subject, request: Request) -> Response:
 
 async def preview(subject: Subject, request: Request) -> Response:
     """The request that would be sent to a model. Nothing is sent."""
-    asked = await body_of(request, Preview)
+    preview_request = await body_of(request, Preview)
     if not subject.shows_live_content:
         raise Refused(403, "content is not shown: the engine does not capture it unchanged")
     engine = await subject.started()
-    return answer(await engine.preview(asked.session_id, asked.content or "…", model=asked.model or None))
+    return answer(
+        await engine.preview(
+            preview_request.session_id, preview_request.content or "…", model=preview_request.model or None
+        )
+    )
 
 
 # --- The screen "Stream" ---
@@ -194,15 +198,17 @@ async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterato
 
 
 def _as_seen(events: Sequence[TurnEvent | StreamReset[TurnEvent]], shown: bool) -> list[object]:
-    return [_of_reset(event, shown) if isinstance(event, StreamReset) else seen(event, shown) for event in events]
+    return [
+        _of_reset(event, shown) if isinstance(event, StreamReset) else serialized(event, shown) for event in events
+    ]
 
 
 def _of_reset(event: StreamReset[TurnEvent], shown: bool) -> object:
-    snapshot = [seen(each, shown) for each in event.snapshot]
+    snapshot = [serialized(each, shown) for each in event.snapshot]
     return {"type": event.type, "snapshot": snapshot, "next_seq": event.next_seq}
 
 
-def seen(event: TurnEvent, shown: bool) -> object:
+def serialized(event: TurnEvent, shown: bool) -> object:
     """An event for a page: complete, or without content."""
     if isinstance(event, MessageComplete):
         return _end(event, shown)

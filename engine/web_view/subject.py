@@ -128,11 +128,11 @@ class Subject:
         if self.engine is not None:
             await self.started()
         async with self.reading() as store:
-            known: object = None
+            former: object = None
             while self.engine is None or not self.engine.closed:
                 found = (await store.last_event_id(), await store.current_prices(), self._last_seq())
-                if found != known or self._busy():
-                    known = found
+                if found != former or self._busy():
+                    former = found
                     yield
                 await anyio.sleep(LOOK_SECONDS)
 
@@ -177,7 +177,7 @@ class Tail:
         """The latest events, the oldest first. A `Gap` among them represents events that arrived too fast."""
         self._task: asyncio.Task[None] | None = None
         self._pages = 0
-        self._left: asyncio.Event = asyncio.Event()
+        self._last_reader_left: asyncio.Event = asyncio.Event()
         self._news: asyncio.Event = asyncio.Event()
 
     @property
@@ -189,7 +189,7 @@ class Tail:
     def listening(self) -> Iterator[None]:
         """A context in which a page receives events."""
         self._pages += 1
-        self._left.set()
+        self._last_reader_left.set()
         if not self.running:
             self.events.clear()
             self._task = asyncio.create_task(self._run(), name="callboard live view")
@@ -197,9 +197,9 @@ class Tail:
             yield
         finally:
             self._pages -= 1
-            self._left.set()
+            self._last_reader_left.set()
 
-    async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
+    async def after(self, seq: int | None, matches: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
         """The events after a given one as they arrive, in order, and the number of missing events. It ends with
         the bus.
         """
@@ -211,7 +211,7 @@ class Tail:
                 position = found[-1].seq
                 gaps = [each.data.count for each in found if isinstance(each.data, Gap)]
                 batch = EventBatch(
-                    missed + sum(gaps), [each for each in found if type(each.data) is not Gap and wanted(each)]
+                    missed + sum(gaps), [each for each in found if type(each.data) is not Gap and matches(each)]
                 )
                 if batch.missed or batch.events:
                     yield batch
@@ -242,12 +242,12 @@ class Tail:
     async def _close_when_idle(self, events: Subscription) -> None:
         """Close the subscription when no page has listened for `LINGER_SECONDS`."""
         while True:
-            self._left.clear()
+            self._last_reader_left.clear()
             if self._pages:
-                await self._left.wait()
+                await self._last_reader_left.wait()
                 continue
             with anyio.move_on_after(self._linger):
-                await self._left.wait()
+                await self._last_reader_left.wait()
                 continue
             events.close()
             return

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from callboard.adapters.transport import client as http1_pool
-from callboard.adapters.transport.client import Http1Transport
+from callboard.adapters.transport import connection_pool as http1_pool
+from callboard.adapters.transport.connection_pool import Http1Transport
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.bus.errors import NetworkError
 

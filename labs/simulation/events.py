@@ -163,7 +163,7 @@ class EventReader:
 
     def _ask(self, run_id: str) -> None:
         incoming = self._runs[run_id]
-        known = incoming.known
+        known = incoming.up_to
         if incoming.ask_at is None or known is None:
             self._asking.discard(run_id)
             return

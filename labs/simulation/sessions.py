@@ -92,7 +92,7 @@ class Node:
             return
         self._renewing = True
         asked, info = self.holding.asks(self.host.monotonic_ns()), self._info
-        work = partial(self._at_database, lambda: result(self.tables.renew(info, asked.known)))
+        work = partial(self._at_database, lambda: result(self.tables.renew(info, asked.lease)))
         self.network.ask(self.host, work, partial(self._renewed, asked), self._not_renewed)
 
     def _renewed(self, asked: Renewal, answer: Renewed) -> None:

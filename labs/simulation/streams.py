@@ -313,7 +313,7 @@ class Reader:
     def _replay(self) -> None:
         if not self.host.side:
             for frame in self._streams.kept(self.own.log.stream_id):
-                self.follower.frame(frame, self._kernel.now, kept=True)
+                self.follower.frame(frame, self._kernel.now, stored=True)
         self.follower.replayed(self._kernel.now)
         self.go()
 

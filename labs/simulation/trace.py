@@ -184,7 +184,7 @@ class File:
                 self._host.soon(seconds, self._step)
 
     def _asked(self, position: Position) -> None:
-        self.course.asked(position)
+        self.course.confirmed(position)
         self._step()
 
     def _sent(self, position: Position) -> None:

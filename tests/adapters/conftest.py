@@ -1,4 +1,4 @@
-"""Tests run on asyncio. Those of the transport, of the conformance kit and of cancelling run on trio too."""
+"""The tests run on asyncio. Tests of the transport, of the conformance kit and of cancelling also run on trio."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ each_provider = pytest.mark.parametrize("provider", providers(), ids=lambda prov
 
 
 @each_provider
-def test_a_descriptor_is_called_as_its_folder_and_its_places_exist(provider: Provider) -> None:
-    """The adapter, the table of models, the rates and whatever else it names."""
+def test_a_descriptor_has_the_name_of_its_folder_and_existing_places(provider: Provider) -> None:
+    """The places are the adapter, the table of models, the rates and other named modules."""
     assert import_module(provider.package).PROVIDER is provider
     assert callable(provider.load(provider.adapter))
     for place in (provider.models, provider.vendor_of):
@@ -58,8 +58,8 @@ def test_a_descriptor_is_called_as_its_folder_and_its_places_exist(provider: Pro
 
 
 @each_provider
-def test_the_key_of_its_own_variable_goes_to_its_home(provider: Provider) -> None:
-    """Its home is the address that its adapter has unless one is configured."""
+def test_the_key_of_its_variable_is_sent_to_its_default_address(provider: Provider) -> None:
+    """Without a configuration, this is the address of its adapter."""
     assert bool(provider.home) == bool(provider.key_words)
     if provider.home is None:
         return
@@ -71,8 +71,8 @@ def test_the_key_of_its_own_variable_goes_to_its_home(provider: Provider) -> Non
 
 
 @each_provider
-def test_its_kinds_are_those_that_its_adapter_has_wires_for(provider: Provider) -> None:
-    """And the wire is called as the folder is. What plays or starts something else is its own witness."""
+def test_its_kinds_are_those_of_its_adapter_s_wires(provider: Provider) -> None:
+    """The wire has the name of the folder. Adapters that play or start something else are exempt."""
     if provider.name in ("cassette", "local", "scripted"):
         return
     adapter = create_adapter(provider.name, AdapterConfig(base_url="https://x.test"), name="mine")
@@ -88,8 +88,8 @@ def test_its_kinds_are_those_that_its_adapter_has_wires_for(provider: Provider) 
     assert adapter.wire.default_name == provider.name
 
 
-def test_names_are_given_once() -> None:
-    """Of adapters, of what price files call vendors, and of what is there without a configuration."""
+def test_names_are_unique() -> None:
+    """The names are those of adapters, of vendors in price files, and of entries without a configuration."""
     for names in (
         [provider.adapter_name for provider in providers()],
         [vendor.genai_prices for vendor in vendors() if vendor.genai_prices],
@@ -184,7 +184,7 @@ runpy.run_module("callboard.adapters.conformance", run_name="__main__")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of providers with one: the example of the docs as a provider of the tree."""
+    """A folder of providers with one provider, which is the example of the docs."""
     parley = tmp_path / "parley"
     parley.mkdir()
     (parley / "__init__.py").write_text(codes(DOCS / "adding-a-provider.md", "python")[-1])
@@ -213,8 +213,8 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_folder_with_a_descriptor_is_all_that_a_provider_needs(folder: Path) -> None:
-    """Every list of providers has it, without an edit elsewhere."""
+def test_a_provider_only_needs_a_folder_with_a_descriptor(folder: Path) -> None:
+    """Every list of providers has it, without a change elsewhere."""
     done = run(folder, SEEN)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
@@ -237,13 +237,13 @@ def test_a_folder_with_a_descriptor_is_all_that_a_provider_needs(folder: Path) -
 
 
 def test_an_adapter_of_such_a_folder_passes_the_conformance_kit(folder: Path) -> None:
-    """By the command of the docs."""
+    """The test runs the command of the docs."""
     done = run(folder, CHECKED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
 
 
-# -- The codes of warnings are one set, which the documentation shows as it is.
+# -- The codes of warnings are one set, which the documentation shows.
 
 
 WARNING = {"CallWarning", "warn", "_warn", "_warn_once"}
@@ -255,15 +255,15 @@ def files(room: ModuleType) -> Iterator[Path]:
 
 
 def test_the_page_shows_every_code_with_its_meaning() -> None:
-    """In the order of the set, and no other."""
+    """The codes have the order of the set, and there is no other."""
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").split("## Warnings")[1]
     shown = [line for line in page.splitlines() if line.startswith("| `")]
     assert shown == [f"| `{code}` | {code.meaning} |" for code in WarningCode]
 
 
 @pytest.mark.parametrize("room", [bus, adapters, tracestore, engine], ids=lambda room: room.__name__)
-def test_no_code_of_ours_is_written_as_a_bare_string(room: ModuleType) -> None:
-    """Whoever warns takes a member of the set, so that none is forgotten in it."""
+def test_no_code_is_written_as_a_plain_string(room: ModuleType) -> None:
+    """Code that warns uses a member of the set, so that the set is complete."""
     bare = [
         f"{path}:{node.lineno}"
         for path in files(room)
@@ -284,14 +284,14 @@ def _called(function: ast.expr) -> str:
 
 
 def test_every_code_of_the_set_is_used() -> None:
-    """By the adapters or the engine; one that nobody emits is no longer documented."""
+    """The adapters or the engine use each code. An unused code is not documented."""
     text = "".join(path.read_text(encoding="utf-8") for room in (adapters, engine) for path in files(room))
     assert [code.name for code in WarningCode if f"WarningCode.{code.name}" not in text] == []
 
 
 @pytest.mark.parametrize("code", WarningCode)
-def test_a_code_is_text_to_programs_and_files(code: WarningCode) -> None:
-    """A stored warning is read back as it was, and so is one with a code of a later version."""
+def test_a_code_is_stored_as_text(code: WarningCode) -> None:
+    """A stored warning is read back unchanged, also one with a code of a later version."""
     written = msgspec.json.encode(CallWarning(code, "why"))
     assert (
         msgspec.json.decode(written, type=CallWarning) == CallWarning(str(code), "why") == CallWarning(code, "why")
@@ -301,7 +301,7 @@ def test_a_code_is_text_to_programs_and_files(code: WarningCode) -> None:
     assert msgspec.json.decode(msgspec.json.encode(later), type=CallWarning) == later
 
 
-# -- The tables of models: that each is sound, and how a row is found in it.
+# -- The tables of models: each is valid, and its rows are found.
 
 
 PROVIDERS = tuple(tabled_vendors())
@@ -335,11 +335,11 @@ def modules_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-# -- the shipped ones
+# -- the shipped tables
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_table_says_what_its_facts_are_from_and_of_when(provider: str) -> None:
+def test_a_table_has_the_source_and_the_date_of_its_facts(provider: str) -> None:
     file = table_of(provider).file
     assert date.fromisoformat(file.date) >= date(2026, 11, 22)
     assert len(file.source) > 20
@@ -380,7 +380,7 @@ def test_short_names_lead_to_no_model_on_its_way_out(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_an_adapter_says_of_each_model_what_the_table_says(provider: str) -> None:
+def test_an_adapter_reports_the_facts_of_the_table(provider: str) -> None:
     adapter = create_adapter(provider, AdapterConfig(), name=provider)
     for row in table_of(provider).rows:
         can = adapter.get_capabilities(row.id)
@@ -400,8 +400,8 @@ def test_efforts_are_real_ones_and_in_order(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["openai", "gemini"])
-def test_each_pattern_leads_to_a_listed_model_and_is_needed(provider: str) -> None:
-    """A pattern whose every name an earlier one takes would never be asked."""
+def test_each_pattern_matches_a_listed_model_and_is_needed(provider: str) -> None:
+    """A pattern is useless if an earlier one matches all its names."""
     table = table_of(provider)
     patterns = [re.compile(pattern) for pattern, _ in table.file.like]
     for place, (_, model) in enumerate(table.file.like):
@@ -410,7 +410,7 @@ def test_each_pattern_leads_to_a_listed_model_and_is_needed(provider: str) -> No
         assert earlier == [], model
 
 
-# -- how one works
+# -- the search in a table
 
 
 def test_a_dated_name_is_the_models_own(tmp_path: Path) -> None:

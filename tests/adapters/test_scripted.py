@@ -50,8 +50,8 @@ def from_options(**options: Json) -> ScriptedAdapter:
     return adapter
 
 
-async def test_a_reply_can_hold_everything() -> None:
-    """Thinking with its signature, text in pieces, calls with their fragments, in that order."""
+async def test_a_reply_can_have_every_kind_of_content() -> None:
+    """The reply has thinking with its signature, text in pieces, and calls with their fragments, in that order."""
     reply = ScriptedReply(
         text=("Let me ", "look."),
         thinking=("Hm", "m."),
@@ -77,15 +77,15 @@ async def test_a_reply_can_hold_everything() -> None:
     assert [call.name for call in whole.tool_uses] == ["read", "list"]
 
 
-async def test_usage_that_nobody_wrote_down_is_estimated() -> None:
+async def test_missing_usage_is_estimated() -> None:
     response = await scripted("Four words are enough.").complete(request())
     assert response.usage.source is UsageSource.ESTIMATED
     assert response.usage.output_tokens > 0
     assert response.warnings[0].code == "usage_estimated"
 
 
-async def test_an_attempt_that_is_repeated_takes_the_next_reply() -> None:
-    """A failure is retried as any provider's would be, its hint included."""
+async def test_a_retry_uses_the_next_reply() -> None:
+    """A failure is retried like that of any provider, including its hint."""
     adapter = scripted(ScriptedReply(fails=ScriptedFailure("rate_limit", retry_after=7)), "There.")
     before = anyio.current_time()
     assert (await adapter.complete(request())).text == "There."
@@ -94,7 +94,7 @@ async def test_an_attempt_that_is_repeated_takes_the_next_reply() -> None:
 
 
 async def test_a_failure_after_text_keeps_the_text() -> None:
-    """The message ends in an error with it, and the next reply is left for the next call."""
+    """The message ends with the error and its text. The next reply is used for the next call."""
     adapter = scripted(ScriptedReply("Half", fails=ScriptedFailure("rate_limit", "slow down")), "Whole.")
     events: list[StreamEvent] = []
     with pytest.raises(RateLimitError, match="slow down") as raised:
@@ -106,7 +106,7 @@ async def test_a_failure_after_text_keeps_the_text() -> None:
 
 
 async def test_any_exception_can_be_raised() -> None:
-    """To see how a host bears an adapter's bug."""
+    """A test can then check how a host handles a bug of an adapter."""
     for reply in (
         ScriptedReply(raises=ZeroDivisionError("bug")),
         ScriptedReply("Half", raises=ZeroDivisionError("bug")),
@@ -115,8 +115,8 @@ async def test_any_exception_can_be_raised() -> None:
             await scripted(reply).complete(request())
 
 
-async def test_delay_and_pace_are_kept() -> None:
-    """Seconds before anything, then before each piece and before the end."""
+async def test_delay_and_pace_are_applied() -> None:
+    """The delay comes before everything. The pace applies before each piece and before the end."""
     adapter = scripted(ScriptedReply(("a", "b"), delay=5, pace=2))
     stream = adapter.stream(request())
     times = [anyio.current_time() async for event in stream if isinstance(event, TextDelta)]
@@ -124,8 +124,8 @@ async def test_delay_and_pace_are_kept() -> None:
     assert anyio.current_time() == 11.0
 
 
-async def test_a_pause_holds_a_reply_up_until_the_test_lets_go() -> None:
-    """And `cancel` reaches it there."""
+async def test_a_pause_delays_a_reply_until_the_test_continues() -> None:
+    """`cancel` also works during the pause."""
     go = anyio.Event()
     adapter = scripted(ScriptedReply("a", pause=go.wait), ScriptedReply("b", pause=anyio.sleep_forever))
     async with anyio.create_task_group() as tasks:
@@ -148,8 +148,8 @@ async def test_a_pause_holds_a_reply_up_until_the_test_lets_go() -> None:
     assert check_stream(events).stop_reason is StopReason.CANCELLED
 
 
-async def test_a_function_may_answer() -> None:
-    """It sees the request."""
+async def test_a_function_may_make_the_reply() -> None:
+    """The function gets the request."""
 
     def answer(asked: CanonicalRequest) -> str | ScriptedReply:
         return f"You said {asked.messages[-1].text!r}."
@@ -159,8 +159,8 @@ async def test_a_function_may_answer() -> None:
     assert adapter.requests[-1].messages == (Message.user("Hello"),)
 
 
-async def test_a_script_ends_or_begins_anew() -> None:
-    """A call too many is an error that says so, unless the script is to be repeated."""
+async def test_a_script_ends_or_is_repeated() -> None:
+    """A call after the last reply is an error with that reason, unless the script is repeated."""
     adapter = scripted("one")
     await adapter.complete(request())
     with pytest.raises(InvalidRequestError, match="all of its 1 replies"):
@@ -169,8 +169,8 @@ async def test_a_script_ends_or_begins_anew() -> None:
     assert [(await adapter.complete(request())).text for _ in range(3)] == ["one", "two", "one"]
 
 
-async def test_what_is_declared_false_is_refused() -> None:
-    """Tools, schemas and what the newest message holds; nothing is played for it."""
+async def test_unsupported_capabilities_are_refused() -> None:
+    """Tools, schemas and content of the newest message are refused, and no reply is used."""
     adapter = ScriptedAdapter(replies=["never"], capabilities=AdapterCapabilities())
     tool = ToolDefinition("t", "A tool", {"type": "object", "properties": {}})
     picture = Message.user([ImageBlock(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")])
@@ -184,8 +184,8 @@ async def test_what_is_declared_false_is_refused() -> None:
     assert not adapter.requests
 
 
-async def test_models_yaml_can_hold_a_script(tmp_path: Path) -> None:
-    """Replies as text and as objects, with failures, calls and stop reasons."""
+async def test_models_yaml_can_have_a_script(tmp_path: Path) -> None:
+    """The script has replies as text and as objects, with failures, calls and stop reasons."""
     file = tmp_path / "models.yaml"
     file.write_text(
         """
@@ -225,6 +225,6 @@ async def test_a_wrong_script_is_a_configuration_error(options: dict[str, Json],
 
 
 async def test_replies_are_plain_data() -> None:
-    """What a script says can be written down and read back."""
+    """A script can be written as data and read back."""
     reply = ScriptedReply(("a", "b"), calls=(ScriptedCall("t", {"x": 1}),), fails=ScriptedFailure("overloaded"))
     assert msgspec.convert(msgspec.to_builtins(reply), ScriptedReply) == reply

@@ -98,7 +98,7 @@ LATE_PARTS = {
         *("nodes", "nodes.node"),
         *("operations.batch_creation", "operations.embeddings", "operations.videos"),
         "middleware.ready_made",
-        *("tools.define", "tools.running"),
+        *("tools.from_function", "tools.running"),
     ),
 }
 """Parts that only some programs use. `import engine` does not load them."""

@@ -645,7 +645,7 @@ def test_a_task_that_an_ending_loop_cancels_before_its_first_step_is_settled(wor
 
 
 @on_both
-async def test_cancelling_whoever_starts_or_stops_leaves_a_working_supervisor(world: World) -> None:
+async def test_cancelling_a_start_or_a_stop_leaves_a_working_supervisor(world: World) -> None:
     """Cancelled at any step of start_child, restart_child or stop_child, the next call still works."""
     async with world.supervisor() as supervisor:
         for steps in range(12):

@@ -34,7 +34,7 @@ def test_a_pipe_is_one_prompt_and_comes_before_the_question(talkative: Path) -> 
 
 def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Path) -> None:
     """The command prints one line and nothing on stdout, and exits with 2."""
-    for words, said in (
+    for words, message in (
         ((), "no question"),
         (("-c", "x"), "no conversation to continue"),
         (("-p", "a", "b"), "-t"),
@@ -42,7 +42,7 @@ def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Pat
         done = call("ask", *words, home=talkative, exits=2)
         assert done.stdout == ""
         (line,) = done.stderr.splitlines()
-        assert said in line
+        assert message in line
     with start("ask", home=talkative) as process:
         out, err = process.communicate(b"\xff\xfe\0", timeout=40)
     assert (process.returncode, out) == (2, b"")
@@ -188,7 +188,7 @@ def test_a_tool_that_cannot_be_loaded_is_refused_with_a_reason(talkative: Path, 
     2.
     """
     file = tmp_path / "mine.py"
-    for text, tool, said in (
+    for text, tool, message in (
         ("x = (", f"{file}", f"{file}:1: SyntaxError"),
         ("\nimport nothing_such\n", f"{file}", f"{file}:2: ModuleNotFoundError"),
         ("def f(a): pass", f"{file}", "tool 'f': parameter 'a'"),
@@ -199,19 +199,19 @@ def test_a_tool_that_cannot_be_loaded_is_refused_with_a_reason(talkative: Path, 
     ):
         file.write_text(text)
         (line,) = call("ask", "-T", tool, "hi", home=talkative, exits=2).stderr.splitlines()
-        assert said in line
+        assert message in line
 
 
 MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/old_server.py'} lib"
 
 
-def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
+def test_a_question_and_a_chat_can_use_the_tools_of_an_mcp_server(talkative: Path) -> None:
     """A server that can't be reached gives one line on stderr."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
-    said = 'call echo {"text": "hi"}'
-    done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, said, home=talkative, exits=0)
+    prompt = 'call echo {"text": "hi"}'
+    done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, prompt, home=talkative, exits=0)
     assert "lib: hi" in done.stdout
-    done = call("chat", "-m", "obedient:m", "-T", MCP_SERVER, home=talkative, said=f"{said}\n", exits=0)
+    done = call("chat", "-m", "obedient:m", "-T", MCP_SERVER, home=talkative, said=f"{prompt}\n", exits=0)
     assert "lib: hi" in done.stdout
     for command, code, words in (
         ("false", 1, "can't be reached"),
@@ -239,7 +239,7 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
     """The code is 2 if the user must change something, such as a model's name or a key. It is 1 for a failure of
     the provider.
     """
-    for model, code, said in (
+    for model, code, message in (
         ("frist", 2, "did you mean first?"),
         ("locked:m", 2, "A_KEY_THAT_IS_NOT_SET"),
         ("broken:m", 1, "ServerError of broken: the provider is on fire"),
@@ -247,7 +247,7 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
         done = call("ask", "-m", model, "hi", home=talkative, exits=code)
         assert done.stdout == ""
         (line,) = done.stderr.splitlines()
-        assert said in line
+        assert message in line
 
 
 @pytest.mark.parametrize(
@@ -321,8 +321,8 @@ def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> 
     program = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
     words = [sys.executable, "-c", program, str(stream), *ASK, "hi"]
     done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT, input=b"")
-    said = b"" if stream == 1 else b"one heard 1 messages, last: hi\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
+    expected = b"" if stream == 1 else b"one heard 1 messages, last: hi\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
 
 
 def test_ask_needs_no_library_for_terminals(talkative: Path) -> None:

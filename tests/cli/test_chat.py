@@ -95,8 +95,8 @@ def test_a_message_can_have_several_lines(talkative: Path) -> None:
     """Three quotation marks start and end such a message. A message that is open at the end of the input is sent
     too.
     """
-    said = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
-    done = call("chat", home=talkative, said=said, exits=0)
+    lines = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
+    done = call("chat", home=talkative, said=lines, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
         *("one", "two", "three", "four", "five")
     ]
@@ -131,8 +131,8 @@ def test_save_in_the_middle_of_a_chat_stores_it_from_its_start(talkative: Path) 
 def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) -> None:
     """`/attach` reads the file. A missing file gives one line on stderr."""
     (talkative / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
-    said = f"/attach {talkative}/x.png\n/attach /nowhere\nwhat\nwhat\n"
-    done = call("chat", "-m", "obedient:m", home=talkative, said=said, exits=0)
+    lines = f"/attach {talkative}/x.png\n/attach /nowhere\nwhat\nwhat\n"
+    done = call("chat", "-m", "obedient:m", home=talkative, said=lines, exits=0)
     assert done.stdout.splitlines() == ["ImageBlock TextBlock|None|None|", "TextBlock|None|None|"]
     assert "callboard: /nowhere: No such file or directory" in done.stderr
 

@@ -116,8 +116,8 @@ def test_a_list_and_a_search_make_no_file(embedding: Path) -> None:
     assert rows("collections", "list", home=embedding) == []
     assert "unknown collection 'c'" in call("similar", "c", "-c", "x", home=embedding, exits=1).stderr
     assert [path.name for path in embedding.iterdir()] == ["models.yaml"]
-    said = call("collections", "add", "n", "-m", "plain:words", home=embedding, said="a\n", exits=0).stderr
-    assert said.startswith("n: 1 text embedded")
+    report = call("collections", "add", "n", "-m", "plain:words", home=embedding, said="a\n", exits=0).stderr
+    assert report.startswith("n: 1 text embedded")
     done = call("embed", "-m", "plain:words", "--input-type", "query", "a", home=embedding, exits=0)
     assert "parameter_dropped: input_type" in done.stderr
 
@@ -221,19 +221,19 @@ def test_without_a_text_the_lines_of_stdin_are_embedded(embedding: Path) -> None
 
 def test_a_record_without_the_text_is_named_by_its_line(embedding: Path) -> None:
     for wrong in ("no json", '{"id": 1}', '"text"', '{"body": 5}'):
-        said = f'{{"body": "x"}}\n{wrong}\n'
-        done = call("embed", "--model", "words", "--jsonl", "body", home=embedding, said=said, exits=1)
+        lines = f'{{"body": "x"}}\n{wrong}\n'
+        done = call("embed", "--model", "words", "--jsonl", "body", home=embedding, said=lines, exits=1)
         assert done.stderr.startswith("callboard: line 2 of the input ")
         assert done.stdout == ""
 
 
 def test_records_are_written_with_their_vectors(embedding: Path) -> None:
     """`--base64` writes exactly the float32 numbers."""
-    said = '{"id": 7, "body": "red cat"}\n\n{"id": 8, "body": "blue sky"}\n'
+    lines = '{"id": 7, "body": "red cat"}\n\n{"id": 8, "body": "blue sky"}\n'
     options = ("embed", "--model", "words", "--jsonl", "body", "--dimensions", "4")
-    plain = [json.loads(line) for line in call(*options, home=embedding, said=said).stdout.splitlines()]
+    plain = [json.loads(line) for line in call(*options, home=embedding, said=lines).stdout.splitlines()]
     packed = [
-        json.loads(line) for line in call(*options, "--base64", home=embedding, said=said).stdout.splitlines()
+        json.loads(line) for line in call(*options, "--base64", home=embedding, said=lines).stdout.splitlines()
     ]
     assert [(line["id"], line["body"]) for line in packed] == [(7, "red cat"), (8, "blue sky")]
     for one, other in zip(plain, packed, strict=True):

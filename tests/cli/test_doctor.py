@@ -101,8 +101,8 @@ def test_a_key_that_the_configuration_needs_and_the_environment_lacks_fails(home
         configure(home, server.url, "  there: {type: openai, api_key_env: A_KEY_THAT_IS_NOT_SET}\n")
         done = call("doctor", home=home)
     assert done.returncode == 1
-    fault, _, said = line(done.stdout, "key:there").split(maxsplit=2)
-    assert (fault, said) == ("FAIL", "not_configured: A_KEY_THAT_IS_NOT_SET is not set")
+    fault, _, detail = line(done.stdout, "key:there").split(maxsplit=2)
+    assert (fault, detail) == ("FAIL", "not_configured: A_KEY_THAT_IS_NOT_SET is not set")
     assert "-> Set A_KEY_THAT_IS_NOT_SET" in done.stdout
     assert "provider:there" not in done.stdout
     assert line(done.stdout, "usable").split()[2].startswith("here")
@@ -232,8 +232,8 @@ def test_a_file_that_is_wrong_is_named(command: str, fault: str, home: Path) -> 
     if name == "prices.yaml" and command not in SPENDING:
         pytest.skip("the command reads no prices")
     (home / name).write_bytes(content)
-    said = refused(command, home)
-    assert named in said
+    message = refused(command, home)
+    assert named in message
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -27,10 +27,10 @@ QUESTIONS = (
 @pytest.mark.parametrize("words", first_is_quick(QUESTIONS, "more questions", quick=5), ids=repr)
 def test_a_question_in_place_of_a_command_is_sent(talkative: Path, words: tuple[str, ...]) -> None:
     """The reply is that of `callboard ask` with the same options and the same pipe, and the trace has the call."""
-    said = "a long text\n" if words == ("tell me",) else ""
-    done = call(*words, home=talkative, said=said, exits=0)
-    assert (done.stdout, done.stderr) == (call("ask", *words, home=talkative, said=said, exits=0).stdout, "")
-    assert said in done.stdout
+    piped = "a long text\n" if words == ("tell me",) else ""
+    done = call(*words, home=talkative, said=piped, exits=0)
+    assert (done.stdout, done.stderr) == (call("ask", *words, home=talkative, said=piped, exits=0).stdout, "")
+    assert piped in done.stdout
     rows = [msgspec.json.decode(line) for line in call("traces", "--json", home=talkative).stdout.splitlines()]
     assert [row["model"] for row in rows] == ["one:parrot"] * 2
 

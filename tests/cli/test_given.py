@@ -82,8 +82,8 @@ def test_a_wrong_schema_is_refused_with_a_reason(tmp_path: Path) -> None:
         "a b c": "'a b c' is not a field",
     }
     wrong |= {"{": "is not JSON", "/nowhere/x.json": "No such file", str(tmp_path / "l.json"): "not a JSON Schema"}
-    for text, said in wrong.items():
-        with pytest.raises(ConfigurationError, match=said):
+    for text, message in wrong.items():
+        with pytest.raises(ConfigurationError, match=message):
             schema_of(text)
 
 
@@ -115,8 +115,8 @@ def test_the_error_of_a_wrong_option_has_a_correction() -> None:
     """The error corrects the name or the value. Every option is an option of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
     wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "must be a whole number"}
-    for option, said in {**wrong, ("", ""): "unknown option"}.items():
-        with pytest.raises(ConfigurationError, match=said):
+    for option, message in {**wrong, ("", ""): "unknown option"}.items():
+        with pytest.raises(ConfigurationError, match=message):
             options_of([option])
 
 
@@ -158,8 +158,8 @@ def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
         "https://h/x": "Set it with --at https://h/x TYPE",
         "-": "stdin: is empty",
     }
-    for source, said in wrong.items():
-        with pytest.raises(ConfigurationError, match=said):
+    for source, message in wrong.items():
+        with pytest.raises(ConfigurationError, match=message):
             attachment(source, None, lambda: b"")
     with pytest.raises(ConfigurationError, match="Set it with --at x TYPE"):
         of_bytes(b"\0", "x")

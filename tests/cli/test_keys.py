@@ -63,8 +63,8 @@ def test_a_key_as_an_argument_is_refused(home: Path) -> None:
     assert "a key must not be an argument" in done.stderr
     assert KEY not in done.stdout + done.stderr
     assert KEY not in call("keys", "set", KEY, home=home, exits=2).stderr
-    for said in ("", "\n", "two\nlines", "not printable \x07"):
-        assert "is not a key for MY_KEY" in call("keys", "set", "MY_KEY", home=home, said=said, exits=2).stderr
+    for typed in ("", "\n", "two\nlines", "not printable \x07"):
+        assert "is not a key for MY_KEY" in call("keys", "set", "MY_KEY", home=home, said=typed, exits=2).stderr
     assert not (home / "keys.json").exists()
 
 
@@ -275,8 +275,8 @@ def test_only_the_owner_can_read_a_written_file(name: str, faulty: Path, tmp_pat
         pytest.importorskip("pyarrow")
     file = tmp_path / "written.png"
     SURFACES[name](faulty, file)
-    beside = {f"{file.name}{ending}" for ending in ("", ".lock", "-wal", "-shm")}
-    assert {path.name for path in tmp_path.iterdir()} - {"home"} <= beside
+    companions = {f"{file.name}{ending}" for ending in ("", ".lock", "-wal", "-shm")}
+    assert {path.name for path in tmp_path.iterdir()} - {"home"} <= companions
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

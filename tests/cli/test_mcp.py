@@ -45,20 +45,20 @@ def servers(tmp_path: Path) -> str:
 @pytest.mark.parametrize("name", ["ask", "chat"])
 def test_a_question_and_a_chat_can_use_the_servers_of_a_file(talkative: Path, servers: str, name: str) -> None:
     """One line names the server that does not start. `ask -c` uses the same servers."""
-    said = 'call echo {"text": "hi"}'
+    prompt = 'call echo {"text": "hi"}'
     words = ("-m", "obedient:m", "--mcp", servers)
     done = call(
         name,
         *words,
-        *([said] if name == "ask" else ()),
+        *([prompt] if name == "ask" else ()),
         home=talkative,
-        said=f"{said}\n" if name == "chat" else "",
+        said=f"{prompt}\n" if name == "chat" else "",
         exits=0,
     )
     assert "lib: hi" in done.stdout
     assert "(MCP server gone: FileNotFoundError: " in done.stderr
     if name == "ask":
-        assert "lib: hi" in call("ask", "-c", said, home=talkative, exits=0).stdout
+        assert "lib: hi" in call("ask", "-c", prompt, home=talkative, exits=0).stdout
 
 
 def test_a_wrong_file_of_servers_is_named(talkative: Path, tmp_path: Path) -> None:
@@ -197,11 +197,11 @@ def test_a_model_is_served_by_the_tool_ask(talkative: Path) -> None:
 
 
 def test_serve_mcp_needs_something_to_serve_and_a_token_for_the_network(talkative: Path) -> None:
-    for words, said in (
+    for words, message in (
         ((), "needs tools"),
         (("-m", "first", "--http", "--bind", "0.0.0.0"), "would allow other machines to connect"),
         (("-m", "first", "--http", "--bind", "0.0.0.0", "--allow-network"), "CALLBOARD_MCP_TOKEN"),
         (("-m", "nothing:at-all"), "nothing"),
     ):
         (line,) = call("serve-mcp", *words, home=talkative, exits=2).stderr.splitlines()
-        assert said in line
+        assert message in line

@@ -90,9 +90,9 @@ def test_ctrl_c_leaves_the_job_and_prints_how_to_continue(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
-    said = err.decode()
-    assert "video video_1 continues. To continue: callboard video --resume video_1 --model" in said
-    assert "Traceback" not in said
+    text = err.decode()
+    assert "video video_1 continues. To continue: callboard video --resume video_1 --model" in text
+    assert "Traceback" not in text
     assert not target.exists()
     server.steps = []
     resume = ("video", "--resume", "video_1", "--model", "film", "--every", "0.01", "-o", str(target))
@@ -191,9 +191,9 @@ def test_the_output_is_the_same_on_read_only_media(
     words: tuple[str, ...], both: tuple[Path, Path], home: Path
 ) -> None:
     """The outputs differ only in the path."""
-    said = [call(*words, "--db", str(path), home=home) for path in both]
-    assert said[1].returncode == said[0].returncode, said[1].stderr
-    shown = [(each.stdout + each.stderr).replace(str(path), "") for each, path in zip(said, both, strict=True)]
+    outputs = [call(*words, "--db", str(path), home=home) for path in both]
+    assert outputs[1].returncode == outputs[0].returncode, outputs[1].stderr
+    shown = [(each.stdout + each.stderr).replace(str(path), "") for each, path in zip(outputs, both, strict=True)]
     assert shown[0] == shown[1]
 
 

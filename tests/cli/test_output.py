@@ -246,7 +246,7 @@ BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 @given(st.text())
-def test_one_line_is_one_line(text: str) -> None:
+def test_one_line_returns_a_single_line(text: str) -> None:
     """The input can have several lines. A second call changes nothing."""
     line = one_line(text)
     assert len(line.splitlines()) <= 1
@@ -288,8 +288,8 @@ def test_nothing_else_writes_to_the_streams() -> None:
     }
     # These modules write the end of a progress line, the line end after ^C, a key or a reply for a pipe,
     # and shell words.
-    ours = {"command_line.py", "keys.py", "completion.py", "answers.py"}
-    assert found == {"sanitize.py", "traces.py", "upkeep.py", *ours}
+    writers = {"command_line.py", "keys.py", "completion.py", "answers.py"}
+    assert found == {"sanitize.py", "traces.py", "upkeep.py", *writers}
 
 
 # -- `callboard logs` shows the latest messages, and searches them.

@@ -214,8 +214,8 @@ def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() ->
     partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **lost)
     text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
     assert "Both sums are over the 4 calls with a cost before and after." in text
-    beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
-    assert f"In addition: {beside}. Models: mine:m: {beside}." in text
+    note = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
+    assert f"In addition: {note}. Models: mine:m: {note}." in text
     assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, (
         "the sums are 20 before and 34 after"
     )
@@ -298,8 +298,8 @@ def test_each_account_shows_its_spent_and_remaining_amounts(
     assert main(("budget", *asked)) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     acme, zoo = ("acme", 2, 40_000, 60_000), ("zoo", 1, 20_000, 80_000)
-    told = [(row["value"], row["calls"], row["spent_nano_usd"], row["left_nano_usd"]) for row in rows]
-    assert told == [acme, zoo]
+    accounts = [(row["value"], row["calls"], row["spent_nano_usd"], row["left_nano_usd"]) for row in rows]
+    assert accounts == [acme, zoo]
     assert [row["scope"] for row in rows] == ["acme", "zoo"]
 
 

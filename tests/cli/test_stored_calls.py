@@ -150,7 +150,7 @@ def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> 
     """
     file = ("--prices", str(PRICES))
     assert LABELS[0] in call("reprice", *file, "--label", "First", home=traced, exits=0).stdout
-    for choice, said in {
+    for choice, message in {
         (*file, "--label", "example"): "several tables have label 'example'; it has ",
         (*file, "--label", "third"): "no table has label 'third'; it has ",
         (*file, "--version", "zz"): "no table has version 'zz'; it has ",
@@ -160,7 +160,7 @@ def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> 
         ("--discount", "a:*"): "is not a factor such as",
         ("--discount", "a:*=x"): "the factor on 'a:*' is 'x'",
     }.items():
-        assert said in call("reprice", *choice, home=traced, exits=2).stderr
+        assert message in call("reprice", *choice, home=traced, exits=2).stderr
 
 
 def test_a_discount_changes_the_prices_of_the_file_or_of_new_calls(traced: Path) -> None:
@@ -314,7 +314,7 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
 
 
 def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
-    for arguments, said in {
+    for arguments, message in {
         ("cost", "--by", "colour"): "not a group; use session",
         ("cost", "--since", "yesterdayish"): "24h or 7d ago",
         ("cost", "--min-cost", "much"): "not an amount",
@@ -323,7 +323,7 @@ def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
     }.items():
         done = call(*arguments, home=traced)
         assert done.returncode != 0
-        assert said in done.stderr
+        assert message in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -349,8 +349,8 @@ def test_stats_show_the_savings_of_prompt_caches_and_traces_show_the_key(home: P
             await store.write([started, maker.completed(model="openai:gpt-5", usage=usage)])
 
     anyio.run(make)
-    said = " ".join(call("stats", home=home, exits=0).stdout.split())
-    assert "Prompt caches saved $0.112500: 100,000 tokens were read from cache in 1 call." in said
+    text = " ".join(call("stats", home=home, exits=0).stdout.split())
+    assert "Prompt caches saved $0.112500: 100,000 tokens were read from cache in 1 call." in text
     assert "acme" in call("traces", home=home, exits=0).stdout
     assert "acme" in call("cost", "--by", "key", home=home, exits=0).stdout
     assert "No matching calls" in call("traces", "--key", "beta", home=home, exits=0).stdout

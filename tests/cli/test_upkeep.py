@@ -53,9 +53,9 @@ def test_a_dry_run_of_prune_reports_the_calls_that_prune_deletes(traced: Path) -
     dry = call("prune", "--older-than", "90d", "--dry-run", home=traced, exits=0)
     assert attempts(path) == before
     done = call("prune", "--older-than", "90d", home=traced, exits=0)
-    told = dry.stdout.split(", of ")[0].removeprefix("Would delete ")
-    assert f"{before - 1} attempts" in told
-    assert f"Deleted {told}." in done.stdout
+    counts = dry.stdout.split(", of ")[0].removeprefix("Would delete ")
+    assert f"{before - 1} attempts" in counts
+    assert f"Deleted {counts}." in done.stdout
     assert attempts(path) == 1
     assert call("prune", "--older-than", "200d", "--vacuum", home=traced).stdout.startswith("Deleted 0 attempts")
 
@@ -99,7 +99,7 @@ def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_reports_lost_runs_spill_files_and_free_pages(traced: Path) -> None:
-    """These checks are ok, and show the numbers."""
+    """The checks are ok, and show the numbers."""
     path = traced / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE runs SET ended_us = NULL, ending = NULL")
@@ -143,9 +143,9 @@ def test_ship_copies_the_file_once(
 
     anyio.run(write)
     assert main(["ship", "--once"]) == 0
-    said = capsys.readouterr().out
-    assert "4 events sent to postgresql://" in said.replace("\n", " ")
-    assert postgres_dsn not in said
+    printed = capsys.readouterr().out
+    assert "4 events sent to postgresql://" in printed.replace("\n", " ")
+    assert postgres_dsn not in printed
     assert anyio.run(calls) == [("req_1", "completed"), ("req_2", "failed")]
     assert main(["ship", "--once"]) == 0
     assert "0 events" in capsys.readouterr().out
@@ -237,10 +237,10 @@ def test_an_unreachable_server_is_an_error_without_a_traceback(command: str, hom
     """The output has no traceback and no password."""
     address = "postgresql://me:Geheimwort@127.0.0.1:1/trace"
     done = call(*command.split(), "--store", address, home=home, exits=1)
-    said = done.stdout + done.stderr
-    assert "127.0.0.1" in said
-    assert "Traceback" not in said
-    assert "Geheim" not in said
+    output = done.stdout + done.stderr
+    assert "127.0.0.1" in output
+    assert "Traceback" not in output
+    assert "Geheim" not in output
 
 
 def test_a_wrong_password_is_reported_and_not_shown(shared: str, home: Path) -> None:

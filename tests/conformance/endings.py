@@ -13,10 +13,10 @@ LIMIT, STOP, FILTER = StopReason.MAX_TOKENS, StopReason.STOP_SEQUENCE, StopReaso
 REFUSAL, OTHER = StopReason.REFUSAL, StopReason.PROVIDER_SPECIFIC
 
 Ending: TypeAlias = StopReason | type[AdapterError]
-"""Why a reply stopped; or the failure that its end is."""
+"""A stop reason, or the error that the end of the reply means."""
 
 NOTHING = ""
-"""The reply is over, and no word says why."""
+"""The reply ends without a reason."""
 
 ENDINGS: Mapping[str, Mapping[str, Ending]] = {
     "anthropic": {
@@ -104,7 +104,7 @@ ENDINGS: Mapping[str, Mapping[str, Ending]] = {
         "load": OTHER,
         "unload": OTHER,
         "unheard_of": OTHER,
-        NOTHING: END,  # older servers give no reason; that it is done they all say
+        NOTHING: END,  # older servers give no reason, but all servers mark the end
     },
     "tgi": {
         "eos_token": END,
@@ -115,16 +115,20 @@ ENDINGS: Mapping[str, Mapping[str, Ending]] = {
         NOTHING: OTHER,
     },
 }
-"""By the wire's name and its word. Regular ends are `END`, whichever word has them: calls make them `TOOLS`."""
+"""The endings by the wire's name and its word. Regular ends are `END` for each word. With calls they become
+`TOOLS`.
+"""
 
 STREAMED: Mapping[tuple[str, str], Ending] = {
     ("openai", NOTHING): END, ("openai_compatible", NOTHING): StreamError, ("gemini", NOTHING): StreamError,
 }  # fmt: skip
-"""Where a stream differs from a whole reply: what a body of JSON shows to be over, a stream must say."""
+"""The differences between a stream and a plain reply. A plain JSON body is complete, but a stream needs a mark of
+its end.
+"""
 
 
 def ending(wire: str, word: str, *, streamed: bool, calls: int) -> Ending:
-    """What that word means there."""
+    """The meaning of that word on the wire."""
     meant = ENDINGS[wire][word]
     if streamed:
         meant = STREAMED.get((wire, word), meant)

@@ -15,22 +15,22 @@ from ..support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
 
 
 class Serverless(LocalAdapter):
-    """Starts no process: a server is there already, and answers by the transport it was given."""
+    """A local adapter that starts no process. Its transport replies in place of the server."""
 
     async def _could_start(self) -> AdapterHealth:
         return AdapterHealth(True, "there is no server to start")
 
 
 async def found() -> SimpleNamespace:
-    """What stands for the running server."""
+    """A replacement for the running server."""
     return SimpleNamespace(url="http://127.0.0.1:9", api_key="key-of-the-server")
 
 
 class LocalKit(Wire):
-    """Mixed into the wire of one protocol."""
+    """A mixin for the wire of one protocol."""
 
     protocol = "chat"
-    takes_key = False  # but for the one that it makes for itself
+    takes_key = False  # except for the key that it creates
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
         settings = AdapterConfig(**{"options": {"protocol": self.protocol}, **config})  # type: ignore[arg-type]

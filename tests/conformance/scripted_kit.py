@@ -56,7 +56,7 @@ class ScriptedKit(Kit):
             await adapter.close()
 
     def pieces(self, scene: Says) -> int:
-        return sum(paced for _, paced in steps_of(self.reply_of(scene))) + 1  # and the end
+        return sum(paced for _, paced in steps_of(self.reply_of(scene))) + 1  # and the end of the stream
 
     def reply_of(self, scene: Scene) -> ScriptedReply:
         match scene:

@@ -1,7 +1,7 @@
-"""Content that a model does not support by its configuration is not sent to it, neither new content nor old.
+"""A model never receives new or old content that it does not support by its configuration.
 
-The table is of all wires and all capabilities that show in a request. What is new is refused before any network;
-of what came before, each loss is reported, and the history itself stays as it was.
+The table covers all wires and all capabilities that affect a request. New content is refused before any network
+access. Each loss of old content is reported, and the history itself does not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.requests.schemas import without_booleans
 from callboard.adapters.requests.settings import merge_options
 from callboard.bus.errors import CapabilityError, InvalidRequestError
@@ -77,7 +77,7 @@ def adapter_of(wire: str, name: str | None = None) -> HttpAdapter:
 
 
 async def sent(wire: str, asked: CanonicalRequest) -> WireCall:
-    """The request as the adapter writes it for a call."""
+    """The request that the adapter writes for a call."""
     return await written(adapter_of(wire), asked)
 
 
@@ -101,8 +101,8 @@ def losses(wire: WireCall) -> int:
 
 @pytest.mark.parametrize("kind", MEDIA)
 @pytest.mark.parametrize("wire", WIRES)
-async def test_old_media_stay_behind_where_the_model_takes_none(wire: str, kind: str) -> None:
-    """By its flag, and by the media types that it takes; the loss is a warning."""
+async def test_old_media_are_dropped_if_the_model_does_not_support_them(wire: str, kind: str) -> None:
+    """The model's flag and its supported media types decide. The loss is a warning."""
     history = (Message.user((MEDIA[kind],)), Message.assistant("I see."), Message.user("And?"))
     types = f"accepted_{kind.removesuffix('s')}_media_types"
     for can in (without(kind), without(**{types: ("text/none",)})):
@@ -113,8 +113,8 @@ async def test_old_media_stay_behind_where_the_model_takes_none(wire: str, kind:
 
 @pytest.mark.parametrize("kind", MEDIA)
 @pytest.mark.parametrize("wire", WIRES)
-async def test_new_media_are_refused_where_the_model_takes_none(wire: str, kind: str) -> None:
-    """Also where the adapter is used alone, and its own word is that the model takes them not."""
+async def test_new_media_are_refused_if_the_model_does_not_support_them(wire: str, kind: str) -> None:
+    """This also holds for an adapter without an engine, by the adapter's own capabilities."""
     new = Message.user((MEDIA[kind],))
     with pytest.raises(CapabilityError, match=f"does not accept {kind}"):
         await sent(wire, asking(Message.user("Hi"), Message.assistant("Ho"), new, capabilities=without(kind)))
@@ -138,7 +138,7 @@ async def test_old_images_of_results_stay_behind_as_well(wire: str) -> None:
     )
     wire_call = await sent(wire, asking(*history, capabilities=without("images")))
     assert MARKS["images"] not in wire_call.body
-    assert losses(wire_call) + (wire == "tgi") >= 1  # whose tools are told in words before the history is fitted
+    assert losses(wire_call) + (wire == "tgi") >= 1  # its tools become text before the history is fitted
 
 
 CALLED = (
@@ -155,8 +155,8 @@ TOOL_WORDS = (
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "tgi"])
-async def test_old_calls_are_told_in_words_where_the_model_takes_no_tools(wire: str) -> None:
-    """What was asked and what came of it stays known; with tools the same history goes as calls."""
+async def test_old_calls_become_text_if_the_model_does_not_support_tools(wire: str) -> None:
+    """The call and its result stay in the history as text. A model with tools gets the same history as calls."""
     wire_call = await sent(wire, asking(*CALLED, capabilities=without("tools", "tool_choice")))
     assert not [word for word in TOOL_WORDS if word in wire_call.body]
     assert b"The tool look was called with" in wire_call.body
@@ -226,8 +226,7 @@ async def test_a_loss_is_an_error_where_the_host_wants_none(wire: str) -> None:
         await sent(wire, asking(*history, capabilities=without("images"), provider_options=options))
 
 
-# -- Small things in a request that one server or another refuses are not sent, on any wire where they could
-# be.
+# -- Details of a request that a server refuses are not sent, on each wire that could have them.
 
 
 BOOLEANS: JsonObject = {
@@ -256,7 +255,7 @@ def test_boolean_subschemas_become_objects_and_the_hosts_schema_stays() -> None:
 
 
 def test_ollama_gets_no_boolean_subschemas() -> None:
-    """Neither in its tools nor in the form of the reply."""
+    """Neither tools nor the schema of the reply have boolean subschemas."""
     tool = ToolDefinition("f", "", BOOLEANS)
     body = body_of("ollama", tools=(tool,), output_schema=BOOLEANS)
     assert body["format"] == without_booleans(BOOLEANS)
@@ -267,7 +266,7 @@ def test_ollama_gets_no_boolean_subschemas() -> None:
 
 @pytest.mark.parametrize("seed", [2**31 - 1, -(2**31), 2**31, -(2**31) - 1])
 def test_gemini_gets_seeds_of_32_bits(seed: int) -> None:
-    """A larger one is left out, and said to be."""
+    """A larger seed is left out with a warning."""
     kept = abs(seed + 0.5) < 2**31
     wire_call = adapter_of("gemini").write_request(asking(Message.user("Hi"), seed=seed), stream=False)
     config = msgspec.json.decode(wire_call.body)["generationConfig"]
@@ -284,8 +283,8 @@ def test_gemini_gets_no_empty_part_where_the_model_spoke_last() -> None:
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "openai"])
 @pytest.mark.parametrize("messages", [(), (Message.user(" "),)])
-def test_a_request_without_a_message_is_refused_here(wire: str, messages: tuple[Message, ...]) -> None:
-    """Responses alone have a form for it."""
+def test_a_request_without_a_message_is_refused_by_the_adapter(wire: str, messages: tuple[Message, ...]) -> None:
+    """Only Responses supports it."""
     with pytest.raises(InvalidRequestError):
         body_of(wire, messages=messages)
 
@@ -296,7 +295,7 @@ def test_a_request_without_a_message_is_refused_here(wire: str, messages: tuple[
     ("anthropic", ("metadata", "user_id"), 256),
 ])  # fmt: skip
 def test_a_long_id_of_a_user_becomes_a_digest(wire: str, path: tuple[str, ...], longest: int) -> None:
-    """The same one from call to call; a short one goes as it is."""
+    """The digest is the same for each call. A short id is not changed."""
 
     def user(text: str) -> str:
         value: Json = body_of(wire, user=text)
@@ -321,7 +320,7 @@ EMPTY: list[ContentBlock] = [
 @pytest.mark.parametrize("block", EMPTY)
 @pytest.mark.parametrize("wire", WIRES)
 async def test_media_without_content_are_not_sent(wire: str, block: ContentBlock) -> None:
-    """New ones are refused, old ones stay behind."""
+    """New media without content are refused, and old ones are dropped."""
     with pytest.raises(CapabilityError):
         await sent(wire, asking(Message.user((block,)), capabilities=ALL))
     history = (Message.user((block,)), Message.assistant("Nothing."), Message.user("And?"))
@@ -331,8 +330,7 @@ async def test_media_without_content_are_not_sent(wire: str, block: ContentBlock
     assert losses(wire_call) == 1
 
 
-# -- A host's own fields join what the engine asks for, by one rule on all wires; an unknown effort is an
-# error.
+# -- Fields of a host are added to the engine's, with one rule on all wires. An unknown effort is an error.
 
 
 NATIVE = [wire for wire in WIRES if wire != "tgi"]
@@ -346,8 +344,8 @@ def body_with_options(adapter: HttpAdapter, *, stream: bool = False, **fields: o
 
 @pytest.mark.parametrize("wire", NATIVE)
 @pytest.mark.parametrize("under", ["protocol", "adapter"])
-def test_a_hosts_tool_joins_those_of_the_engine(wire: str, under: str) -> None:
-    """Whether it stands under the protocol's name or the adapter's own."""
+def test_a_hosts_tool_is_added_to_those_of_the_engine(wire: str, under: str) -> None:
+    """The options are under the name of the protocol or of the adapter."""
     name = wire if under == "protocol" else "mine"
     adapter = adapter_of(wire, name)
     tools = body_with_options(adapter, tools=(LOOK,), provider_options={name: {"tools": [EXTRA]}})["tools"]
@@ -369,8 +367,8 @@ def test_tools_that_are_no_list_are_an_error(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["openai", "openai_compatible", "anthropic", "ollama"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_how_the_reply_comes_is_not_the_hosts_to_say(wire: str, stream: bool) -> None:
-    """Nor which model gives it; what is the same anyway does no harm."""
+def test_a_host_cannot_change_the_form_of_the_reply(wire: str, stream: bool) -> None:
+    """The fields `stream` and `model` are refused if they differ from the request."""
     for field, value in (("stream", not stream), ("model", "another")):
         with pytest.raises(InvalidRequestError, match=field):
             body_with_options(adapter_of(wire), stream=stream, provider_options={wire: {field: value}})
@@ -381,7 +379,7 @@ def test_how_the_reply_comes_is_not_the_hosts_to_say(wire: str, stream: bool) ->
 
 
 def test_stream_options_keep_the_usage() -> None:
-    """A host may add to them."""
+    """A host can add other stream options."""
     adapter = adapter_of("openai_compatible")
     options: Json = {"openai_compatible": {"stream_options": {"include_obfuscation": False}}}
     body = body_with_options(adapter, stream=True, provider_options=options)
@@ -400,9 +398,7 @@ _bodies = st.dictionaries(st.sampled_from("abc"), _values, max_size=3)
 
 
 @given(_bodies, _bodies)
-def test_merging_keeps_ours_where_the_host_says_nothing_and_changes_no_ones_object(
-    ours: JsonObject, theirs: JsonObject
-) -> None:
+def test_merging_keeps_the_adapters_fields_and_changes_no_object(ours: JsonObject, theirs: JsonObject) -> None:
     body, before, said = copy.deepcopy(ours), copy.deepcopy(ours), copy.deepcopy(theirs)
     inner = {name: value for name, value in body.items() if isinstance(value, dict)}
     try:

@@ -158,10 +158,10 @@ ERRORS: list[tuple[Wire, int, Json | bytes, Kind]] = [
     *[(OLLAMA, status, {"error": said}, kind) for status, said, kind in _OLLAMA],
     *[(TGI, status, {"error": said, "error_type": code}, kind) for status, said, code, kind in _TGI],
 ]
-"""Beyond the conditions that the conformance kit checks on each wire."""
+"""Error replies other than those that the conformance kit checks on each wire."""
 
 LASTING = ("model requires more system memory",)
-"""Words of failures that are of a passing kind elsewhere."""
+"""Words of permanent failures in a class of failures that is usually temporary."""
 
 
 def failure(wire: Wire, status: int, body: Json | bytes, *, streamed: bool, **headers: str) -> AdapterError:
@@ -175,7 +175,7 @@ def failure(wire: Wire, status: int, body: Json | bytes, *, streamed: bool, **he
 @pytest.mark.parametrize(("wire", "status", "body", "kind"), ERRORS,
                          ids=[f"{row[0].name}-{row[1]}-{row[2]!s:.90}" for row in ERRORS])  # fmt: skip
 def test_an_error_reply_has_its_class(wire: Wire, status: int, body: Json | bytes, kind: Kind) -> None:
-    """By type and code first, then by status, by words last; streamed or not."""
+    """Type and code decide first, then the status, and the text last, for plain and streamed requests."""
     for streamed in (False, True):
         error = failure(wire, status, body, streamed=streamed)
         assert type(error) is kind
@@ -191,16 +191,16 @@ def test_an_error_reply_has_its_class(wire: Wire, status: int, body: Json | byte
             assert said == body["error"]
 
 
-def test_a_conflict_may_pass() -> None:
-    """Of Anthropic's, though it is no failure of the server."""
+def test_a_conflict_can_be_retried() -> None:
+    """A conflict of Anthropic can be retried, although it is no failure of the server."""
     error = failure(CLAUDE, *anthropic(409, "conflict_error", "again"), streamed=False)
     assert (type(error), error.retryable) == (InvalidRequestError, True)
     assert (error.provider_message, error.provider_request_id) == ("again", "req_wire")
 
 
 @pytest.mark.parametrize("quirks", ["cerebras", "default"])
-def test_a_silent_400_of_cerebras_is_an_overflow(quirks: str) -> None:
-    """It says nothing when the prompt is too long; elsewhere silence means nothing."""
+def test_an_empty_400_of_cerebras_is_an_overflow(quirks: str) -> None:
+    """The reply is empty if the prompt is too long. On other servers, an empty reply has no meaning."""
     error = failure(ChatWire(quirks), 400, b"", streamed=False)
     assert type(error) is (ContextOverflowError if quirks == "cerebras" else InvalidRequestError)
 
@@ -226,8 +226,8 @@ HINTS: list[tuple[Wire, int, Json, dict[str, str], float | None]] = [
 
 @pytest.mark.parametrize(("wire", "status", "body", "headers", "seconds"), HINTS,
                          ids=[f"{row[0].name}-{row[4]}" for row in HINTS])  # fmt: skip
-def test_how_long_to_wait_is_found_where_the_provider_says_it(
+def test_the_delay_is_found_in_headers_details_or_text(
     wire: Wire, status: int, body: Json, headers: dict[str, str], seconds: float | None
 ) -> None:
-    """In a header, in the body's details, or in its words."""
+    """The delay is in a header, in the body's details, or in its text."""
     assert failure(wire, status, body, streamed=False, **headers).retry_after_seconds == seconds

@@ -50,7 +50,7 @@ def asked(model: str, *messages: Message, **fields: object) -> CanonicalRequest:
 
 
 def called(provider: str | None = None, **data: Json) -> tuple[Message, ...]:
-    """A conversation in which the tool was called, by a provider's model or by nobody's."""
+    """A conversation in which the model of a provider, or an unknown one, called the tool."""
     raw = None if provider is None else ProviderRaw(provider, {"id": "call_1", "type": "custom", **data})
     return (
         Message.user("Hi"),
@@ -87,7 +87,7 @@ def test_anybody_else_is_offered_a_tool_with_one_argument() -> None:
 
 
 @pytest.mark.parametrize("issuer", ["openai", "anthropic", None])
-def test_responses_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str | None) -> None:
+def test_responses_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
     body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", *called(issuer)))
     _, call, output = body["input"]
     assert (call["type"], call["input"], call["name"]) == ("custom_tool_call", TEXT, "sql")
@@ -96,7 +96,7 @@ def test_responses_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str
 
 
 @pytest.mark.parametrize("issuer", ["openai_compatible", "anthropic", None])
-def test_chat_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str | None) -> None:
+def test_chat_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
     body = body_of(OpenAICompatibleAdapter(AdapterConfig()), asked("openai_compatible:m", *called(issuer)))
     [call] = body["messages"][1]["tool_calls"]
     assert call == {"id": call["id"], "type": "custom", "custom": {"name": "sql", "input": TEXT}}
@@ -104,8 +104,8 @@ def test_chat_is_told_a_call_as_a_free_form_one_whoever_made_it(issuer: str | No
     assert chat_faults(body) == []
 
 
-def test_a_call_with_other_arguments_is_told_as_a_functions() -> None:
-    """As one that was made before the tool became a free-form one."""
+def test_a_call_with_other_arguments_is_sent_as_a_function_call() -> None:
+    """The call may be older than the tool's free-form definition."""
     history = (Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "sql", {"query": "x"})]))
     body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", *history))
     assert [item.get("type") for item in body["input"][1:]] == ["function_call", "function_call_output"]
@@ -197,13 +197,15 @@ def claude_says(*blocks: JsonObject) -> Json:
             "stop_reason": reason, "usage": usage}  # fmt: skip
 
 
-def test_a_session_with_a_free_form_tool_survives_the_way_to_others_and_back() -> None:
-    """Called on Responses, then elsewhere, then back: each is asked in its own words, and nothing is lost."""
+def test_a_session_with_a_free_form_tool_survives_swaps() -> None:
+    """The tool is called on Responses, elsewhere, and on Responses again. Each provider gets its own form, and no
+    call is lost.
+    """
     given: list[str] = []
 
     @tool(provider_options={"openai": FREE, "chat": FREE})
     async def sql(input: str) -> str:
-        """Runs a query."""
+        """Run a query."""
         given.append(input)
         return f"{len(given)} rows"
 
@@ -256,7 +258,7 @@ def test_a_session_with_a_free_form_tool_survives_the_way_to_others_and_back() -
     assert kinds == ["custom"] * 3
 
 
-# -- A tool that a vendor trained its models on and the host runs, through the engine and the real adapters.
+# -- A tool that a vendor trained its models on and that the host runs, through the engine and the real adapters.
 
 
 CLAUDE = WIRES[0]
@@ -267,12 +269,12 @@ def reply(body: Json) -> FakeReply:
 
 
 def test_a_shell_of_anthropics_is_run_by_the_hosts_function_and_swaps() -> None:
-    """Claude is told its type, another model its description; either calls the same function."""
+    """Claude gets the tool's type, and other models its description. Both call the same function."""
     run: list[str] = []
 
     @tool(name="bash", provider_options={"anthropic": {"type": "bash_20250124"}})
     def shell(command: str = "", restart: bool = False) -> str:
-        """Runs a command."""
+        """Run a command."""
         run.append("restarted" if restart else command)
         return "done"
 

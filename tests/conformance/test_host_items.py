@@ -1,4 +1,4 @@
-"""Items that ask the host to act, and the host's answers to them, as opaque blocks on OpenAI's wires."""
+"""Items that ask the host to act, and the host's replies to them, as opaque blocks on OpenAI's wires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -99,8 +99,8 @@ def dropped(call: WireCall) -> list[str]:
 
 
 @each_pair
-def test_a_call_is_reported_and_goes_back_with_the_hosts_answer(call: JsonObject, answer: JsonObject) -> None:
-    """As they came, in their places, and valid."""
+def test_a_call_is_reported_and_sent_back_with_the_host_s_reply(call: JsonObject, answer: JsonObject) -> None:
+    """The items are unchanged, in their places, and valid."""
     reading = read_whole(WIRES[1], r.response(output=[call]), model=f"openai:{MODEL}")
     assert reading.reply.stop_reason is StopReason.TOOL_USE
     assert reading.kept == [call]
@@ -145,15 +145,15 @@ def test_a_part_of_a_users_message_that_we_have_no_name_for_goes_as_it_is() -> N
 
 
 def sent_by(model: str, *messages: Message) -> tuple[list[str], list[JsonObject]]:
-    """What is lost on the way to a model, and the items that are sent."""
+    """The number of losses and the sent items of a request to a model."""
     wire, body = written(OpenAIAdapter(AdapterConfig()), *messages, model=model)
     assert responses_faults(body) == []
     return dropped(wire), body["input"]
 
 
 @each_pair
-def test_an_answer_stays_behind_with_its_call_when_the_model_changes(call: JsonObject, answer: JsonObject) -> None:
-    """The call belongs to the reasoning of the model before; the answer, which is the host's, belongs to none."""
+def test_after_a_swap_a_reply_is_dropped_with_its_call(call: JsonObject, answer: JsonObject) -> None:
+    """The call is bound to the first model's reasoning. Without the call, the host's reply is not sent either."""
     history = (
         Message.user("Go"),
         Message.assistant([opaque(call, model=MODEL), TextBlock("So.")]),
@@ -174,8 +174,8 @@ CALLED = r.call("look", "{}", caller=CALLER)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_programs_calls_and_its_end_go_back_with_it(streamed: bool) -> None:
-    """The result of such a call names its caller, too. Another model gets no program, and no name of one."""
+def test_the_calls_and_the_end_of_a_program_are_sent_back(streamed: bool) -> None:
+    """The result of such a call also has its caller. Another model gets no program and no caller."""
     begun, over = (
         _read(streamed, *output).content for output in ((PROGRAM, CALLED), (PROGRAMS_END, r.message("3")))
     )
@@ -196,8 +196,8 @@ def test_a_programs_calls_and_its_end_go_back_with_it(streamed: bool) -> None:
     assert [item for item in items if "caller" in item] == []
 
 
-def test_the_end_of_a_program_stays_behind_without_it() -> None:
-    """As when the host cut the history in between."""
+def test_the_end_of_a_program_is_dropped_without_the_program() -> None:
+    """The host may cut the history between a program and its end."""
     lost, items = sent_by(MODEL, Message.user("Go"), Message.assistant([opaque(PROGRAMS_END), TextBlock("3")]))
     assert len(lost) == 1
     assert [item.get("type") for item in items] == [None, "message"]
@@ -207,8 +207,8 @@ def test_the_end_of_a_program_stays_behind_without_it() -> None:
 @pytest.mark.parametrize(
     "call", [r.call("look", "{}"), item("custom_tool_call", call_id="c", name="look", input="x")]
 )
-def test_what_a_call_says_of_itself_goes_back_with_it(call: JsonObject, streamed: bool) -> None:
-    """That it runs beside the conversation, where its tool is, and who called it."""
+def test_further_fields_of_a_call_are_sent_back(call: JsonObject, streamed: bool) -> None:
+    """The fields are `async`, the namespace of the tool, and the caller."""
     said: JsonObject = {"async": True, "namespace": "shop", "caller": {"type": "direct"}}
     [block] = _read(streamed, {**call, **said}).content
     _, items = sent_by(MODEL, Message.user("Go"), Message.assistant([block]))
@@ -222,8 +222,8 @@ def _read(streamed: bool, *output: JsonObject) -> Reading:
     return read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, *events, r.ending())], model=f"openai:{MODEL}")
 
 
-# -- A conversation that used what only Gemini has goes to every other provider and back, and says what was
-# lost.
+# -- A conversation with features that only Gemini has goes to every other provider and back. Each loss is
+# reported.
 
 
 GEMINI = WIRES[3]
@@ -273,7 +273,7 @@ ABOUT: JsonObject = {
 
 
 def conversation() -> list[Message]:
-    """All of it: asked, answered, a tool's result, a reply that waited to go on and its rest."""
+    """The whole conversation: a question, replies, a tool's result, and a paused reply with its rest."""
     answered = read_whole(
         GEMINI, g.chunk(*SAID, finish="STOP", usage=g.USAGE, **ABOUT), model=f"gemini:{GEMINI_MODEL}"
     )
@@ -328,8 +328,8 @@ def test_abroad_nothing_of_geminis_is_said_and_each_loss_is_reported(abroad: Wir
 
 
 @pytest.mark.parametrize("abroad", OTHERS, ids=lambda wire: wire.name)
-def test_back_home_everything_is_as_it_was(abroad: Wire) -> None:
-    """The request begins with the very contents that it had before."""
+def test_back_at_gemini_the_contents_are_unchanged(abroad: Wire) -> None:
+    """The request begins with the same contents as before."""
     history = conversation()
     stayed = gemini_body(GEMINI, [*history, Message.user("And now?")], GEMINI_MODEL)
     assert GEMINI.faults(stayed.body) + GEMINI.judged(stayed.body) == []

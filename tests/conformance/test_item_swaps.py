@@ -1,7 +1,7 @@
 """Each kind of content in a provider's replies is sent to each other provider and back.
 
-The kinds are those of the vendors' own types: what a new release of an SDK adds is swapped, too. Abroad, what an
-item said is in the request or in the loss report; at home again it is sent as it was.
+The kinds come from the vendors' own types, so a new kind in an SDK release is swapped, too. At another provider,
+an item is in the request or in the loss report. Back at its own provider, it is sent unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import AdapterError, InvalidRequestError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject
@@ -67,7 +67,7 @@ class Side(NamedTuple):
         return self.adapter.write_request(ask(*history, model=self.model, capabilities=can), stream=False)
 
     def history_of(self, call: WireCall) -> list[Json]:
-        """What a request says of the conversation."""
+        """The entries of the conversation in a request."""
         body: JsonObject = msgspec.json.decode(call.body)
         said = body[self.wire.history]
         assert isinstance(said, list)
@@ -95,7 +95,7 @@ def others(home: str) -> Iterator[Side]:
 
 
 def strings(value: Json) -> Iterator[str]:
-    """All texts in a value, in no order."""
+    """All texts in a value, in any order."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -103,7 +103,7 @@ def strings(value: Json) -> Iterator[str]:
 
 
 def is_said(block: ContentBlock, body: str, provider: str) -> bool:
-    """Whether a request says what a block says: to any model, or to its own provider."""
+    """Whether a request has the content of a block, in a form for any model or for its own provider."""
     raw = block.provider_raw
     match block:
         case TextBlock():
@@ -144,7 +144,7 @@ def unaccounted(history: tuple[Message, ...], there: Side, call: WireCall) -> li
 
 
 def answered(content: tuple[ContentBlock, ...]) -> tuple[Message, ...]:
-    """A conversation in which a model replied that."""
+    """A conversation with that reply of a model."""
     calls = [block for block in content if isinstance(block, ToolUseBlock)]
     results = Message(Role.TOOL, tuple(ToolResultBlock(call.id, "Here you are.") for call in calls))
     return (
@@ -181,7 +181,7 @@ def test_any_conversation_of_several_providers_is_accounted_for_and_at_home_as_i
 
 
 def swap(home: str, history: tuple[Message, ...]) -> int:
-    """Go to each other provider and come back."""
+    """Send a history to each other provider and back."""
     here, took = SIDES[home], 0
     asked = (*history, Message.user("And now?"))
     for there in (here, *others(home)):
@@ -202,7 +202,7 @@ def swap(home: str, history: tuple[Message, ...]) -> int:
     return took
 
 
-# -- Whatever a provider or a proxy sends: a message in order, or an AdapterError; never anything else.
+# -- Any bytes of a provider or a proxy give a valid message or an AdapterError.
 
 
 each = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
@@ -252,7 +252,7 @@ def places(value: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 
 
 def changed(value: Json, path: tuple[str | int, ...], new: Json, *, leave_out: bool) -> Json:
-    """A copy with another value at one place, or without it."""
+    """A copy with another value at one place, or without that place."""
     if not path:
         return new
     copy = msgspec.json.decode(msgspec.json.encode(value))
@@ -272,7 +272,7 @@ def mutate(value: Json, draw: st.DataObject) -> Json:
 
 
 async def consume(wire: Wire, reply: FakeReply) -> None:
-    """Stream it, and check all that must hold whatever it is."""
+    """Read a stream and check all invariants that hold for any content."""
     transport = FakeTransport(reply)
     adapter = wire.make(transport, FakeClock())
     events: list[StreamEvent] = []
@@ -295,8 +295,8 @@ async def consume(wire: Wire, reply: FakeReply) -> None:
 @each
 @settings(max_examples=150)
 @given(draw=st.data())
-def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
-    """Any field of any event replaced or left out, events dropped, repeated and out of order."""
+def test_a_stream_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
+    """Fields of events are replaced or removed, and events are dropped, repeated and reordered."""
     events = list(wire.events("Hello, ☃!", *wire.most))
     order = draw.draw(st.sampled_from(["kept", "dropped", "repeated", "swapped"]))
     at = draw.draw(st.integers(0, len(events) - 2))
@@ -318,8 +318,8 @@ def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
 @each
 @settings(max_examples=100)
 @given(draw=st.data())
-def test_a_whole_reply_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
-    """A response, or an AdapterError."""
+def test_a_plain_reply_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
+    """The result is a response or an AdapterError."""
     body = mutate(wire.body("Hello, ☃!", *wire.most), draw)
 
     async def ask() -> None:
@@ -337,8 +337,8 @@ def test_a_whole_reply_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> N
 @each
 @settings(max_examples=60)
 @given(draw=st.data())
-def test_an_error_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
-    """Always an AdapterError with a text."""
+def test_an_error_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
+    """The result is always an AdapterError with a text."""
     status, body = wire.error_body(draw.draw(st.sampled_from(["overload", "bad request"])))
     body = mutate(body, draw)
 
@@ -355,7 +355,7 @@ def test_an_error_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_a_stream_with_broken_bytes(wire: Wire, draw: st.DataObject) -> None:
-    """Bytes replaced, lost and added anywhere."""
+    """Bytes are replaced, removed and added anywhere."""
     body = bytearray(b"".join(wire.chunks("Hello, ☃!", *wire.most)))
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, len(body) - 1))
@@ -363,16 +363,18 @@ def test_a_stream_with_broken_bytes(wire: Wire, draw: st.DataObject) -> None:
     run_virtual(lambda: consume(wire, wire.stream_of(bytes(body))))
 
 
-# -- What a block keeps for its provider may be odd: a proxy sent it, or a host wrote it.
+# -- Odd provider data in a block, from a proxy or a host.
 #
-# Requests are written all the same, to every provider, or refused with advice.
+# Each provider's request is still written, or refused with advice.
 
 
 ODD: tuple[Json, ...] = (None, 7, [], {})
 
 
 def spoiled(content: tuple[ContentBlock, ...]) -> Iterator[tuple[tuple[ContentBlock, ...], ContentBlock]]:
-    """The content with something odd at one place of what one block keeps, or without it; and that block."""
+    """Yield copies of the content in which one block's provider data has an odd or a missing value, with that
+    block.
+    """
     for number, block in enumerate(content):
         raw = block.provider_raw
         for path in places(raw.data) if raw is not None else ():
@@ -385,7 +387,7 @@ def spoiled(content: tuple[ContentBlock, ...]) -> Iterator[tuple[tuple[ContentBl
 def histories(body: JsonObject, home: str) -> Iterator[tuple[Message, ...]]:
     for content, odd in spoiled(read_content(home, body, MODELS[home])):
         yield answered(content)
-        if isinstance(odd, OpaqueBlock | ImageBlock | TextBlock):  # a host may say it, too
+        if isinstance(odd, OpaqueBlock | ImageBlock | TextBlock):  # a host can also write this
             yield (Message(Role.USER, (odd,)), Message.assistant("Done."))
 
 

@@ -25,7 +25,7 @@ from callboard.adapters.health import AdapterHealth
 from callboard.adapters.http.stream import HttpStream
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.whole import WholeStream
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.transport.transport import HttpReply, Transport
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
@@ -56,13 +56,13 @@ each_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.na
 
 
 ON_TRIO = [check for check in CHECKS if "cancel" in check.name or check.name == "stream_and_complete_agree"]
-"""What may differ between the event loops: a streamed and a whole call, and cancelling."""
+"""The checks that can differ between event loops: a streamed and a plain call, and cancelling."""
 
 
 @each_check
 @pytest.mark.parametrize("wire", KITS, ids=lambda wire: wire.name)
 def test_an_adapter_over_http_passes(wire: Kit, check: Check) -> None:
-    """What its provider can't show is skipped with the reason."""
+    """Checks that the provider does not support are skipped with the reason."""
     passes(wire, check, "virtual-asyncio")
 
 
@@ -80,13 +80,13 @@ def test_an_adapter_passes_on_trio(wire: Kit, check: Check) -> None:
 @each_check
 @pytest.mark.parametrize("wire", QUIRKY, ids=lambda wire: wire.quirks)
 def test_a_server_with_quirks_passes(wire: ChatWire, check: Check) -> None:
-    """What differs in its requests changes nothing of what is promised."""
+    """The differences in the server's requests do not affect the guarantees."""
     passes(wire, check, "virtual-asyncio")
 
 
 @each_check
 def test_the_scripted_adapter_passes(check: Check) -> None:
-    """Whose kit says scenes without HTTP."""
+    """The kit of the scripted adapter sets up scenes without HTTP."""
     passes(SCRIPTED, check, "virtual-asyncio")
 
 
@@ -95,13 +95,15 @@ class ServedParley(ServedKit, ParleyKit):
 
 
 @each_check
-def test_an_adapter_with_a_client_of_its_own_passes(check: Check) -> None:
-    """Against a real server on this machine."""
+def test_an_adapter_with_its_own_client_passes(check: Check) -> None:
+    """The adapter runs against a real server on this machine."""
     passes(ServedParley(), check, "asyncio")
 
 
-def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
-    """The adapters and the engine don't import it; it loads no test framework and no other event loop."""
+def test_programs_without_the_kit_do_not_load_it() -> None:
+    """The adapters and the engine don't import the kit. The kit loads no test framework and no second event
+    loop.
+    """
     code = "import sys, {}; print(*sys.modules)"
     found: dict[str, set[str]] = {}
     for package in ("callboard", "callboard.adapters.conformance"):
@@ -118,12 +120,12 @@ def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
     "wire", first_is_quick(LOCAL, "its other protocols are wires that pass above"), ids=lambda wire: wire.name
 )
 def test_the_local_model_passes(wire: Kit, check: Check) -> None:
-    """By each of its protocols, over a server that is a script."""
+    """Each of its protocols passes, with a scripted server."""
     passes(wire, check, "virtual-asyncio")
 
 
 class Bare:
-    """Parley with the contract's methods and nothing else, and no streaming."""
+    """Parley with only the methods of the contract, without streaming."""
 
     name = "parley"
 
@@ -151,15 +153,15 @@ class BareKit(ParleyKit):
 
 @each_check
 def test_an_adapter_without_hooks_or_streaming_passes(check: Check) -> None:
-    """What it can't show is skipped; what it promises all the same is checked."""
+    """Optional checks are skipped, and all other checks run."""
     passes(BareKit(), check, "virtual-asyncio")
 
 
-# -- The conformance kit finds what is wrong with an adapter: each of these is broken in one way, and caught.
+# -- The conformance kit finds faults of an adapter. Each adapter here has one fault, and a check finds it.
 
 
 class Changed(HttpStream):
-    """A stream whose events pass through the adapter's `change`, which gives any number of events for each."""
+    """A stream whose events pass through the adapter's `change`, which returns any number of events for each."""
 
     waiting: list[StreamEvent]
     _changing: Changing
@@ -172,7 +174,7 @@ class Changed(HttpStream):
 
 
 class Changing(ParleyAdapter):
-    """Base of those that break their events."""
+    """The base of adapters that damage their events."""
 
     stream_type: type[HttpStream] = Changed
 
@@ -238,7 +240,7 @@ class AlwaysCancelled(ParleyAdapter):
 
 
 class Leaky(Changing):
-    """Leaves its connection open when its stream is left."""
+    """An adapter that keeps its connection open when its stream is closed."""
 
     class Left(HttpStream):
         async def aclose(self) -> None:
@@ -355,7 +357,7 @@ class DropsTheHostsField(ParleyWire):
 
 
 class HostsFieldsOnly(ParleyWire):
-    """What the host says stands in place of what the adapter says."""
+    """A wire on which the host's fields replace the adapter's."""
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         wire = super().write_request(msgspec.structs.replace(request, provider_options={}), stream=stream)
@@ -364,7 +366,7 @@ class HostsFieldsOnly(ParleyWire):
 
 
 class HostSaysHow(HostsFieldsOnly):
-    """The same, of what the reading of the reply depends on."""
+    """A wire on which the host's fields replace those that decide how a reply is read."""
 
 
 class TakesAnyEffort(ParleyWire):
@@ -434,7 +436,7 @@ BROKEN: Mapping[type[ParleyAdapter] | type[ParleyWire], str] = {
 
 
 def adapter_of(kind: type[ParleyAdapter] | type[ParleyWire]) -> type[ParleyAdapter]:
-    """The adapter, or the sound adapter with that wire."""
+    """The adapter, or the correct adapter with that wire."""
     if issubclass(kind, ParleyAdapter):
         return kind
 
@@ -464,8 +466,8 @@ def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter] 
 
 
 @pytest.mark.parametrize(("kind", "name"), BROKEN.items(), ids=lambda value: getattr(value, "__name__", value))
-def test_a_broken_adapter_is_caught_by_its_check(kind: type[ParleyAdapter] | type[ParleyWire], name: str) -> None:
-    """By the one that says what is wrong; the sound adapter passes that check."""
+def test_a_broken_adapter_fails_its_check(kind: type[ParleyAdapter] | type[ParleyWire], name: str) -> None:
+    """The check of that fault fails. The correct adapter passes the check."""
     (check,) = [check for check in CHECKS if check.name == name]
     outcome = run_check(check, kit_of(kind))
     assert outcome.result == "failed", outcome
@@ -474,7 +476,7 @@ def test_a_broken_adapter_is_caught_by_its_check(kind: type[ParleyAdapter] | typ
     assert run_check(check, kit_of(ParleyAdapter)).result == "passed"
 
 
-# -- Virtual time passes when nobody has anything to do: not while a thread works for the loop.
+# -- Virtual time advances when no task can run, but not while a thread works for the loop.
 
 
 InThread = Callable[[Callable[[], object]], Awaitable[object]]
@@ -497,7 +499,7 @@ THREADS: dict[str, tuple[str, InThread]] = {
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set when an asyncio loop waits in real time, without an end."""
+    """An event that is set when an asyncio loop waits in real time without an end."""
     said = threading.Event()
     select = selectors.DefaultSelector.select
 
@@ -511,7 +513,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 class TrioWaits:
-    """The same for trio, as its instrument."""
+    """The same for trio, as an instrument."""
 
     def __init__(self, said: threading.Event) -> None:
         self._said = said
@@ -523,7 +525,7 @@ class TrioWaits:
 
 @pytest.mark.parametrize("name", THREADS)
 def test_no_time_passes_while_a_thread_works(name: str, waits: threading.Event) -> None:
-    """The thread works until the loop really waits, or until a timer has run out: the former comes first."""
+    """The thread works until the loop waits in real time or until a timer ends. The loop must wait first."""
     kind, in_thread = THREADS[name]
     order: list[tuple[str, float]] = []
     began = 0.0
@@ -565,10 +567,10 @@ async def with_a_tool(released: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("in_thread", [with_anyio, with_asyncio, with_a_tool])
-def test_for_a_thread_that_was_given_up_nobody_waits(
+def test_an_abandoned_thread_is_not_waited_for(
     in_thread: Callable[[threading.Event], Awaitable[None]],
 ) -> None:
-    """Time passes while it still works, and its end is no error."""
+    """Time advances while the abandoned thread works, and its end is no error."""
     released, ended = threading.Event(), anyio.Event()
 
     async def work() -> None:
@@ -598,7 +600,7 @@ async def with_a_thread_of_its_own() -> None:
     await done.wait()
 
 
-def test_a_thread_that_can_t_be_waited_for_is_refused() -> None:
-    """Else its test would fail only on a busy machine, where a time limit runs out over it."""
+def test_a_thread_that_cannot_be_waited_for_is_refused() -> None:
+    """Otherwise its test would only fail on a busy machine, when a time limit ends too early."""
     with pytest.raises(RuntimeError, match="works for a loop with virtual time"):
         run_virtual(with_a_thread_of_its_own)

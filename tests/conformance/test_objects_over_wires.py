@@ -49,7 +49,7 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Place:
-    """Somewhere."""
+    """A place."""
 
     city: str
     country: str
@@ -67,7 +67,7 @@ NATIVE = {
     "interactions": ("gemini-2.5-flash", "response_format", "schema"),
     "tgi": ("some-model", "parameters", "grammar", "value"),
 }
-"""A model that takes schemas, and where its schema stands in a request."""
+"""A model that supports schemas, and the place of the schema in a request."""
 
 
 @asynccontextmanager
@@ -101,8 +101,8 @@ def sent(transport: FakeTransport, number: int = 0) -> JsonObject:
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @row("8.4.7")
 @row("8.9.9")
-async def test_every_provider_is_asked_by_its_own_means(wire: Wire) -> None:
-    """§8.9 object: the schema stands where the provider wants it, and the reply becomes the type."""
+async def test_every_provider_gets_the_schema_in_its_own_form(wire: Wire) -> None:
+    """§8.9 object: the schema is in the provider's field, and the reply becomes the type."""
     model, *path = NATIVE[wire.name]
     async with asking(wire, model, wire.whole(PARIS)) as (engine, named, transport):
         result = await engine.generate_object(named, "Where is the Louvre?", schema=Place)
@@ -125,8 +125,8 @@ async def test_every_providers_object_grows_in_its_stream(wire: Wire) -> None:
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @row("8.4.8")
-async def test_every_providers_wrong_object_is_an_error_and_may_be_asked_for_again(wire: Wire) -> None:
-    """§8.4 NoObjectGeneratedError."""
+async def test_an_invalid_object_is_an_error_and_can_be_requested_again(wire: Wire) -> None:
+    """§8.4 NoObjectGeneratedError. A second request includes the error."""
     model, *_ = NATIVE[wire.name]
     replies = [wire.whole('{"city": 3}'), wire.whole("Paris."), wire.whole(PARIS)]
     async with asking(wire, model, *replies) as (engine, named, transport):
@@ -160,7 +160,7 @@ OF_CALL: JsonObject = {
 
 
 def answering(data: bytes) -> bytes:
-    """A piece of a reply whose call is one of the tool that stands for the reply."""
+    """A piece of a reply whose call uses the tool for the object."""
     return data.replace(f'"{CALL_NAME}"'.encode(), b'"answer"')
 
 
@@ -171,7 +171,7 @@ async def test_an_older_claude_is_made_to_call_a_tool(streamed: bool) -> None:
         reply = wire.stream_of(*[answering(chunk) for chunk in wire.chunks("", 1, "tools")])
     else:
         body = msgspec.json.decode(answering(msgspec.json.encode(wire.body("", 1, "tools"))), type=JsonObject)
-        reply = wire._whole(body)
+        reply = wire._reply_with(body)
     async with asking(wire, "claude-sonnet-4-0", reply) as (engine, named, transport):
         if streamed:
             async with engine.stream_object(named, "Where?", schema=OF_CALL) as stream:
@@ -189,8 +189,8 @@ async def test_an_older_claude_is_made_to_call_a_tool(streamed: bool) -> None:
     assert [warning.code for warning in result.warnings] == ["schema_as_tool"]
 
 
-async def test_an_older_claude_that_is_to_reason_is_told_the_schema() -> None:
-    """A forced call and reasoning exclude each other there."""
+async def test_an_older_claude_with_reasoning_gets_the_schema_as_text() -> None:
+    """Older Claude models do not support a forced call together with reasoning."""
     wire = next(wire for wire in WIRES if wire.name == "anthropic")
     reply = wire.whole(f"```json\n{PARIS}\n```")
     async with asking(wire, "claude-sonnet-4-0", reply) as (engine, named, transport):
@@ -201,7 +201,7 @@ async def test_an_older_claude_that_is_to_reason_is_told_the_schema() -> None:
     assert result.output.country == "France"
 
 
-# -- Every end of every wire: do its tools run, is it an error and of which class, and what is booked.
+# -- Every end on every wire: whether its tools run, the class of its error, and the recorded usage.
 
 
 BY_NAME = {wire.name: wire for wire in WIRES}
@@ -240,7 +240,9 @@ def described(case: object) -> str:
 
 
 def is_tried_quickly(case: Case) -> bool:
-    """Each word ends a stream with a call. The second also ends a whole reply, the first each kind of reply."""
+    """A quick run ends a stream with a call for each word. The second word also ends a plain reply, the first
+    every kind.
+    """
     place = [*ENDINGS[case.wire]].index(case.word)
     usual = case.calls == (case.streamed and BY_NAME[case.wire].calls_tools)
     return place == 0 or (usual and (case.streamed or place == 1))
@@ -256,7 +258,7 @@ each_case = pytest.mark.parametrize("case", in_depth(ALL), ids=described)
 
 
 def tools(ran: list[str]) -> list[Tool]:
-    """The tools that the wires call, which note that they ran."""
+    """The tools that the wires call. They record their names."""
 
     def noting(name: str) -> Tool:
         async def run(**given: object) -> str:
@@ -277,8 +279,8 @@ async def said(session: Session, streamed: bool) -> None:
 
 
 @each_case
-async def test_tools_run_only_from_replies_that_ended_well(case: Case) -> None:
-    """And whether it is an error, of which class, is the table's word."""
+async def test_tools_run_only_for_replies_that_ended_normally(case: Case) -> None:
+    """The table also has the error class for each end."""
     wire, ran = BY_NAME[case.wire], list[str]()
     after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
     async with asking(wire, "some-model", case.reply(), after) as (engine, named, _):
@@ -304,12 +306,12 @@ async def test_tools_run_only_from_replies_that_ended_well(case: Case) -> None:
 CUTTING = [
     case for case in ALL if case.wire in ("anthropic", "openai_compatible") and case.streamed and case.calls
 ]
-"""Wires whose arguments come in pieces, and nothing says them again."""
+"""Wires whose arguments arrive in pieces and are not repeated."""
 
 
 @pytest.mark.parametrize("case", in_depth(CUTTING), ids=described)
-async def test_a_call_that_was_cut_never_runs_whatever_the_end_says(case: Case) -> None:
-    """Half of its arguments is missing; of a whole call before it the end decides."""
+async def test_an_incomplete_call_never_runs(case: Case) -> None:
+    """Half of its arguments is missing. For a complete call before it, the end of the reply decides."""
     wire, ran = BY_NAME[case.wire], list[str]()
     _, rest = halves(arguments(case.calls - 1))
     missing = msgspec.json.encode(rest).strip(b'"')
@@ -324,19 +326,19 @@ async def test_a_call_that_was_cut_never_runs_whatever_the_end_says(case: Case) 
     assert ran == [name for name, _ in CALLS[: case.calls - 1] if well]
 
 
-# -- what is booked
+# -- the recorded usage and cost
 
 LONG = "word " * 400
-"""2,000 characters, which are between 300 and 700 tokens for everybody."""
+"""2,000 characters, which are between 300 and 700 tokens in each estimate."""
 REPORTED_EARLY = {"anthropic": 12, "gemini": 10}
-"""Wires that say what the input is before the reply is over, and what they say."""
+"""Wires that report the input before the end of the reply, with the reported number."""
 FAILURES = [case for case in ALL if isinstance(case.means, type)]
 
 each_wire = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 
 
 def price_of(wire: Wire) -> PriceTable:
-    """1,000 nano-USD for a token of input, 100,000 for one of output."""
+    """1,000 nano-USD for an input token and 100,000 for an output token."""
     return PriceTable([PriceRow(model=f"{wire.name}:*", input=1_000_000, output=100_000_000)])
 
 
@@ -345,13 +347,13 @@ def nano_usd(usage: TokenUsage) -> int:
 
 
 def ends_in(events: Subscription) -> list[LlmCallCompleted | LlmCallFailed]:
-    """The ends of calls, and of their attempts, that have been published."""
+    """The published ends of attempts."""
     found = [envelope.data for envelope in events.take()]
     return [event for event in found if isinstance(event, LlmCallCompleted | LlmCallFailed)]
 
 
 def check_bill(error: AdapterError, end: LlmCallCompleted | LlmCallFailed) -> TokenUsage:
-    """The error says what the trace says, usage and cost; and it is called no report."""
+    """Check that error and trace have the same usage and cost, and that the usage is not marked as reported."""
     assert isinstance(end, LlmCallFailed)
     assert error.usage is not None
     assert error.cost is not None
@@ -362,8 +364,8 @@ def check_bill(error: AdapterError, end: LlmCallCompleted | LlmCallFailed) -> To
 
 
 @each_case
-async def test_a_reply_that_ended_is_booked_as_reported(case: Case) -> None:
-    """Well or not: its usage is there. Of a failure it is kept as partial, whole or streamed."""
+async def test_a_complete_reply_is_recorded_with_its_reported_usage(case: Case) -> None:
+    """The usage of a normal end is reported. That of a failure is partial, for plain and streamed replies."""
     wire = BY_NAME[case.wire]
     after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
     async with asking(wire, "some-model", case.reply(), after, prices=price_of(wire)) as (engine, named, _):
@@ -386,8 +388,10 @@ async def test_a_reply_that_ended_is_booked_as_reported(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", FAILURES, ids=described)
-async def test_a_failure_is_tried_again_while_nothing_was_delivered(case: Case) -> None:
-    """A whole reply is; a stream isn't, once it has said something. The failed attempt is paid for, too."""
+async def test_a_failure_is_retried_if_nothing_was_delivered(case: Case) -> None:
+    """A plain reply is retried. A stream is not retried after its first content. The cost of the failed attempt is
+    counted.
+    """
     wire = BY_NAME[case.wire]
     after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
     prices = price_of(wire)
@@ -412,7 +416,7 @@ async def test_a_failure_is_tried_again_while_nothing_was_delivered(case: Case) 
 
 
 def cut(wire: Wire) -> list[bytes]:
-    """The pieces of a stream without its end: text, and a call if the wire has any."""
+    """The pieces of a stream without its end: text, and a call if the wire has calls."""
     chunks = wire.chunks(LONG, min(1, wire.most[0]), "end")
     at_the_end = 1 if wire.name in ("ollama", "tgi") else 3
     return chunks[:-at_the_end]
@@ -420,8 +424,8 @@ def cut(wire: Wire) -> list[bytes]:
 
 @pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks", "just stops"])
 @each_wire
-async def test_a_stream_without_its_end_is_booked_at_what_it_delivered(wire: Wire, ends: str) -> None:
-    """Its tools don't run; the meter had said the same; the error and the trace agree."""
+async def test_a_stream_without_its_end_is_recorded_with_the_delivered_text(wire: Wire, ends: str) -> None:
+    """Its tools don't run. The meter, the error and the trace agree."""
     last: list[Step] = {"breaks": [1.0, StreamError("reset")], "just stops": [1.0]}.get(ends, [HANG])
     reply, prices, ran = wire.stream_of(*cut(wire), *last), price_of(wire), list[str]()
     async with asking(wire, "some-model", reply, prices=prices, stream_read_timeout=2.0) as (engine, named, _):
@@ -451,8 +455,8 @@ async def test_a_stream_without_its_end_is_booked_at_what_it_delivered(wire: Wir
 
 @pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks"])
 @each_wire
-async def test_a_whole_call_without_an_answer_is_booked_at_what_was_sent(wire: Wire, ends: str) -> None:
-    """Nothing of its reply is known; its request is."""
+async def test_a_plain_call_without_a_reply_is_recorded_with_its_input(wire: Wire, ends: str) -> None:
+    """Only the size of the request is known."""
     reply = FakeReply(1.0, StreamError("reset")) if ends == "breaks" else FakeReply(wait=HANG)
     async with asking(wire, "some-model", reply, prices=price_of(wire), timeout_seconds=5.0) as (engine, named, _):
         events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
@@ -478,8 +482,7 @@ async def note_failure(stream: StreamResult, failures: list[AdapterError]) -> No
     failures.append(caught.value)
 
 
-# -- An empty reply on every wire, streamed and whole: it has a warning, and is asked for again if that is
-# wanted.
+# -- An empty reply on every wire, streamed and plain: it has a warning and can be requested again.
 
 
 QUIET = [case for case in ALL if not case.calls and case.means is StopReason.END_TURN]
@@ -487,8 +490,8 @@ QUIET = [case for case in ALL if not case.calls and case.means is StopReason.END
 
 @pytest.mark.parametrize("again", [0, 1])
 @pytest.mark.parametrize("case", QUIET, ids=described)
-async def test_an_empty_reply_is_marked_and_may_be_asked_for_again(case: Case, again: int) -> None:
-    """The reply ends well and has no text. Each call is recorded with its own warnings."""
+async def test_an_empty_reply_has_a_warning_and_can_be_requested_again(case: Case, again: int) -> None:
+    """The reply ends normally and has no text. Each call is recorded with its own warnings."""
     wire = BY_NAME[case.wire]
     make = wire.streamed if case.streamed else wire.whole
     replies = [make("", 0, case.word), make("Well.", 0, case.word)]

@@ -68,13 +68,15 @@ def test_a_setting_is_either_sent_or_named_in_one_warning(wire: Wire, settings: 
 @pytest.mark.parametrize("wire", EVERYWHERE, ids=named)
 @pytest.mark.parametrize("effort", EFFORTS[1:])
 def test_an_effort_is_sent_or_named_in_a_warning(wire: Wire, effort: str) -> None:
-    """Sent is what differs from saying nothing, or from ``none``, where there is a default or a least effort."""
+    """The sent value differs from that of no effort or of ``none``, if the model has a default or a least
+    effort.
+    """
     plain, none = sent(wire)[0], sent(wire, reasoning_effort="none")[0]
     body, warnings = sent(wire, reasoning_effort=effort)
     assert body != plain or body != none or about("effort", warnings)
 
 
-# -- every model that is known
+# -- every known model
 
 
 def known() -> Iterator[tuple[str, str]]:
@@ -91,8 +93,8 @@ def written(adapter: HttpAdapter, model: str, **changes: object) -> tuple[JsonOb
 
 
 @pytest.mark.parametrize(("provider", "model"), tuple(known()))
-def test_each_known_model_is_sent_what_it_takes_and_no_more(provider: str, model: str) -> None:
-    """What is in its table decides; a setting or an effort never just disappears."""
+def test_each_known_model_gets_only_supported_settings(provider: str, model: str) -> None:
+    """The model's table decides. A setting or an effort is never dropped silently."""
     adapter = create_adapter(provider, AdapterConfig(api_key="k", base_url="https://provider.test"), name=provider)
     assert isinstance(adapter, HttpAdapter)
     can, name = adapter.get_capabilities(model), f"{provider}:{model}"
@@ -109,7 +111,7 @@ def test_each_known_model_is_sent_what_it_takes_and_no_more(provider: str, model
             assert about("effort", warnings) or effort == "none"
 
 
-# -- Which tool a model is to call, and how hard it is to think, in the words of each wire.
+# -- The tool choice and the effort in the form of each wire.
 
 
 CLAUDE, RESPONSES, CHAT, GEMINI, OLLAMA, *_ = WIRES
@@ -128,7 +130,7 @@ def written_body(wire: Wire, model: str = "m", **changes: object) -> tuple[JsonO
 
 
 def at(body: JsonObject, path: str) -> Json:
-    """What stands at a path of keys; None where it ends."""
+    """The value at a path of keys. None if it is missing."""
     value: Json = body
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -167,13 +169,15 @@ CHOICES: list[tuple[Wire, str, dict[str, object], Json]] = [
 @pytest.mark.parametrize(("wire", "path", "asked", "expected"), CHOICES,
                          ids=[f"{row[0].name}-{number}" for number, row in enumerate(CHOICES)])  # fmt: skip
 def test_a_tool_choice_in_all_its_modes(wire: Wire, path: str, asked: dict[str, object], expected: Json) -> None:
-    """And whether several may be called at once; nothing is sent where nothing is chosen."""
+    """The mode includes parallel calls. Without a choice, no field is sent."""
     assert at(written_body(wire, tools=(LOOK,), **asked)[0], path) == expected
 
 
 @pytest.mark.parametrize("wire", WIRES[:5], ids=lambda wire: wire.name)
-def test_a_choice_that_cannot_be_made(wire: Wire) -> None:
-    """One that changes nothing is not sent; one that can't be honoured is an error before the network."""
+def test_an_unsupported_tool_choice(wire: Wire) -> None:
+    """A choice without an effect is not sent. A choice that the wire does not support is an error before any
+    network access.
+    """
     for choice in (AUTO, NONE):
         assert not {"tool_choice", "toolConfig"} & written_body(wire, tool_choice=choice)[0].keys()
     for choice, tools in ((REQUIRED, ()), (NAMED, ()), (ToolChoice("named", "x"), (LOOK,))):
@@ -220,10 +224,10 @@ REFUSED_EFFORTS: list[tuple[Wire, str, str, str, Json]] = [
 
 @pytest.mark.parametrize(("wire", "model", "path", "effort", "expected"), REFUSED_EFFORTS,
                          ids=[f"{row[0].name}-{row[1]}-{row[3]}" for row in REFUSED_EFFORTS])  # fmt: skip
-def test_an_effort_is_the_nearest_that_the_model_has(
+def test_an_effort_becomes_the_nearest_effort_of_the_model(
     wire: Wire, model: str, path: str, effort: str, expected: Json
 ) -> None:
-    """A change is told, and so is what is left out."""
+    """A changed or dropped effort causes a warning."""
     body, warnings = written_body(wire, model, reasoning_effort=effort)
     assert at(body, path) == expected
     level = str(expected).lower()
@@ -237,7 +241,7 @@ def test_an_effort_is_the_nearest_that_the_model_has(
         assert codes == ([] if same else ["parameter_changed"])
 
 
-# -- Where a request goes on each wire, with which key, and what the reply's headers say of limits.
+# -- The address and the key of a request on each wire, and the limits in the reply's headers.
 
 
 AT_CLAUDE, AT_RESPONSES, _, AT_GEMINI, AT_OLLAMA, TGI, *_ = WIRES
@@ -251,7 +255,7 @@ Sent = tuple[str, Mapping[str, str]]
 def sent_to(
     wire: Wire, *, streamed: bool = False, model: str = "m", **config: object
 ) -> tuple[str, Mapping[str, str]]:
-    """The address and the headers of a request; `api_key` is "k" unless the configuration says otherwise."""
+    """The address and the headers of a request. Without a configuration, `api_key` is "k"."""
 
     async def ask() -> Sent:
         async with wire.stage(Says("Hi", streamed=streamed), **{"api_key": "k", **config}) as stage:
@@ -287,8 +291,8 @@ ADDRESSES: list[tuple[Wire, dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("wire", "how", "url"), ADDRESSES,
                          ids=[f"{wire.name}-{url}" for wire, _, url in ADDRESSES])  # fmt: skip
-def test_a_request_goes_where_its_protocol_wants_it(wire: Wire, how: dict[str, object], url: str) -> None:
-    """A base URL comes with or without its version; a model's name never changes the address."""
+def test_a_request_goes_to_the_address_of_its_protocol(wire: Wire, how: dict[str, object], url: str) -> None:
+    """A base URL may have a version or not. The model's name never changes the rest of the address."""
     assert sent_to(wire, **how)[0] == url  # type: ignore[arg-type]
 
 
@@ -311,10 +315,10 @@ HEADERS: list[tuple[Wire, dict[str, object], dict[str, str | None]]] = [
 
 @pytest.mark.parametrize(("wire", "config", "headers"), HEADERS,
                          ids=[f"{wire.name}-{'+'.join(config)}" for wire, config, _ in HEADERS])  # fmt: skip
-def test_the_key_goes_in_the_header_of_its_protocol(
+def test_the_key_is_in_the_header_of_its_protocol(
     wire: Wire, config: dict[str, object], headers: dict[str, str | None]
 ) -> None:
-    """Or in none, if there is no key."""
+    """Without a key, no header has one."""
     found = sent_to(wire, **config)[1]  # type: ignore[arg-type]
     assert {name: found.get(name) for name in headers} == headers
 
@@ -345,10 +349,10 @@ LIMITS: list[tuple[Wire, dict[str, str], RateLimitInfo | None]] = [
 @pytest.mark.parametrize(
     ("wire", "headers", "limits"), LIMITS, ids=lambda value: getattr(value, "name", None) or ""
 )
-def test_limits_are_read_from_a_good_replys_headers(
+def test_limits_are_read_from_the_headers_of_a_good_reply(
     wire: Wire, headers: dict[str, str], limits: RateLimitInfo | None
 ) -> None:
-    """Also those of input tokens alone; nonsense, and -1 of some gateways, are no limits."""
+    """Limits of input tokens are read, too. Invalid values, and -1 of some gateways, are no limits."""
 
     async def ask() -> RateLimitInfo | None:
         reply = wire.whole("Hi")
@@ -371,8 +375,8 @@ HEALTH = {
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_health_is_one_question_with_the_key(wire: Wire) -> None:
-    """A GET that costs nothing: the list of models, or what the server is."""
+def test_health_is_one_request_with_the_key(wire: Wire) -> None:
+    """The request is a GET that costs nothing, for the list of models or for the server's information."""
 
     transport = FakeTransport(FakeReply(b"{}", headers={"content-type": "application/json"}))
     adapter = create_adapter(
@@ -388,8 +392,8 @@ def test_health_is_one_question_with_the_key(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_the_registry_knows_it(wire: Wire) -> None:
-    """A `type` in models.yaml makes one, under the name given there."""
+def test_the_registry_creates_each_type(wire: Wire) -> None:
+    """A `type` in models.yaml creates an adapter with the name in the file."""
     made = create_adapter(wire.type_name, AdapterConfig(), name="proxy")
     assert isinstance(made, wire.adapter)
     assert isinstance(made, ProviderAdapter)

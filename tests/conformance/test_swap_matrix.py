@@ -60,9 +60,9 @@ SPEECH = AudioBlock(data=b"RIFF\0\0\0\0WAVE speech")
 
 
 class Side:
-    """One provider of a swap: its wire, and its adapter under a name."""
+    """One provider of a swap: its wire and its adapter with a name."""
 
-    clock = FakeClock()  # of all of them: ids are never given twice
+    clock = FakeClock()  # one clock for all sides, so that ids never repeat
 
     def __init__(self, wire: Wire, name: str) -> None:
         self.wire = wire
@@ -86,7 +86,7 @@ class Side:
         return self.adapter(FakeReply())[0].get_capabilities(self.model)
 
     def takes(self, block: ContentBlock) -> bool:
-        """Whether a turn may hold it; what it may not hold would be refused, if it is not long past."""
+        """Whether a new turn may have the block. An unsupported block would be refused if it is not old."""
         can = self.capabilities
         match block:
             case ImageBlock(url=str()):
@@ -112,14 +112,14 @@ class Side:
         )
 
     async def ask(self, messages: Sequence[Message], body: Json) -> tuple[CanonicalResponse, bytes]:
-        """Its reply to a conversation, and the request that it got."""
+        """The provider's reply to a conversation, and the request."""
         reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
         adapter, transport = self.adapter(reply)
         response = await adapter.complete(self.request(messages))
         return response, transport.requests[0].body
 
     async def cancelled(self, messages: Sequence[Message], chunks: list[bytes]) -> Message:
-        """What is left of a reply that was cancelled in the middle of a tool's arguments, or of its text."""
+        """The partial message of a reply that was cancelled during a tool's arguments or its text."""
         adapter, _ = self.adapter(FakeReply(*chunks))
         last: MessageComplete | None = None
         async for event in adapter.stream(self.request(messages)):
@@ -137,7 +137,7 @@ class Side:
 
 
 def answers(reply: Message, text: str) -> list[Message]:
-    """A result for each call of a reply: the first one fails, the others have an image too."""
+    """A result for each call of a reply. The first call fails, and the others also return an image."""
     results = [
         ToolResultBlock(call.id, f"{text} failed", is_error=True)
         if number == 0
@@ -148,7 +148,7 @@ def answers(reply: Message, text: str) -> list[Message]:
 
 
 async def at_home(side: Side) -> list[Message]:
-    """A session with everything: media, reasoning, parallel calls, a failed one, and a turn that was cancelled."""
+    """A session with media, reasoning, parallel calls, a failed call and a cancelled turn."""
     blocks: list[ContentBlock] = [TextBlock("asked-at-home"), PICTURE, LINKED, REPORT, SPEECH]
     asked = tuple(block for block in blocks if side.takes(block))
     other = tuple(block for block in blocks if not side.takes(block))
@@ -169,12 +169,12 @@ async def at_home(side: Side) -> list[Message]:
 
 
 def missing(history: Sequence[Message], body: str, side: Side) -> Iterator[str]:
-    """The types of the blocks that a request doesn't hold. None may be missing that the model can take."""
+    """The types of the blocks that a request lacks. A block that the model supports must not be missing."""
     can = side.capabilities
     for message in history:
         for block in message.content:
             if isinstance(block, ThinkingBlock):
-                continue  # compared by what it carries, not by what it shows
+                continue  # it is compared by its data, not by its text
             for kind, mark, expressible in marks(block, can):
                 if mark not in body:
                     assert not expressible, f"{kind} {mark} is not in the request to {side.name}"
@@ -182,12 +182,12 @@ def missing(history: Sequence[Message], body: str, side: Side) -> Iterator[str]:
 
 
 def marks(block: ContentBlock, can: AdapterCapabilities) -> Iterator[tuple[str, str, bool]]:
-    """What of a block can be found in a request: its type, the text to look for, whether it must be there."""
+    """The marks of a block in a request: its type, the text to search for, and whether the text is required."""
     match block:
         case TextBlock():
             yield "text", block.text, True
         case ImageBlock(url=str(url)):
-            yield "image", url, False  # some take pictures as data only
+            yield "image", url, False  # some providers only accept images as data
         case ImageBlock():
             yield "image", b64encode(block.data or b"").decode(), can.supports_images
         case DocumentBlock():
@@ -214,7 +214,9 @@ def losses(response: CanonicalResponse) -> Counter[str]:
 
 
 def check_request(body: bytes, response: CanonicalResponse, history: Sequence[Message], side: Side) -> None:
-    """It is valid, holds all that the target can express, and what is missing is in the report, and no more."""
+    """Check that the request is valid and has all content that the target supports. The loss report has exactly
+    the rest.
+    """
     assert side.wire.faults(body) + side.wire.judged(body) == []
     text = body.decode()
     assert SYSTEM in text
@@ -228,7 +230,7 @@ def check_request(body: bytes, response: CanonicalResponse, history: Sequence[Me
 
 
 def conversation(body: bytes, wire: Wire) -> tuple[bytes, bytes, bytes]:
-    """A request's bytes before the end of its conversation, the end itself being left out, and those after it."""
+    """A request's bytes before its conversation, those of the conversation without its end, and those after it."""
     said = msgspec.json.encode(msgspec.json.decode(body)[wire.history])
     start = body.index(said)
     return body[:start], said[:-1], body[start + len(said) :]
@@ -241,7 +243,7 @@ PAIRS = [
 
 
 def is_next(home: tuple[Wire, str], abroad: tuple[Wire, str]) -> bool:
-    """Whether the second wire follows the first: a quick run goes from each wire to its next."""
+    """Whether the second wire is next to the first. A quick run goes from each wire to the next."""
     return WIRES.index(abroad[0]) == (WIRES.index(home[0]) + 1) % len(WIRES)
 
 
@@ -255,8 +257,10 @@ def is_next(home: tuple[Wire, str], abroad: tuple[Wire, str]) -> bool:
     ),
     ids=lambda side: side.name,
 )
-def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abroad: Side) -> None:
-    """Both requests are valid; nothing that can be said is missing; and back home nothing has changed."""
+def test_a_session_survives_a_swap_to_another_provider_and_back(home: Side, abroad: Side) -> None:
+    """Both requests are valid and have all supported content. Back at the first provider, the history is
+    unchanged.
+    """
 
     async def swap() -> None:
         history = await at_home(home)
@@ -300,7 +304,7 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
 
 
 def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
-    """An engine's entry for a provider that gives these replies."""
+    """An engine's entry for a provider with these replies."""
 
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
         return side.wire.adapter(config, name=name, clock=clock, transport=side.wire.through(transport))
@@ -317,8 +321,8 @@ async def work(arguments: dict[str, Json]) -> str:
     return f"worked on {sorted(arguments)}"
 
 
-def test_an_engines_session_survives_the_swap_too() -> None:
-    """Its own turns, tools and cancellation make the history that the adapters carry from one to the other."""
+def test_an_engine_s_session_survives_a_swap() -> None:
+    """The history comes from the engine's own turns, tools and cancellation."""
     home, abroad = Side(WIRES[0], WIRES[0].name), Side(WIRES[1], WIRES[1].name)
     at_home = FakeTransport(
         as_reply(home.reply("looking-around", calls=2)),
@@ -366,8 +370,8 @@ def test_an_engines_session_survives_the_swap_too() -> None:
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.calls_tools], ids=lambda wire: wire.name)
-def test_a_round_that_was_cancelled_poisons_no_history(wire: Wire) -> None:
-    """What had ended and what had not is sent as results that the provider takes, at home and elsewhere."""
+def test_a_cancelled_round_does_not_break_the_history(wire: Wire) -> None:
+    """Finished and interrupted calls are sent as results that both providers accept."""
     home = Side(wire, wire.name)
     abroad = Side(other := next(each for each in WIRES if each.calls_tools and each is not wire), other.name)
     at_home = FakeTransport(as_reply(home.reply("looking-around", calls=2)), as_reply(home.reply("welcome")))
@@ -399,7 +403,7 @@ def test_a_round_that_was_cancelled_poisons_no_history(wire: Wire) -> None:
         assert "worked on" in body.decode()
 
 
-# -- A message that steers a turn, over every provider's real adapter: behind the results, as its wire has it.
+# -- A message that steers a turn, over every provider's adapter. It follows the results, in the form of the wire.
 
 
 STEERED_WIRES = (*CALLING_WIRES, *QUIRKY)
@@ -411,8 +415,8 @@ def named(wire: Wire) -> str:
 
 @pytest.mark.parametrize("wire", STEERED_WIRES, ids=named)
 @pytest.mark.parametrize("calls", [1, 2])
-def test_the_provider_takes_what_is_said_behind_the_results(wire: Wire, calls: int) -> None:
-    """A retry sends it again as it was; nothing is lost, doubled, or out of its place."""
+def test_the_provider_accepts_a_steering_message_after_the_results(wire: Wire, calls: int) -> None:
+    """A retry sends the same body. Nothing is lost, repeated or out of order."""
     transport = FakeTransport(
         as_reply(wire.body("looking", calls, "tools")),
         FakeReply(b"{}", status=503),
@@ -442,19 +446,20 @@ def test_the_provider_takes_what_is_said_behind_the_results(wire: Wire, calls: i
 
     run_virtual(go)
     bodies = [request.body for request in transport.requests]
-    judged = wire.judged if wire in CALLING_WIRES else lambda body: []  # who differs has no types of the vendor's
+    # these providers have no types of the vendor
+    judged = wire.judged if wire in CALLING_WIRES else lambda body: []
     assert [wire.faults(body) + judged(body) for body in bodies] == [[]] * 4
     assert bodies[1] == bodies[2]
     assert [body.count(b"and-in-french") for body in bodies] == [0, 1, 1, 1]
     sent = bodies[3].decode()
     order = [sent.rindex(mark) for mark in ("look-around", "worked", "and-in-french", "there it is", "and-again")]
     assert order == sorted(order)
-    assert "steers" not in sent, "our mark is none of the provider's business"
+    assert "steers" not in sent, "the mark of a steering message is not sent"
     assert msgspec.json.decode(bodies[3])[wire.history]
 
 
-def test_blocks_can_steer_as_well_as_text() -> None:
-    """An image comes behind the results like words do."""
+def test_blocks_can_steer_like_text() -> None:
+    """An image comes after the results, like a text."""
     wire = CALLING_WIRES[0]
     transport = FakeTransport(as_reply(wire.body("looking", 1, "tools")), as_reply(wire.body("a dot", 0, "end")))
 
@@ -481,8 +486,7 @@ def test_blocks_can_steer_as_well_as_text() -> None:
     assert [block["type"] for block in last["content"]] == ["tool_result", "text", "image"]
 
 
-# -- What is plain text of a user and an assistant in turn is written in one go, and comes out as if it were
-# not.
+# -- Plain text of a user and an assistant in turn is written in one step, with the same result.
 
 
 SAID = st.text("ab \n☃", max_size=3) | st.just("Word " * 4000)

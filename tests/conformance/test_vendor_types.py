@@ -74,7 +74,7 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> JsonObject | None:
-    """The body; None for what is refused before anything is sent."""
+    """The body. None if the request is refused before it is sent."""
     try:
         wire = adapter.write_request(asked, stream=stream)
     except InvalidRequestError as error:
@@ -86,7 +86,7 @@ def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> J
 
 
 def messages_judge(body: JsonObject) -> list[str]:
-    """What is wrong with a request for Messages; it has at most four marks for the cache."""
+    """The faults of a Messages request. It may have at most four cache marks."""
     assert msgspec.json.encode(body).count(b'"cache_control":{"type":"ephemeral"}') <= 4
     return messages_faults(body)
 
@@ -119,10 +119,10 @@ def test_every_request_is_of_the_vendors_type(provider: str) -> None:
 
 @pytest.mark.more("more examples")
 @pytest.mark.parametrize("provider", [name for name in JUDGES if name != "ollama"])
-def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> None:
-    """Conversations of replies of all the vendors' types, with the vendors' own kinds of content between them.
+def test_replies_of_any_provider_fit_the_types_of_the_next(provider: str) -> None:
+    """Conversations have replies in the types of all vendors, with the vendors' own kinds of content.
 
-    They go to another provider or come back to the same; the settings are any.
+    They go to another provider or back to the same one, with any settings.
     """
     adapter, judge = JUDGES[provider]
 
@@ -142,8 +142,8 @@ def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> No
 
 @pytest.mark.deep("checks the inputs of the judges")
 @pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT, GEMINI, OLLAMA], ids=lambda adapter: adapter.name)
-def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAdapter) -> None:
-    """Else the judges would have little to judge."""
+def test_most_generated_requests_can_be_sent(adapter: HttpAdapter) -> None:
+    """Otherwise the judges would have few requests to check."""
     sent = 0
 
     @given(canonical_requests([f"{adapter.name}:of-tomorrow"]))
@@ -156,7 +156,7 @@ def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAd
     assert sent > 10
 
 
-# -- What is asked for images and videos is what the vendors' own types say such a request is.
+# -- Requests for images and videos are valid by the vendors' own types.
 
 
 BOAT = ImageBlock(data=png())
@@ -229,7 +229,7 @@ def test_requests_for_videos_are_such_as_the_vendor_s_types_allow(
     assert set(files) == {"input_reference"}
 
 
-# -- What is asked for embeddings is what the vendors' own types say such a request is.
+# -- Requests for embeddings are valid by the vendors' own types.
 
 
 EMBEDDING_JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
@@ -241,7 +241,7 @@ EMBEDDING_JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
 
 
 def written(kind: str, asked: EmbeddingRequest) -> bytes | None:
-    """The body; None for what is refused before anything is sent."""
+    """The body. None if the request is refused before it is sent."""
     adapter = create_adapter(kind, AdapterConfig(), name=kind)
     assert isinstance(adapter, HttpAdapter)
     wire = adapter.wire.other_wires().embeddings

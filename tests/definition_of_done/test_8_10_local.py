@@ -42,7 +42,7 @@ by_every_protocol = pytest.mark.parametrize(
 @by_every_protocol
 @row("8.4.1")
 @row("8.10.1")
-async def test_it_says_hello(engine: Engine, protocol: str) -> None:
+async def test_it_replies_with_a_greeting(engine: Engine, protocol: str) -> None:
     """The temperature is 0, because a small model can otherwise write until its limit."""
     await basic(engine, f"local-{protocol}", temperature=0.0)
 
@@ -63,7 +63,7 @@ async def test_it_calls_a_tool(engine: Engine) -> None:
 
 
 @row("8.10.4")
-async def test_it_says_that_it_sees_nothing(engine: Engine) -> None:
+async def test_it_refuses_an_image(engine: Engine) -> None:
     with pytest.raises(CapabilityError, match="image"):
         await looking(engine, "local-chat", ImageBlock(data=DOT))
 

@@ -161,7 +161,7 @@ def weather_calls(wire: Wire) -> FakeReply:
             case _:
                 return value
 
-    return wire._whole(changed(body))
+    return wire._reply_with(changed(body))
 
 
 @each_provider

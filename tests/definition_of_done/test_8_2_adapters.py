@@ -98,7 +98,7 @@ async def test_complete_returns_a_full_response(wire: Wire) -> None:
 async def test_stream_yields_typed_events_that_add_up(wire: Wire) -> None:
     """Every event is a ViewEvent. Together, the events equal the result of `complete`."""
     streamed = wire.stream_of(*[wire.write_event(*event) for event in wire.events("Hello, ☃!", 2, "tools", "Hm")])
-    async with asking(wire, streamed, wire._whole(wire.body("Hello, ☃!", 2, "tools", "Hm"))) as at:
+    async with asking(wire, streamed, wire._reply_with(wire.body("Hello, ☃!", 2, "tools", "Hm"))) as at:
         events = [event async for event in at.engine.stream(canonical(at.model))]
         whole = await at.engine.complete(canonical(at.model))
     assert all(isinstance(event, get_args(ViewEvent)) for event in events)

@@ -196,7 +196,7 @@ async def test_thinking_is_sent_back_unchanged(streamed: bool) -> None:
 
     wire = ANTHROPIC
     body = wire.reasoned("Hm ☃", "Let me see.", 1, "tools")
-    called = wire.stream_of(*streaming(body)) if streamed else wire._whole(body)
+    called = wire.stream_of(*streaming(body)) if streamed else wire._reply_with(body)
     done = wire.streamed("Done.") if streamed else wire.whole("Done.")
     async with asking(wire, called, done) as at:
         session = at.engine.session(at.model, tools=[Tool(TOOLS[0], answering)])

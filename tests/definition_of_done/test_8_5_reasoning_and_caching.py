@@ -62,7 +62,7 @@ COUNTED: dict[str, tuple[JsonObject, tuple[int, int, int]]] = {
 async def test_cached_tokens_are_counted_apart(wire: Wire) -> None:
     reported, counted = COUNTED[wire.name]
     name = "usageMetadata" if wire is GEMINI else "usage"
-    async with asking(wire, wire._whole({**wire.body("Hi", 0, "end"), name: reported})) as at:
+    async with asking(wire, wire._reply_with({**wire.body("Hi", 0, "end"), name: reported})) as at:
         usage = (await generate(at.model, "Hi", engine=at.engine)).usage
     assert (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens) == counted
     assert (usage.total_input_tokens, usage.output_tokens) == (2000, 9)
@@ -100,7 +100,7 @@ class CachingProvider:
         calls = len(self.bodies) % 2
         reply = self.wire.body("" if calls else "Done. " * 20, calls, "tools" if calls else "end")
         name = "usageMetadata" if self.wire is GEMINI else "usage"
-        return self.wire._whole({**reply, name: self.usage(body)})
+        return self.wire._reply_with({**reply, name: self.usage(body)})
 
     def usage(self, body: JsonObject) -> JsonObject:
         if self.wire is ANTHROPIC:
@@ -197,7 +197,7 @@ def thoughtful(wire: Wire, *, streamed: bool) -> FakeReply:
     if not streamed:
         body = wire.body("42", 0, "end", "Let me see")
         name = "usageMetadata" if wire is GEMINI else "usage"
-        return wire._whole({**body, name: THOUGHT_ABOUT[wire.name]})
+        return wire._reply_with({**body, name: THOUGHT_ABOUT[wire.name]})
     steps: list[bytes] = []
     for name, event in wire.events("42", 0, "end", "Let me see"):
         match event:
@@ -230,7 +230,7 @@ async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
 @row("8.5.6", of="anthropic")
 async def test_unreported_reasoning_tokens_are_unknown() -> None:
     """Anthropic does not always report how many tokens were thinking."""
-    async with asking(ANTHROPIC, ANTHROPIC._whole(ANTHROPIC.body("42", 0, "end", "Let me see"))) as at:
+    async with asking(ANTHROPIC, ANTHROPIC._reply_with(ANTHROPIC.body("42", 0, "end", "Let me see"))) as at:
         result = await generate(at.model, "?", engine=at.engine, reasoning_effort="high")
     assert (result.thinking, result.usage.reasoning_tokens, result.usage.output_tokens) == ("Let me see", None, 7)
 

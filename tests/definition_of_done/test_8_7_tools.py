@@ -197,7 +197,7 @@ async def test_arguments_that_are_no_json_reach_no_tool() -> None:
     """OpenAI sends arguments as text, which may be invalid JSON."""
     body = OPENAI.body("", 1, "tools")
     body["output"][0]["arguments"] = '{"path": '
-    async with asking(OPENAI, OPENAI._whole(body), OPENAI.whole("Sorry.")) as at:
+    async with asking(OPENAI, OPENAI._reply_with(body), OPENAI.whole("Sorry.")) as at:
         result = await generate(at.model, "Go", tools=[Tool(TOOLS[0], fails)], engine=at.engine)
     (told, is_error) = results(result)[0]
     assert is_error
@@ -269,7 +269,7 @@ async def test_recorded_loops_are_streamed(wire: Wire) -> None:
 async def test_calls_of_three_rounds_have_different_ids(wire: Wire) -> None:
     """Calls of later rounds have different ids, and each has its result."""
     bodies = [wire.body(f"Round {number}.", 1, "tools") for number in range(3)]
-    replies = [wire._whole(renumbered(body, number)) for number, body in enumerate(bodies)]
+    replies = [wire._reply_with(renumbered(body, number)) for number, body in enumerate(bodies)]
     async with asking(wire, *replies, wire.whole("Done.")) as at:
         result = await generate(at.model, "Go", tools=BOTH, engine=at.engine, max_tool_rounds=5)
         assert wire.faults(at.transport.requests[-1].body) == []

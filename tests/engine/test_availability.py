@@ -406,10 +406,10 @@ async def test_the_setting_of_parallel_calls_is_the_default_of_the_caller() -> N
 
 
 async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them() -> None:
-    own = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
-    (one,) = await asked(Say("x"), model=own)
+    settings = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
+    (one,) = await asked(Say("x"), model=settings)
     assert (one.max_retries, one.retry) == (5, RetryPolicy(base_delay=2))
-    (one,) = await asked(Say("x"), model=own, max_retries=0, retry=RetryPolicy(base_delay=0))
+    (one,) = await asked(Say("x"), model=settings, max_retries=0, retry=RetryPolicy(base_delay=0))
     assert (one.max_retries, one.retry) == (0, RetryPolicy(base_delay=0))
 
 
@@ -419,14 +419,14 @@ async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
     assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192
     small = {"capabilities": {"max_output_tokens": 4096}}
     assert (await asked(Say("x"), adapter=usual, model=small))[0].max_output_tokens == 4096
-    own = {"max_output_tokens": 100}
-    assert (await asked(Say("x"), adapter=usual, model=own))[0].max_output_tokens == 100
+    settings = {"max_output_tokens": 100}
+    assert (await asked(Say("x"), adapter=usual, model=settings))[0].max_output_tokens == 100
 
 
 def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> ModelInput:
     choice = ToolChoice("named", named) if named else None
-    given = [ToolDefinition(name) for name in tools]
-    return model_input(settings, None, tools=given, system_prompt=None, messages=messages, choice=choice)
+    offered = [ToolDefinition(name) for name in tools]
+    return model_input(settings, None, tools=offered, system_prompt=None, messages=messages, choice=choice)
 
 
 def test_a_limit_keeps_the_chosen_tool_then_core_then_used_then_first_tools() -> None:

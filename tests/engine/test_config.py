@@ -270,12 +270,12 @@ def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp
         assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}
         assert plain.tools == ToolSettings(max=20, core=("read",), strict=True)
         assert plain.prompt_addendum == "Use the tools."
-    own = registry.resolve("a:own").model
-    assert (own.max_retries, own.retry) == (0, RetryPolicy(base_delay=5, max_delay=30))
-    assert own.defaults == ModelDefaults(temperature=0, effort="low")
-    assert own.capabilities == {"supports_images": True, "max_context_tokens": 1000}
-    assert own.tools == ToolSettings(max=5, core=("read",), strict=True, force_first_turn=True)
-    assert own.prompt_addendum == ""
+    model = registry.resolve("a:own").model
+    assert (model.max_retries, model.retry) == (0, RetryPolicy(base_delay=5, max_delay=30))
+    assert model.defaults == ModelDefaults(temperature=0, effort="low")
+    assert model.capabilities == {"supports_images": True, "max_context_tokens": 1000}
+    assert model.tools == ToolSettings(max=5, core=("read",), strict=True, force_first_turn=True)
+    assert model.prompt_addendum == ""
 
 
 def test_the_environment_variable_sets_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,8 +464,8 @@ async def test_problems_of_a_trace_file_are_reported(
     checks = {found.name: found for found in await check_store(TraceStore(path), behind)}
     assert not checks[name].ok
     assert checks["store"].ok is (name != "store")
-    said = checks[name].detail + checks[name].fix
-    assert [word for word in words if word.format(folder=tmp_path) not in said] == []
+    text = checks[name].detail + checks[name].fix
+    assert [word for word in words if word.format(folder=tmp_path) not in text] == []
 
 
 async def test_a_health_check_in_another_loop_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Errors of calls: their table, their quotes of the provider, and repairs."""
+"""Errors of calls: the table of errors, quotes of the provider, and repairs of requests."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_the_class_and_the_retries_agree_with_the_table(row: ErrorRow) -> None:
     assert retry_delay(row.kind("x"), 2, 2, RetryPolicy(), 0.0) is None, (
         "there are never more retries than max_retries"
     )
-    told = retry_delay(row.kind("x", retryable=True), 0, 2, RetryPolicy(), 0.0)
-    assert told is not None or row.retried == "no"
+    delay = retry_delay(row.kind("x", retryable=True), 0, 2, RetryPolicy(), 0.0)
+    assert delay is not None or row.retried == "no"
 
 
 BLAME: dict[Counts, tuple[str, str]] = {
@@ -115,8 +115,8 @@ BLAME: dict[Counts, tuple[str, str]] = {
 
 @each_row
 def test_hints_and_counted_failures_agree_with_the_table(row: ErrorRow) -> None:
-    said, hint = ErrorBody(code="code"), {"retry-after": "7"}
-    error = build_error(said, status=418, headers=hint, codes={"code": row.kind}, provider="p")
+    body, hint = ErrorBody(code="code"), {"retry-after": "7"}
+    error = build_error(body, status=418, headers=hint, codes={"code": row.kind}, provider="p")
     assert type(error) is row.kind
     assert error.retry_after_seconds == (7.0 if row.hint == "provider's" else None)
     wanted = BLAME[row.counts] if row.kind is not RateLimitError else ("answered", "limited")
@@ -160,8 +160,8 @@ def test_a_status_is_in_the_row_of_its_exception(status: int, kind: type[Adapter
 
 
 def test_a_request_too_large_for_a_minute_is_not_repeated() -> None:
-    said = ErrorBody(code="rate_limit_exceeded", message="Request too large for model on tokens per minute (TPM)")
-    error = build_error(said, status=413, provider="p")
+    body = ErrorBody(code="rate_limit_exceeded", message="Request too large for model on tokens per minute (TPM)")
+    error = build_error(body, status=413, provider="p")
     assert (type(error), error.retryable) == (RateLimitError, False)
 
 
@@ -267,9 +267,9 @@ def mending(
 
 async def test_the_session_keeps_the_content_that_the_repair_left_out() -> None:
     """Events show both attempts, and the event has the reply's warnings. The stored history does not change."""
-    said = {"type": "text", "text": "Said."}
+    block = {"type": "text", "text": "Said."}
     engine, transport = mending(
-        reply(THOUGHT, said), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(said)
+        reply(THOUGHT, block), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(block)
     )
     events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
     async with engine:
@@ -294,9 +294,9 @@ async def test_the_session_keeps_the_content_that_the_repair_left_out() -> None:
 @pytest.mark.parametrize("forked", [False, True])
 async def test_refused_reasoning_is_not_sent_again(forked: bool) -> None:
     """The provider refuses the reasoning once, and not in every later turn. Later reasoning is sent."""
-    said = {"type": "text", "text": "Said."}
+    block = {"type": "text", "text": "Said."}
     refusal = FakeReply(FOREIGN % BOUND, status=400, headers=JSON)
-    engine, transport = mending(reply(THOUGHT, said), refusal, reply(THOUGHT, said), reply(said), reply(said))
+    engine, transport = mending(reply(THOUGHT, block), refusal, reply(THOUGHT, block), reply(block), reply(block))
     async with engine:
         session = engine.session("a:m", system_prompt="Brief.")
         await session.send("One")

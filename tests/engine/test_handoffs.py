@@ -155,8 +155,8 @@ async def test_a_handoff_can_need_an_approval(answer: object) -> None:
 
 async def test_a_stored_session_continues_with_its_current_agent(tmp_path: Path) -> None:
     """The host opens the session with the first agent's settings, whose handoffs lead to the other agents."""
-    said = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
-    models = registry(asks("transfer_to_a"), **said)
+    script = {"a": [asks("transfer_to_b")], "b": [Say("B here."), Say("B again."), Say("B at last.")]}
+    models = registry(asks("transfer_to_a"), **script)
     tools = [to_a(tools=[to_b(tools=[look])])]
     first = {"model": "s:m", "system_prompt": "You are s.", "tools": tools}
     async with keeping(tmp_path / "t.db", models=models) as engine:

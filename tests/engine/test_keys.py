@@ -1,4 +1,4 @@
-"""Keys by name through the engine: of sessions, turns and all other calls, and in the trace."""
+"""Named keys through the engine, for sessions, turns and all other calls, and in the trace."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ async def test_the_trace_has_the_name_of_the_key(tmp_path: Path) -> None:
         assert [row.key for row in await engine.store.calls(CallFilter(key="beta"))] == ["beta"]
         sums = await engine.store.costs(by=("key",))
         assert {row.key: row.calls for row in sums} == {("acme",): 2, ("beta",): 1}
-        said = [each.data for each in events.take() if isinstance(each.data, LlmCallStarted | LlmCallFailed)]
-        assert [event.key for event in said] == ["acme", "acme", "beta", "acme", "acme"]
+        published = [each.data for each in events.take() if isinstance(each.data, LlmCallStarted | LlmCallFailed)]
+        assert [event.key for event in published] == ["acme", "acme", "beta", "acme", "acme"]
     files = [await path.read_bytes() async for path in anyio.Path(tmp_path).iterdir()]
     assert not [data for data in files for key in (OWN, ACME, BETA) if key.encode() in data]
 

@@ -197,7 +197,7 @@ async def test_a_preview_lists_each_part_of_the_history_that_its_model_does_not_
 
 async def test_options_for_another_provider_are_in_the_report() -> None:
     """The options are those of the request and of tools, and settings that the model does not support."""
-    given: Any = {
+    options: Any = {
         "anthropic": {"context_management": {"edits": []}, "mcp_servers": []},
         "openai": {"tools": [{"type": "web_search"}]},
         "history": {"foreign_thinking": "text"},
@@ -206,7 +206,7 @@ async def test_options_for_another_provider_are_in_the_report() -> None:
     async with Engine(models=models()) as engine:
         session = conversation(engine)
         settings: Any = {"seed": 1, "stop_sequences": ("x",), "temperature": 0.1, "reasoning_effort": "high"}
-        preview = await engine.preview(session, model=GPT, provider_options=given, **settings)
+        preview = await engine.preview(session, model=GPT, provider_options=options, **settings)
         assert [(loss.tool, loss.what) for loss in elsewhere(preview)] == [
             (None, "provider_options.anthropic.context_management"),
             (None, "provider_options.anthropic.mcp_servers"),
@@ -226,8 +226,8 @@ async def test_a_schema_that_is_sent_as_text_is_in_the_report() -> None:
     )
     async with Engine(models=registry_) as engine:
         session = engine.session("chat:m", tools=[look])
-        told = await engine.preview(session, output_schema=schema, schema_mode="auto")
-        kinds = [loss.what for loss in told.losses if "provider_options" not in loss.what]
+        preview = await engine.preview(session, output_schema=schema, schema_mode="auto")
+        kinds = [loss.what for loss in preview.losses if "provider_options" not in loss.what]
         assert kinds == [WarningCode.SCHEMA_AS_INSTRUCTION]
         refused = await engine.preview(session, output_schema=schema)
         assert (refused.losses, refused.refused is not None) == ((), True)
@@ -237,8 +237,8 @@ async def test_the_blocks_of_the_next_message_come_after_the_history() -> None:
     """The next message can be a list of blocks. If the model can't accept a block, `refused` has the reason."""
     async with Engine(models=models()) as engine:
         session = conversation(engine, HISTORY[3])
-        said = [TextBlock("See", raw(cache_control={"type": "ephemeral"})), ImageBlock(data=PNG, detail="low")]
-        preview = await engine.preview(session, said, model=GEMINI)
+        blocks = [TextBlock("See", raw(cache_control={"type": "ephemeral"})), ImageBlock(data=PNG, detail="low")]
+        preview = await engine.preview(session, blocks, model=GEMINI)
         assert {place for place in places(preview) if place[0] == 1} == {
             (1, 0, None, "text.cache_control"),
             (1, 1, None, "image.detail"),
@@ -249,8 +249,8 @@ async def test_the_blocks_of_the_next_message_come_after_the_history() -> None:
 
 async def test_a_block_that_occurs_twice_is_lost_twice() -> None:
     """Each loss has its own place, although the block is one object."""
-    said = AudioBlock(data=b"ID3x")
-    so, asked = Message.assistant("So."), (Message.user([TextBlock("One"), said]), Message.user([said]))
+    block = AudioBlock(data=b"ID3x")
+    so, asked = Message.assistant("So."), (Message.user([TextBlock("One"), block]), Message.user([block]))
     async with Engine(models=models()) as engine:
         session = conversation(engine, asked[0], so, asked[1], so)
         assert places(await engine.preview(session, model=GPT)) == {(0, 1, None, "audio"), (2, 0, None, "audio")}
@@ -311,7 +311,7 @@ class Refusing(FakeTransport):
 @pytest.mark.parametrize("name", LOST)
 async def test_a_preview_shows_the_request_of_a_turn(name: str) -> None:
     """The body and the path are the same for each model, with the same options."""
-    given: Any = {"temperature": 0.5, "max_output_tokens": 99, "provider_options": {"openai": {"store": False}}}
+    options: Any = {"temperature": 0.5, "max_output_tokens": 99, "provider_options": {"openai": {"store": False}}}
     transport = Refusing()
     registry_ = models()
     provider = name.partition(":")[0]
@@ -324,9 +324,9 @@ async def test_a_preview_shows_the_request_of_a_turn(name: str) -> None:
     registry_.adapters[provider] = msgspec.structs.replace(there, type=adapter_type(made))
     async with Engine(models=registry_) as engine:
         session = conversation(engine, *HISTORY)
-        preview = await engine.preview(session, "And now?", model=name, **given)
+        preview = await engine.preview(session, "And now?", model=name, **options)
         with pytest.raises(AdapterError):
-            await session.stream("And now?", model=name, max_retries=0, **given).message()
+            await session.stream("And now?", model=name, max_retries=0, **options).message()
     [sent] = [request for request in transport.requests if request.method == "POST"][-1:]
     assert json.loads(sent.body) == json.loads(preview.body)
     assert sent.url.endswith(preview.path)

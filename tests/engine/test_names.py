@@ -142,8 +142,8 @@ def test_a_default_server_for_any_model_gets_every_name(home: Path) -> None:
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
     assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
     assert here.succeeding(registry(home)).default_provider == "box"
-    told = r"models\.yaml: default_provider: 'wrok' is not an adapter: did you mean 'work'"
-    with pytest.raises(ConfigurationError, match=told):
+    message = r"models\.yaml: default_provider: 'wrok' is not an adapter: did you mean 'work'"
+    with pytest.raises(ConfigurationError, match=message):
         registry(home, "default_provider: wrok\n")
 
 

@@ -17,7 +17,7 @@ import pytest
 from callboard import AbortController, CancelledError
 from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
 from callboard.adapters.providers import scripted
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus import (
     AuthError,
     CallboardError,
@@ -221,14 +221,14 @@ async def test_of_two_engines_that_open_one_id_concurrently_one_creates_it(path:
         async with anyio.create_task_group() as group:
             group.start_soon(begin, "one", one)
             group.start_soon(begin, "two", two)
-        said = []
+        answers = []
         for name in ("one", "two"):
             with contextlib.suppress(SessionTakenOver):
-                said.append((await found[name].send(name)).text)
+                answers.append((await found[name].send(name)).text)
     async with keeping(path) as engine:
         session = await engine.open_session("x")
-        assert [message.text for message in session.messages if message.role == "assistant"] == said
-        assert said
+        assert [message.text for message in session.messages if message.role == "assistant"] == answers
+        assert answers
 
 
 async def test_an_engine_that_read_before_the_other_created_the_session_continues_it(
@@ -431,17 +431,17 @@ def test_the_first_reason_stays() -> None:
 
 def test_every_watcher_is_called_once_even_if_one_fails() -> None:
     """An exception of one watcher does not stop the others."""
-    controller, heard = AbortController(), list[int]()
-    controller.signal.watch(lambda: heard.append(1))
+    controller, called = AbortController(), list[int]()
+    controller.signal.watch(lambda: called.append(1))
     controller.signal.watch(lambda: 1 / 0)
-    forget = controller.signal.watch(lambda: heard.append(2))
-    controller.signal.watch(lambda: heard.append(3))
+    forget = controller.signal.watch(lambda: called.append(2))
+    controller.signal.watch(lambda: called.append(3))
     forget()
     forget()
     controller.abort()
     controller.abort()
-    controller.signal.watch(lambda: heard.append(4))
-    assert heard == [1, 3, 4]
+    controller.signal.watch(lambda: called.append(4))
+    assert called == [1, 3, 4]
 
 
 async def test_a_task_awaits_the_abort_of_another_thread() -> None:
@@ -458,14 +458,14 @@ async def test_a_task_awaits_the_abort_of_another_thread() -> None:
 
 def test_an_abort_ignores_watchers_of_a_closed_loop() -> None:
     """The watchers are not called, and nothing is raised."""
-    controller, heard = AbortController(), list[int]()
+    controller, called = AbortController(), list[int]()
 
     async def watch() -> None:
-        controller.signal.watch_from_loop(lambda: heard.append(1))
+        controller.signal.watch_from_loop(lambda: called.append(1))
 
     asyncio.run(watch())
     controller.abort()
-    assert heard == []
+    assert called == []
 
 
 def test_a_thread_waits_for_the_abort() -> None:

@@ -273,10 +273,10 @@ def test_commands_show_unpriced_calls(path: Path, command: Callable[..., str]) -
     exported = {row["model"]: row for row in csv.DictReader(io.StringIO((home / "calls.csv").read_text()))}
     assert (exported["s:m"]["cost_nano_usd"], exported["s:m"]["cost_source"]) == ("", "unpriced")
     (home / "later.yaml").write_text("label: later\nprices:\n  - {model: 'known:m', input: 2, output: 2}\n")
-    said = command(
+    shown = command(
         *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html"))
     )
-    assert "1 call without a price in this table, not included in sums." in said
+    assert "1 call without a price in this table, not included in sums." in shown
     assert "unpriced" in (home / "report.html").read_text()
 
 
@@ -353,9 +353,9 @@ async def test_a_repricing_publishes_its_progress_and_the_trace_does_not_store_i
             await engine.session("s:m").send("Hi")
         await engine.reprice(TABLE, dry_run=True)
         await engine.reprice(TABLE)
-        told = [e.data for e in events.take() if isinstance(e.data, PricingProgress | PricingRepriced)]
-        assert [type(event) for event in told] == [PricingProgress, PricingProgress, PricingRepriced]
-        assert [(each.done, each.last, each.dry_run) for each in told[:2]] == [(2, 2, True), (2, 2, False)]  # type: ignore[union-attr]
+        published = [e.data for e in events.take() if isinstance(e.data, PricingProgress | PricingRepriced)]
+        assert [type(event) for event in published] == [PricingProgress, PricingProgress, PricingRepriced]
+        assert [(each.done, each.last, each.dry_run) for each in published[:2]] == [(2, 2, True), (2, 2, False)]  # type: ignore[union-attr]
         await engine.flush()
         assert await engine.store.events(topic="pricing.progress") == []
 
@@ -394,8 +394,8 @@ async def test_a_preview_shows_the_body_of_another_providers_request(tmp_path: P
         stored = await other.preview(session.id, "And now?", model="claude:m")
     assert here == stored
     body = json.loads(here.body)
-    said = [(message["role"], json.dumps(message["content"])) for message in body["messages"]]
-    assert [role for role, _ in said] == ["user", "assistant", "user"]
-    assert ["Hi" in said[0][1], "Hello" in said[1][1], "And now?" in said[2][1]] == [True] * 3
+    messages = [(message["role"], json.dumps(message["content"])) for message in body["messages"]]
+    assert [role for role, _ in messages] == ["user", "assistant", "user"]
+    assert ["Hi" in messages[0][1], "Hello" in messages[1][1], "And now?" in messages[2][1]] == [True] * 3
     assert "Be kind." in json.dumps(body["system"])
     assert "hidden" not in repr(here)

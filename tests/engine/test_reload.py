@@ -160,8 +160,8 @@ async def test_a_changed_key_makes_a_refused_provider_available() -> None:
         assert (await engine.session(["b:m", "c:m"]).send("x")).text == "b is back"
         assert (await engine.session(["a:m", "c:m"]).send("x")).text == "a is back"
         changes = [e.data for e in events.take() if isinstance(e.data, ProviderAvailabilityChanged)]
-        told = [f"{c.provider} {c.current}" for c in changes]
-        assert told == ["a unavailable", "b unavailable", "a available", "b probing", "b available"]
+        states = [f"{c.provider} {c.current}" for c in changes]
+        assert states == ["a unavailable", "b unavailable", "a available", "b probing", "b available"]
 
 
 async def test_an_engine_can_be_closed_while_a_replaced_adapter_has_a_call() -> None:

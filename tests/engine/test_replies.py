@@ -73,9 +73,9 @@ async def test_every_way_to_call_returns_a_reply_with_metadata() -> None:
     assert [reply.text for reply in replies] == ["1", "2", "Who?", "3", "4", "5"]
     assert [reply.status for reply in replies] == ["completed"] * 2 + ["awaiting_tools"] + ["completed"] * 3
     for reply in replies:
-        told = (reply.model, reply.usage, reply.cost, reply.routing, reply.warnings)
+        details = (reply.model, reply.usage, reply.cost, reply.routing, reply.warnings)
         metadata = reply.metadata
-        assert told == (metadata.model, metadata.usage, metadata.cost, metadata.routing, metadata.warnings)
+        assert details == (metadata.model, metadata.usage, metadata.cost, metadata.routing, metadata.warnings)
         assert (reply.model, reply.usage.output_tokens > 0) == ("s:m", True)
 
 

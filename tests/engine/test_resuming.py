@@ -241,14 +241,14 @@ def test_a_hook_that_can_never_work_is_refused(path: Path) -> None:
 async def test_the_spill_file_of_a_dead_process_is_part_of_the_history(path: Path) -> None:
     """The messages of the spill file are adopted before the history is read."""
     make = Maker()
-    said = [Message.user("First"), Message.assistant("One.")]
-    appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)]
+    messages = [Message.user("First"), Message.assistant("One.")]
+    appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(messages)]
     events = [configured(SessionState("x", "s:m", None, (), {})), *appended]
     spill = SpillFile(path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
     spill.append([Capture().apply(make(event, session_id="x")) for event in events])
     spill.close()
     async with keeping(path) as engine:
-        assert (await engine.resume("x")).messages == tuple(said)
+        assert (await engine.resume("x")).messages == tuple(messages)
 
 
 async def test_a_session_whose_messages_are_all_missing_is_refused(path: Path) -> None:

@@ -118,8 +118,8 @@ async def test_a_prompt_is_refused_only_if_it_is_certainly_too_long(window: int,
     """An estimate up to 25 % above the window is a warning, because the estimate may be wrong. A higher one is an
     error.
     """
-    own = {"s": capable(max_context_tokens=window)}
-    async with rig(s=[Say("1"), Say("2")], capabilities=own) as at:
+    capabilities = {"s": capable(max_context_tokens=window)}
+    async with rig(s=[Say("1"), Say("2")], capabilities=capabilities) as at:
         session = at.engine.session("s:m")
         session._state.messages.extend(_history(3))
         if outcome == "refused":
@@ -140,7 +140,9 @@ def _history(messages: int) -> list[Message]:
 
 
 async def test_a_session_and_a_turn_can_have_requirements() -> None:
-    """`requires=` and the request are checked in both places. An unknown capability is refused immediately."""
+    """`requires=` is checked in both places, like the needs of the request. An unknown capability is refused
+    immediately.
+    """
     async with rig(s=[Say("ok")]) as at:
         session = at.engine.session("s:m", requires=Requirements(("images",)))
         assert (await session.send("x", requires=Requirements(min_context_tokens=1000))).text == "ok"
@@ -223,13 +225,15 @@ async def test_a_missing_capability_is_an_error_of_the_first_model_and_skips_a_f
 
 async def test_an_overflow_falls_back_only_to_a_larger_window() -> None:
     """The overflow is found before the call or after it."""
-    own = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
-    async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
+    capabilities = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
+    async with rig(
+        capabilities=capabilities, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]
+    ) as at:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
         assert message.text == "big"
         assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is not larger"
-    own = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
-    async with rig(capabilities=own, a=[], b=[], c=[Say("big")]) as at:
+    capabilities = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
+    async with rig(capabilities=capabilities, a=[], b=[], c=[Say("big")]) as at:
         session = at.engine.session(["a:m", "b:m", "c:m"])
         session._state.messages.extend(_history(3))
         message = await session.send("Hi")
@@ -336,8 +340,10 @@ PRICES = PriceTable.from_rows([DEARER, CHEAPER])
 
 async def test_the_cheapest_capable_model_is_chosen() -> None:
     """Prices are compared for a nominal usage. Models without a price come last. Each rejection is recorded."""
-    own = {"lame": capable(supports_tools=False)}
-    async with rig(prices=PRICES, capabilities=own, free=[], a=[Say("a")], b=[Say("b"), Say("2")], lame=[]) as at:
+    capabilities = {"lame": capable(supports_tools=False)}
+    async with rig(
+        prices=PRICES, capabilities=capabilities, free=[], a=[Say("a")], b=[Say("b"), Say("2")], lame=[]
+    ) as at:
         tool = Tool(ToolDefinition("t"))
         choice = ModelChoice(requires=Requirements(("tools",)), prefer="cheapest")
         session = at.engine.session(choice, tools=[tool])

@@ -115,9 +115,9 @@ async def test_a_message_is_sent_after_the_tools_and_before_the_next_call(stage:
     async with running(WORK, Say("Rome it is.")) as (engine, events):
         session = stage.opened(engine, during_work=["Only Rome."])
         await said(session, "Look.", streamed=streamed)
-        told = ["user Look.", "assistant", "tool", "user Only Rome."]
-        assert spoken(requests_of(engine)[1].messages) == told
-        assert spoken(session.messages) == [*told, "assistant Rome it is."]
+        expected = ["user Look.", "assistant", "tool", "user Only Rome."]
+        assert spoken(requests_of(engine)[1].messages) == expected
+        assert spoken(session.messages) == [*expected, "assistant Rome it is."]
         assert [message.steers for message in session.messages] == [False, False, False, True, False]
         appended = [each for each in events.take() if isinstance(each.data, SessionMessageAppended)]
         assert [each.data.message for each in appended] == list(session.messages)  # type: ignore[attr-defined]
@@ -255,9 +255,9 @@ async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
         assert shown[place - 1 : place + 2] == ["step.finish", "user.message", "message.start"]
         again = [event.type async for event in engine.attach(result.stream_id)]
         assert again.count("user.message") == 1
-        whole = await result.result()
-        assert texts(whole.messages) == ["go", "", "", "more", "done"]
-        assert whole.undelivered == ()
+        final = await result.result()
+        assert texts(final.messages) == ["go", "", "", "more", "done"]
+        assert final.undelivered == ()
 
 
 async def test_a_submitted_turn_gets_the_results_before_the_message(stage: Stage) -> None:
@@ -465,8 +465,8 @@ async def test_a_steered_turn_is_one_turn_for_a_policy(stage: Stage, policy: Con
         await session.send("before")
         await session.send("go")
         assert texts(requests_of(engine)[2].messages)[-4:] == ["go", "", "", "more"]
-        told: dict[str, Any] = {"messages": session.messages, "estimate": len, "ask": never_asked}
-        places = Conversation(context=Context(), too_long=True, limit=None, **told).turns
+        arguments: dict[str, Any] = {"messages": session.messages, "estimate": len, "ask": never_asked}
+        places = Conversation(context=Context(), too_long=True, limit=None, **arguments).turns
         assert [session.messages[place].text for place in places] == ["before", "go"]
 
 

@@ -124,9 +124,9 @@ async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None
                 assert await turn.cancel()
                 with pytest.raises(CancelledError):
                     await turn.message()
-        said = {envelope.topic for envelope in events.take()}
-        assert not said & {"session.turn_started", "llm.call_started"}
-        assert "session.turn_completed" in said
+        topics = {envelope.topic for envelope in events.take()}
+        assert not topics & {"session.turn_started", "llm.call_started"}
+        assert "session.turn_completed" in topics
         assert (await session.send("Hello")).text == "later"
 
 
@@ -174,8 +174,8 @@ async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
         session = engine.session("s:m", tools=tools)
         await session.send("Work")
         results = session.messages[2].content
-        told = [result.text for result in results]  # type: ignore[union-attr]
-        assert told == ["The tool took longer than 7 s.", "The tool took longer than 3 s."]
+        texts = [result.text for result in results]  # type: ignore[union-attr]
+        assert texts == ["The tool took longer than 7 s.", "The tool took longer than 3 s."]
 
 
 async def test_a_cancellation_before_the_time_limit_is_a_cancellation() -> None:

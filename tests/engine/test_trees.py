@@ -267,9 +267,9 @@ async def test_a_grandchild_is_limited_by_the_root() -> None:
 async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
     """The next turn has the whole budget. No budget keeps an account of an ended turn."""
     budgets = [Budget(max_tokens=300, per="root"), Budget(max_tokens=200, per="turn")]
-    said = [asks("a"), Say("Done.")]
+    replies = [asks("a"), Say("Done.")]
     script = {"a": [Say("x")] * 4}
-    async with running(*said, *said, budgets=budgets, **script) as (engine, _):
+    async with running(*replies, *replies, budgets=budgets, **script) as (engine, _):
         work = runs("a", lambda: engine.generate("a:m", "Go.", max_output_tokens=50))
         for _ in range(2):
             await engine.session("s:m", tools=[work]).send("Go.", max_output_tokens=50)
@@ -517,19 +517,19 @@ def test_the_sums_of_many_descendants_equal_single_additions() -> None:
     below = TreeNode("trn_2", Caller(root))
     for part, usage in zip(parts, itertools.cycle(usages)):
         below.count(part, usage)
-    told = [each for _, each in zip(parts, itertools.cycle(usages)) if each is not None]
+    known = [each for _, each in zip(parts, itertools.cycle(usages)) if each is not None]
     for node in (root, below):
         assert node.below == functools.reduce(operator.add, parts)
-        assert node.below_usage == functools.reduce(operator.add, told, TokenUsage())
+        assert node.below_usage == functools.reduce(operator.add, known, TokenUsage())
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_its_parent() -> None:
     """A tool in a thread uses another engine there. Cancelling the parent cancels the child on its own loop."""
-    begun = threading.Event()
+    started = threading.Event()
 
     async def hang() -> None:
-        begun.set()
+        started.set()
         await anyio.sleep(60)
 
     other = Engine(models=registry(a=[Say("one"), Say("part", pause=hang)]), trace=False, prices=PRICES)
@@ -544,7 +544,7 @@ async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_it
         reply = await session.send("Go.")
         assert reply.tree_cost == CostSum(3 * A_CALL, 3)
         async with session.stream("Again.") as turn:
-            await anyio.to_thread.run_sync(begun.wait)
+            await anyio.to_thread.run_sync(started.wait)
             await session.cancel()
             with pytest.raises(CancelledError):
                 await turn.message()

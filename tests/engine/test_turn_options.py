@@ -248,7 +248,7 @@ def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequ
 
 async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: Path) -> None:
     """Each attempt has a row with its own usage and cost. The session has one reply, and the turn's cost includes
-    all.
+    all attempts.
     """
     provider = TextProvider(TEXT, [20, 9])
     async with engine_with(provider, tmp_path / "t.db") as engine:
@@ -262,14 +262,14 @@ async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: 
         await engine.flush()
         assert engine.store is not None
         rows = sorted(await engine.store.calls(CallFilter(), limit=None), key=lambda row: row.attempt)
-        told = [f"{row.status} {row.reason}" for row in rows]
-        assert told == ["failed first", "failed continued", "completed continued"]
+        ends = [f"{row.status} {row.reason}" for row in rows]
+        assert ends == ["failed first", "failed continued", "completed continued"]
         costs = []
-        for row, (sent, said) in zip(rows, provider.bill, strict=True):
+        for row, (sent, received) in zip(rows, provider.bill, strict=True):
             assert row.cost is not None
             assert row.usage.input_tokens == sent
             if row.status == "completed":
-                assert row.usage.output_tokens == said
+                assert row.usage.output_tokens == received
             exact = row.usage.input_tokens * SENT_RATE + row.usage.output_tokens * SAID_RATE
             assert row.cost.nano_usd == (exact + 500) // 1000
             costs.append(row.cost.nano_usd)
@@ -324,8 +324,8 @@ async def test_a_call_that_was_sent_twice_is_marked(tmp_path: Path, comes_back: 
                 assert not comes_back
             await engine.flush()
             rows = await engine.store.calls()
-            heard = [envelope.data for envelope in events.take()]
-    ends = [event for event in heard if isinstance(event, LlmCallCompleted | LlmCallFailed)]
+            published = [envelope.data for envelope in events.take()]
+    ends = [event for event in published if isinstance(event, LlmCallCompleted | LlmCallFailed)]
     assert sent == [0, 0, 1]
     assert [end.resent for end in ends] == [False, True]
     assert isinstance(ends[-1], LlmCallCompleted) is comes_back

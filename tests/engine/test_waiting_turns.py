@@ -325,7 +325,7 @@ async def test_a_writer_with_too_many_events_delays_new_turns(tmp_path: Path) ->
 
 
 async def test_events_with_large_messages_count_by_their_bytes(tmp_path: Path) -> None:
-    """An event refers to its message, so the message's length counts although no event is encoded."""
+    """An event refers to its message. The length of the message counts, although no event is encoded."""
     async with slow(tmp_path, Say("one"), Say("two"), Say("three"), admit_bytes=100_000) as (engine, store):
         session = engine.session("s:m")
         await session.send("small")

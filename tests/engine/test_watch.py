@@ -53,10 +53,10 @@ async def test_watch_yields_the_calls_of_earlier_and_later_engines(in_the_sync_t
 
 async def test_watch_yields_failed_and_cancelled_calls() -> None:
     """Each call has its status and its error."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def pause() -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     replies = [Say(fails=OverloadedError("busy", provider_status=529)), Say("Hello", pause=pause)]
@@ -65,7 +65,7 @@ async def test_watch_yields_failed_and_cancelled_calls() -> None:
             await engine.generate("s:m", "Hi")
         async with engine.stream("s:m", "Hi") as stream:
             reading = asyncio.create_task(stream.take())
-            await begun.wait()
+            await started.wait()
             reading.cancel()
         failed, cancelled = await next_of(calls, 2)
     assert (failed.status, failed.error) == ("failed", "OverloadedError: busy")

@@ -297,9 +297,9 @@ async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
     }
     assert (result.thinking, [call.name for call in result.steps[0].tool_uses]) == ("So", ["add"])
     assert reply.total_usage == result.steps[0].usage + result.steps[1].usage != reply.usage
-    ours, theirs = reply.to_dict(), result.to_dict()
-    assert set(theirs) - {"messages"} == set(ours)
-    assert {name: ours[name] for name in SHARED} == {name: theirs[name] for name in SHARED}
+    of_reply, of_result = reply.to_dict(), result.to_dict()
+    assert set(of_result) - {"messages"} == set(of_reply)
+    assert {name: of_reply[name] for name in SHARED} == {name: of_result[name] for name in SHARED}
 
 
 async def test_the_deprecated_names_of_a_result_work_and_warn() -> None:
@@ -348,15 +348,15 @@ async def test_a_result_becomes_plain_values() -> None:
     async with running(Say("Hello"), Say('{"name": "Ann", "age": 3}')) as (engine, _):
         result = await engine.generate("s:m", [TextBlock("Hi"), ImageBlock(data=b"GIF89a")])
         found = await engine.generate_object("s:m", "Who?", schema=Person)
-    told = json.loads(json.dumps(result.to_dict()))
-    assert (told["text"], told["status"], told["stop_reason"], told["model"]) == (
+    decoded = json.loads(json.dumps(result.to_dict()))
+    assert (decoded["text"], decoded["status"], decoded["stop_reason"], decoded["model"]) == (
         *("Hello", "completed"),
         *("end_turn", "s:m"),
     )
-    assert told["usage"]["input_tokens"] == 10
-    assert told["cost"] == {"usd": None, "source": "unpriced"}
-    assert [message["role"] for message in told["messages"]] == ["user", "assistant"]
-    assert told["messages"][0]["content"][1]["data"] == "R0lGODlh"
+    assert decoded["usage"]["input_tokens"] == 10
+    assert decoded["cost"] == {"usd": None, "source": "unpriced"}
+    assert [message["role"] for message in decoded["messages"]] == ["user", "assistant"]
+    assert decoded["messages"][0]["content"][1]["data"] == "R0lGODlh"
     assert found.to_dict()["output"] == {"name": "Ann", "age": 3}
     reply = result.message.to_dict()
     assert (reply["text"], "messages" in reply) == ("Hello", False)

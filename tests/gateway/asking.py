@@ -25,7 +25,7 @@ class Asked:
         self._news = asyncio.Event()
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.reads: Callable[[], Awaitable[object]] | None = None
-        """Awaited before each piece is taken, as a client that reads slowly."""
+        """Awaited before each piece is taken, like a client that reads slowly."""
 
     async def receive(self) -> dict[str, Any]:
         return await self._incoming.get()
@@ -48,7 +48,7 @@ class Asked:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     async def until(self, found: Callable[[], object]) -> None:
-        """Wait until something is so. It is looked for when a message arrives."""
+        """Wait until a condition is true. The condition is checked at each message."""
         while not found():
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), 10)
@@ -94,7 +94,7 @@ async def open_request(
     asked: Asked | None = None,
     **where: str,
 ) -> AsyncIterator[Asked]:
-    """A request in progress. Leaving the block waits for its end."""
+    """Open a request. At its end, the block waits for the end of the request."""
     asked = asked or Asked()
     if isinstance(body, bytes):
         asked.body(body)
@@ -110,7 +110,7 @@ async def open_request(
 
 
 async def ask(app: Gateway, method: str, path: str, body: object = None, **how: Any) -> Asked:
-    """A request, answered."""
+    """Send a request and wait for its end."""
     async with open_request(app, method, path, body, **how) as asked:
         pass
     return asked

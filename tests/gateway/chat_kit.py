@@ -1,4 +1,4 @@
-"""The gateway's replies to clients of Chat Completions, read again by Callboard's adapter."""
+"""The gateway's replies to clients of Chat Completions, which Callboard's adapter reads again."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def response_of(assembler: Assembler) -> CanonicalResponse:
 
 
 def reply_from(assembler: Assembler, stop: StopReason, raw: str | None, usage: TokenUsage) -> Reply:
-    """The reply that an assembler was fed."""
+    """The reply of an assembler, with the events of its stream."""
     assembler.finish(stop, raw, usage)
     return Reply(response_of(assembler), assembler.take())
 
 
 def written(request: ClientRequest, response: CanonicalResponse) -> bytes:
-    """The whole reply as bytes."""
+    """The complete reply as bytes."""
     return msgspec.json.encode(WIRE.write_reply(request, INFO, response))
 
 
@@ -110,14 +110,14 @@ def chunks_of(stream: bytes) -> list[JsonObject]:
 
 
 def read_body(body: bytes) -> CanonicalResponse:
-    """A whole reply, as the adapter reads it."""
+    """Read a complete reply with the adapter."""
     assembler = new_assembler()
     read_whole(decode_reply(body), body, assembler, QUIRKS["default"])
     return response_of(assembler)
 
 
 def read_stream(pieces: Iterable[bytes]) -> CanonicalResponse:
-    """A streamed reply, as the adapter reads it. Raises the adapter's error."""
+    """Read a streamed reply with the adapter. Raises the adapter's error."""
     assembler = new_assembler()
     normaliser = ChatNormaliser(assembler, QUIRKS["default"])
     for piece in pieces:
@@ -129,7 +129,7 @@ def read_stream(pieces: Iterable[bytes]) -> CanonicalResponse:
 
 
 def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
-    """The content without ids and without what belongs to a provider."""
+    """The content without ids and without data of a provider."""
     blocks: list[JsonObject] = [msgspec.to_builtins(block) for block in content]
     return [{name: block[name] for name in block if name not in ("id", "provider_raw")} for block in blocks]
 

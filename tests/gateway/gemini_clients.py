@@ -108,7 +108,7 @@ def streamed(asked: ClientRequest, reply: CanonicalResponse, events: Sequence[St
 def read_written(
     asked: ClientRequest, reply: CanonicalResponse, events: Sequence[StreamEvent] = ()
 ) -> list[Reading]:
-    """What the adapter reads of a reply that was written whole, as events, and as an array."""
+    """Read a reply with the adapter: written as a whole, as events, and as an array."""
     whole = FakeReply(msgspec.json.encode(reply_body(asked, reply)), headers=JSON)
     array = msgspec.structs.replace(asked, options={**asked.options, "alt": "json"})
     assert (WIRE.stream_type(asked), WIRE.stream_type(array)) == ("text/event-stream", "application/json")
@@ -129,7 +129,7 @@ def without_ids(content: Sequence[ContentBlock]) -> list[ContentBlock]:
 
 
 def signed_at_its_end(content: Sequence[ContentBlock]) -> list[ContentBlock]:
-    """As a stream tells it: the signature of a text comes after it, and a thought's as well."""
+    """The content in the form of a stream: the signature of a text or a thought comes after it."""
     found = without_ids(content)
     for at, block in enumerate(found):
         raw = block.provider_raw
@@ -145,10 +145,10 @@ CALLED = ToolUseBlock("tu_1", "f", {"x": 1}, provider_raw=ProviderRaw("anthropic
 
 
 def own(data: JsonObject) -> ProviderRaw:
-    """What only Gemini understands of a block."""
+    """Data of a block that only Gemini can read."""
     return ProviderRaw("gemini", data)
 
 
 def reply_body(asked: ClientRequest, reply: CanonicalResponse) -> Any:
-    """The body of a whole reply."""
+    """The body of a complete reply."""
     return WIRE.write_reply(asked, INFO, reply)

@@ -20,12 +20,12 @@ from ..support.scripted import Say
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
-"""The upper end of an estimate of 10 tokens."""
+"""The upper limit of an estimate of 10 tokens."""
 ONE = SENT * 1000 + 100 * 2000
-"""The most nano-USD that one message with 100 tokens of output can cost."""
+"""The highest cost in nano-USD of a message with 100 output tokens."""
 
 Stores: TypeAlias = Callable[[], Store]
-"""Makes one more store on the trace of a test. It is not open."""
+"""A function that creates another store on the trace of a test. The store is not open."""
 
 
 def stores_of(kind: str, request: pytest.FixtureRequest, folder: Path, clock: Clock = SYSTEM_CLOCK) -> Stores:
@@ -39,12 +39,12 @@ def stores_of(kind: str, request: pytest.FixtureRequest, folder: Path, clock: Cl
 
 
 def engine_on(store: Store, *replies: Say, **options: Any) -> Engine:
-    """An engine with a scripted adapter that keeps its trace there."""
+    """An engine with a scripted adapter and this store."""
     return Engine(models=registry(*replies), store=store, prices=TABLE, **options)
 
 
 async def added(store: Store, client: Client, now_us: int = 1) -> str:
-    """The key of a client that was added as by the command in another process."""
+    """Add a client, as the command does in another process. Returns its key."""
     key, row = issue_key(client.name, now_us)
     assert await store.gateway.add_client(check_client(client), row)  # type: ignore[attr-defined]
     return key

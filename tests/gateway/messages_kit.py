@@ -56,7 +56,7 @@ def read(*messages: Json, headers: Mapping[str, str] = {}, **fields: Any) -> Cli
 
 
 def written_again(asked: ClientRequest) -> JsonObject:
-    """What the adapter sends for a request."""
+    """The adapter's body for a request."""
     call = write_request(asked.request, provider="anthropic", options={"auto_cache": False}, stream=asked.stream)
     sent: JsonObject = msgspec.json.decode(call.body)
     return sent
@@ -82,7 +82,7 @@ def sent_events(data: bytes) -> list[JsonObject]:
 
 
 def sdk(data: bytes, *, status: int = 200, content_type: str = "text/event-stream") -> Anthropic:
-    """The vendor's SDK, which gets these bytes for a reply."""
+    """The vendor's SDK, whose requests get these bytes as the reply."""
 
     def reply(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(status, content=data, headers={"content-type": content_type})
@@ -99,5 +99,5 @@ def as_the_sdk_reads(data: bytes) -> BetaMessage:
 
 
 def as_a_client_gets(reply: CanonicalResponse, *, stream: bool) -> Mapping[str, Any]:
-    """The message, as its SDK reads the stream, or as the body has it."""
+    """The message that the SDK reads from the stream or from the body."""
     return as_the_sdk_reads(streamed(reply)).to_dict() if stream else WIRE.write_reply(read(), INFO, reply)

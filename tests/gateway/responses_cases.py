@@ -68,7 +68,7 @@ def whole(reply: CanonicalResponse, asked: ClientRequest | None = None) -> JsonO
 
 
 def events_of(data: bytes) -> list[JsonObject]:
-    """The events of a stream, whose names and numbers must be right."""
+    """Read the events of a stream. Their names and numbers must be correct."""
     found = [frame.partition(b"\ndata: ") for frame in data.split(b"\n\n") if frame and frame[:1] != b":"]
     events: list[JsonObject] = [msgspec.json.decode(text) for _, _, text in found]
     assert [name for name, _, _ in found] == [f"event: {event['type']}".encode() for event in events]
@@ -108,7 +108,7 @@ REASONING: JsonObject = {"type": "reasoning", "id": "rs_1", "summary": [], "encr
 
 
 def sdk_of(body: bytes, *, status: int = 200, headers: Mapping[str, str] = {}) -> OpenAI:
-    """The SDK, with a server that always answers so."""
+    """The SDK with a server that always sends this reply."""
     kind = "text/event-stream" if body.startswith(b"event:") else "application/json"
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -148,14 +148,14 @@ def _response_of(assembler: Assembler) -> CanonicalResponse:
 
 
 def read_body(body: Json) -> CanonicalResponse:
-    """What the adapter reads of a whole reply. Raises AdapterError."""
+    """Read a complete reply with the adapter. Raises AdapterError."""
     assembler = _assembler()
     read_reply(msgspec.json.encode(body), assembler, OPENAI)
     return _response_of(assembler)
 
 
 def read_stream(chunks: Sequence[bytes]) -> tuple[CanonicalResponse, list[StreamEvent]]:
-    """What the adapter reads of a stream. Raises AdapterError."""
+    """Read a stream with the adapter. Raises AdapterError."""
     normaliser = ResponsesNormaliser(_assembler(), OPENAI)
     events = [event for chunk in chunks for event in normaliser.feed(chunk)]
     events += normaliser.close()
@@ -165,10 +165,10 @@ def read_stream(chunks: Sequence[bytes]) -> tuple[CanonicalResponse, list[Stream
 
 
 def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) -> list[object]:
-    """A reply without the ids of calls, which differ. Without `opaque`, its text and calls alone.
+    """A reply without the ids of calls, which differ. Without `opaque`, only its text and calls.
 
-    Without `links`, its blocks do not name the reasoning before them: in a stream, only the last part of a message
-    can, because its end names it.
+    Without `links`, blocks do not name the reasoning before them. In a stream, only the last part of a message can
+    name it.
     """
     found: list[object] = [reply.stop_reason]
     for block in reply.content:
@@ -180,7 +180,7 @@ def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) 
             data.pop("id", None)
         if not links:
             data = {name: value for name, value in data.items() if name not in ("after", "item_id")}
-        if "_01J_" in str(data.get("item_id")):  # an id that the gateway made
+        if "_01J_" in str(data.get("item_id")):  # an id from the gateway
             data.pop("item_id")
         if not opaque:
             short = short[:2] if isinstance(short, tuple) else short

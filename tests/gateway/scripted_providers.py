@@ -53,13 +53,13 @@ class ScriptedProvider:
         self.url = ""
         self.replies: list[Scripted] = []
         self.repeats = False
-        """Whether the last reply is given again."""
+        """Whether the last reply is repeated."""
         self.asked: list[Any] = []
         """The bodies of the requests."""
         self.heads: list[Head] = []
         """The requests without their bodies."""
         self.left = asyncio.Event()
-        """Set when a client left before the end of its reply."""
+        """Set when a client disconnected before the end of its reply."""
 
     def says(self, *replies: Scripted) -> None:
         self.replies += replies
@@ -87,7 +87,7 @@ class ScriptedProvider:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
         if reply.ends == "never":
-            await reader.read()  # until the client leaves
+            await reader.read()  # until the client disconnects
             self.left.set()
         return reply.ends == "whole"
 
@@ -128,19 +128,19 @@ class _Quiet(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # the test's own
+        yield  # run the test
 
 
 @asynccontextmanager
 async def serving(
     wire: Wire, client_model: str, named: str | None = None
 ) -> AsyncIterator[tuple[str, ScriptedProvider]]:
-    """The URL of a gateway over one provider of a wire, and the provider.
+    """Yield the URL of a gateway in front of one provider, and the provider.
 
     Args:
         wire: The provider's protocol.
         client_model: The client's name for its model.
-        named: The provider's name of the model; None for one that converses.
+        named: The provider's name of the model. None for a chat model.
     """
     async with serving_models(wire, {client_model: named or MODELS[wire.name]}) as found:
         yield found
@@ -150,12 +150,12 @@ async def serving(
 async def serving_models(
     wire: Wire, models: Mapping[str, str], *, adapter: str | None = None
 ) -> AsyncIterator[tuple[str, ScriptedProvider]]:
-    """The same for several models.
+    """Serve several models.
 
     Args:
         wire: The provider's protocol.
-        models: The provider's names of the models by the client's.
-        adapter: The adapter's own name; None for that of its protocol.
+        models: The provider's names of the models by the client's names.
+        adapter: The name of the adapter. None for the name of its protocol.
     """
     adapter = adapter or wire.name
     provider = ScriptedProvider()

@@ -27,7 +27,7 @@ class City(pydantic.BaseModel):
 
 
 class Said(NamedTuple):
-    """A reply, as an SDK has it."""
+    """A reply, as an SDK returns it."""
 
     text: str
     calls: Sequence[tuple[str, str, Any]]
@@ -35,15 +35,15 @@ class Said(NamedTuple):
     thoughts: str
     finish: str
     usage: tuple[int, int, int]
-    """The input tokens with those from the cache, those from the cache, and the output tokens."""
+    """All input tokens, the cached input tokens, and the output tokens."""
     images: Sequence[str]
     again: list[Any]
-    """What the client adds to its history."""
+    """The messages that the client adds to its history."""
     native: Any
 
 
 class Client(ABC):
-    """An SDK over a gateway, and the provider behind that.
+    """An SDK in front of a gateway, and the gateway's provider.
 
     Args:
         url: The gateway's address.
@@ -88,7 +88,7 @@ class Client(ABC):
         return self.provider.asked[-1]
 
     def check_sent(self) -> None:
-        """The provider would take the last request, if that is not the client's own body."""
+        """Check that the provider accepts the last request, unless the request is the client's own body."""
         if self.wire.name == self.protocol:
             return
         body = msgspec.json.encode(self.sent)
@@ -104,19 +104,19 @@ class Client(ABC):
 
     @abstractmethod
     def results(self, said: Said, text: str) -> list[Any]:
-        """The results of a reply's calls."""
+        """The results of a reply's calls as messages."""
 
     @abstractmethod
     async def ask(self, history: Any, *, streamed: bool = False, **fields: Any) -> Said:
-        """A reply."""
+        """Send a request and return the reply."""
 
     @abstractmethod
     def deltas(self, history: Any) -> AsyncIterator[str]:
-        """The text of a stream as it comes. Closing it leaves the stream."""
+        """Yield the text of a stream as it arrives. Closing the iterator closes the stream."""
 
     @abstractmethod
     def facts(self, error: Any) -> tuple[int, str, str | None]:
-        """The status, the code and the wait in seconds of an error."""
+        """The status, the code and the delay in seconds of an error."""
 
 
 def picture() -> dict[str, Any]:

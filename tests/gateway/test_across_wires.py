@@ -23,7 +23,7 @@ FINISHES = {
     "openai_compatible": ("stop", "tool_calls"), "openai": ("completed", "completed"),
     "anthropic": ("end_turn", "tool_use"), "gemini": ("STOP", "STOP"),
 }  # fmt: skip
-"""The words for the end of a reply, and for one with calls, by the client's protocol."""
+"""For each protocol of the client, the finish reasons of a text and of a reply with calls."""
 
 each_pair = pytest.mark.parametrize(
     ("kind", "wire"),
@@ -51,7 +51,9 @@ each_pair_both_ways = pytest.mark.parametrize(
         for streamed in (False, True)
     ],
 )
-"""A quick run has each client over one provider whole and another one streamed; so it has each provider."""
+"""In a quick run, each client has plain replies of one provider and streams of another. All providers are
+included.
+"""
 
 
 @each_pair_both_ways
@@ -62,7 +64,7 @@ async def test_text(kind: type[Client], wire: Wire, streamed: bool) -> None:
         asked = [*system, found.user("How is it?")]
         said = await found.ask(asked, streamed=streamed, **found.brief)
     assert (said.text, said.finish) == ("It is warm.", FINISHES[kind.protocol][0])
-    if wire.name != kind.protocol:  # else the numbers are the provider's own
+    if wire.name != kind.protocol:  # the same protocol has the provider's own numbers
         assert said.usage == (12, 4, 7)
     assert all(text in str(found.sent) for text in ("How is it?", "Be brief."))
     assert found.warnings == ""
@@ -77,7 +79,8 @@ async def test_parallel_tools_over_three_turns(kind: type[Client], wire: Wire, s
             found.says("I will.", 2, "tools", streamed=streamed)
             said = await found.ask(history, streamed=streamed, **found.tools)
             assert [call[1:] for call in said.calls] == list(CALLS)
-            if wire.name != kind.protocol:  # else they are the provider's own, the same in each turn
+            # the same protocol has the provider's own ids, which repeat in each turn
+            if wire.name != kind.protocol:
                 assert len({call[0] for call in said.calls}) == 2
             assert (said.text, said.finish) == ("I will.", FINISHES[kind.protocol][1])
             history += [*said.again, *found.results(said, f"result {turn}")]
@@ -97,7 +100,9 @@ async def test_parallel_tools_over_three_turns(kind: type[Client], wire: Wire, s
 
 @each_pair_both_ways
 async def test_thinking_with_signatures(kind: type[Client], wire: Wire, streamed: bool) -> None:
-    """The reasoning is shown, and the provider gets its signature back, from the client or kept here."""
+    """The client shows the reasoning. The provider gets the signature back, from the client or from the
+    gateway.
+    """
     async with client_of(kind, wire) as found:
         fields = {**found.tools, **found.thinks}
         found.says("Yes.", 1, "tools", "Let me think.", streamed=streamed)
@@ -113,7 +118,7 @@ async def test_thinking_with_signatures(kind: type[Client], wire: Wire, streamed
 
 @each_pair_both_ways
 async def test_images_and_documents_go_in(kind: type[Client], wire: Wire, streamed: bool) -> None:
-    """Servers of Chat Completions accept texts as documents, and only OpenAI's own accepts PDFs."""
+    """Servers of Chat Completions accept documents as text. Only OpenAI's own server accepts PDFs."""
     is_text = wire.name == "openai_compatible"
     page, media_type = (b"A page.", "text/plain") if is_text else (b"%PDF-1.7 a page", "application/pdf")
     async with client_of(kind, wire) as found:
@@ -127,7 +132,7 @@ async def test_images_and_documents_go_in(kind: type[Client], wire: Wire, stream
 
 
 def image_of(wire: Wire) -> Any:
-    """A reply with an image. Anthropic's models make none."""
+    """A reply with an image, for each provider except Anthropic."""
     body: Any = wire.body("Here.", 0, "end")
     match wire.name:
         case "openai":
@@ -144,7 +149,7 @@ def image_of(wire: Wire) -> Any:
 
 @each_pair
 async def test_images_come_out(kind: type[Client], wire: Wire) -> None:
-    """Anthropic's clients get them in words, which the model never sees."""
+    """Anthropic's clients get a text about the image. The model never receives this text."""
     if wire.name == "anthropic":
         return
     async with client_of(kind, wire) as found:
@@ -187,7 +192,7 @@ def refusal_of(wire: Wire) -> Any:
 
 @each_pair
 async def test_a_refusal(kind: type[Client], wire: Wire) -> None:
-    """Gemini's filter ends a reply, which OpenAI's protocols have a word for."""
+    """OpenAI's protocols have a finish reason for Gemini's filter."""
     filtered = wire.name == "gemini"
     finishes = {
         "openai_compatible": "content_filter" if filtered else "stop",
@@ -202,7 +207,7 @@ async def test_a_refusal(kind: type[Client], wire: Wire) -> None:
 
 
 def half_of(wire: Wire) -> list[Any]:
-    """The events of a stream up to the first half of its text."""
+    """The events of a stream up to the middle of its text."""
     events = [event for _, event in wire.events("It is warm.", 0, "end")]
     half = next(at for at, event in enumerate(events) if "warm" in str(event) or "is " in str(event))
     return events[: half + 1]
@@ -210,7 +215,7 @@ def half_of(wire: Wire) -> list[Any]:
 
 @each_pair
 async def test_a_cut_stream(kind: type[Client], wire: Wire) -> None:
-    """The client has what came, and then an error. An open block has no end."""
+    """The client gets the received text, and then an error. An open block has no end."""
     said = ""
     async with client_of(kind, wire) as found:
         found.provider.says(stream(wire, *half_of(wire), ends="cut"))
@@ -223,8 +228,8 @@ async def test_a_cut_stream(kind: type[Client], wire: Wire) -> None:
 
 
 @each_pair
-async def test_a_client_that_leaves_in_mid_stream(kind: type[Client], wire: Wire) -> None:
-    """The provider's connection is closed, so that it stops."""
+async def test_a_client_that_disconnects_during_a_stream(kind: type[Client], wire: Wire) -> None:
+    """The gateway closes the provider's connection, so that the provider stops."""
     async with client_of(kind, wire) as found:
         found.provider.says(Scripted(wire.stream(*half_of(wire)), kind=EVENTS, ends="never"))
         async with aclosing(found.deltas([found.user("Hi")])) as deltas:
@@ -251,7 +256,7 @@ ERRORS = {
         "overflow": (400, "INVALID_ARGUMENT", None),
     },
 }
-"""The status, the code and the wait, by the client's protocol."""
+"""The status, the code and the delay, by the client's protocol."""
 
 
 @each_pair_both_ways
@@ -277,7 +282,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("protocol", REQUESTS)
 @pytest.mark.parametrize("tier", ["standard", "priority"])
 async def test_the_geography_of_anthropics_reply_is_no_service_tier(protocol: str, tier: str) -> None:
-    """It has a price of its own, so the engine keeps it with the tier. No other API has a name for it."""
+    """The geography has its own price, so the engine stores it with the tier. No other API has a name for it."""
     wire, (path, asked) = PROVIDERS["anthropic"], REQUESTS[protocol]
     body: Any = wire.body("Hi", 0, "end")
     body["usage"] |= {"service_tier": tier, "inference_geo": "us"}

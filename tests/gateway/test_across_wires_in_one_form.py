@@ -1,4 +1,4 @@
-"""Features of a single vendor's SDK, over a gateway and the other providers."""
+"""Features of a single vendor's SDK, with a gateway and the other providers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ async def test_a_tool_of_chat_with_a_name_that_a_provider_refuses(wire: Wire) ->
 
 @over_others_of_chat
 async def test_a_free_form_tool_of_chat(wire: Wire) -> None:
-    """Only OpenAI's protocols have such tools. Others get a function with one text, and the grammar in words."""
+    """Only OpenAI's protocols have such tools. Other providers get a function with one text, and the grammar as
+    text.
+    """
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "SELECT .*"}}
     tool = {"name": "sql", "description": "Runs a query.", "format": grammar}
     async with client_of(ChatClient, wire) as found:
@@ -95,7 +97,7 @@ async def test_the_sdk_parses_a_structured_output(kind: Any) -> None:
 
 @pytest.mark.parametrize("form", [openai.omit, "float", "base64"], ids=["own", "float", "base64"])
 async def test_embeddings(form: Any) -> None:
-    """Of Gemini's models."""
+    """A client of Chat Completions gets vectors of a Gemini model."""
     async with client_of(ChatClient, GEMINI, "gemini-embedding-001") as found:
         found.provider.says(whole({"embeddings": [{"values": [0.5, -1.0]}, {"values": [0.0, 2.0]}]}))
         reply = await found.sdk.embeddings.create(
@@ -109,7 +111,7 @@ async def test_embeddings(form: Any) -> None:
 
 @both_ways
 async def test_images_by_their_own_endpoint(streamed: bool) -> None:
-    """Of Gemini's models."""
+    """A client of Chat Completions gets images of a Gemini model."""
     async with client_of(ChatClient, GEMINI, "gemini-2.5-flash-image") as found:
         found.provider.says(whole(image_of(GEMINI)))
         asked: dict[str, Any] = {"model": found.model, "prompt": "A cat."}
@@ -146,10 +148,8 @@ async def test_a_stored_reply_is_continued(wire: Wire, streamed: bool) -> None:
 
 @over_others_of_responses
 @pytest.mark.parametrize("fields", [{"conversation": "conv_1"}, {"prompt": {"id": "pmpt_1"}}])
-async def test_a_request_that_names_data_at_openai_is_no_others_to_answer(
-    wire: Wire, fields: dict[str, Any]
-) -> None:
-    """A reply without the history or the prompt would be wrong."""
+async def test_a_request_with_data_stored_at_openai_is_refused(wire: Wire, fields: dict[str, Any]) -> None:
+    """Without OpenAI's stored history or prompt, a reply would be wrong."""
     async with client_of(ResponsesClient, wire) as found:
         with pytest.raises(openai.BadRequestError, match=f"'{next(iter(fields))}' names data"):
             await found.sdk.responses.create(model=found.model, input="Go on.", **fields)
@@ -158,7 +158,7 @@ async def test_a_request_that_names_data_at_openai_is_no_others_to_answer(
 
 @pytest.fixture
 def patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The providers call the client's free-form tool."""
+    """Make the providers call the client's free-form tool."""
     for module in (anthropic, chat, gemini, http_kit):
         monkeypatch.setattr(module, "CALLS", [("apply_patch", {"input": PATCH})])
 
@@ -167,7 +167,7 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> None:
 @over_others_of_responses
 @both_ways
 async def test_a_free_form_tool_of_responses(wire: Wire, streamed: bool) -> None:
-    """The provider has a function with one text. The client has its own tool, whose text grows."""
+    """The provider has a function with one text. The client receives its own tool with a growing text."""
     fields: dict[str, Any] = {"streamed": streamed, "tools": [APPLY_PATCH], "store": False}
     async with client_of(ResponsesClient, wire) as found:
         found.says("I edit.", 1, "tools", streamed=streamed)
@@ -177,7 +177,7 @@ async def test_a_free_form_tool_of_responses(wire: Wire, streamed: bool) -> None
         if streamed:
             assert "response.custom_tool_call_input.delta" in found.kinds
             assert "response.function_call_arguments.delta" not in found.kinds
-        assert "start: patch" in str(found.sent)  # the grammar, in words
+        assert "start: patch" in str(found.sent)  # the grammar is a text
         output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}
         found.says("Edited.", 0, "end", streamed=streamed)
         assert (await found.ask([found.user("Edit."), *said.again, output], **fields)).text == "Edited."
@@ -276,8 +276,8 @@ over_others_of_gemini = over(ANTHROPIC, RESPONSES, CHAT)
 
 @over_others_of_gemini
 @both_ways
-async def test_reasoning_comes_back_with_its_call(wire: Wire, streamed: bool) -> None:
-    """A client that drops thoughts, as Gemini CLI does, and ids, sends none of it back. It was kept here."""
+async def test_reasoning_is_added_to_its_call(wire: Wire, streamed: bool) -> None:
+    """The client returns neither thoughts nor ids, like Gemini CLI. The gateway adds the stored reasoning."""
     async with client_of(GeminiClient, wire) as found:
         fields = {"streamed": streamed, **found.tools, **found.thinks}
         found.says("", 2, "tools", "Let me think.", streamed=streamed)
@@ -308,7 +308,7 @@ async def test_thoughts_are_only_for_clients_that_ask(wire: Wire) -> None:
 @over_others_of_gemini
 @both_ways
 async def test_a_list_as_structured_output(wire: Wire, streamed: bool) -> None:
-    """Other providers need an object at the root; the client asked for a list and gets one."""
+    """Other providers need an object at the root. The client gets the list that it asked for."""
     form = {"response_mime_type": "application/json", "response_schema": list[City]}
     async with client_of(GeminiClient, wire) as found:
         found.says('{"value": [{"name":"Rome","people":null}]}', 0, "end", streamed=streamed)
@@ -320,7 +320,7 @@ async def test_a_list_as_structured_output(wire: Wire, streamed: bool) -> None:
 
 @over(*WIRES[:4])
 async def test_a_stream_without_alt_is_one_array(wire: Wire) -> None:
-    """As at Google's own address, also where the provider's events are passed on as they are."""
+    """The form is that of Google's own address, also if the provider's events are passed on unchanged."""
     async with client_of(GeminiClient, wire) as found, httpx.AsyncClient() as http:
         found.says("It is warm.", 0, "end", streamed=True)
         address = f"{found.url}/v1beta/models/{found.model}:streamGenerateContent"

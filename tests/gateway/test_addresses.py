@@ -45,13 +45,13 @@ async def serving() -> AsyncIterator[Gateway]:
 async def test_an_unknown_address_is_named_in_an_error_of_its_wire(
     path: str, headers: dict[str, str], error: dict[str, Any]
 ) -> None:
-    """It is no error of a model, which would make clients look for another one."""
+    """The error is not about a model, because clients would then look for another model."""
     async with serving() as app:
         answer = await ask(app, "POST", path, b"{}", headers=headers)
     assert answer.status == 404
     found = answer.json["error"]
     assert f"POST {path} is not an address" in found.pop("message")
-    found.pop("details", None)  # Google's, with the id of the request
+    found.pop("details", None)  # Google's field with the id of the request
     assert found == error
 
 
@@ -71,7 +71,7 @@ async def test_an_unknown_address_is_named_in_an_error_of_its_wire(
         ("POST", "/", {}, "GET, HEAD", "invalid_request_error"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(
+async def test_a_wrong_method_gets_the_right_ones(
     method: str, path: str, headers: dict[str, str], allow: str, kind: str | None
 ) -> None:
     async with serving() as app:
@@ -91,7 +91,7 @@ async def test_a_wrong_method_is_told_the_right_ones(
         ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
     ],
 )
-async def test_a_wrong_base_url_is_told_what_it_should_be(path: str, meant: str) -> None:
+async def test_a_wrong_base_url_gets_the_right_one(path: str, meant: str) -> None:
     async with serving() as app:
         answer = await post(app, {}, path=path)
     assert answer.status == 404
@@ -137,10 +137,10 @@ async def of_gemini(url: str, name: str) -> str:
         (of_gemini, genai_errors.ClientError),
     ],
 )
-async def test_each_sdk_finds_a_model_by_any_name_that_is_served(
+async def test_each_sdk_finds_a_model_by_any_served_name(
     get: Callable[[str, str], Awaitable[str]], error: type[Exception]
 ) -> None:
-    """With slashes and colons, and by a pattern. Any other name is not found."""
+    """The names have slashes, colons or match a pattern. Any other name is not found."""
     names = {"team/fast:free": "gpt-4.1", "openai_compatible:gpt-4.1": "gpt-4.1", "claude-*": "gpt-4.1"}
     async with serving_models(ChatWire(), names) as (url, _):
         for name in ("team/fast:free", "openai_compatible:gpt-4.1", "claude-sonnet-4-5"):

@@ -1,4 +1,4 @@
-"""The gateway around the wires: addresses, models, replies, failures, bounds, and clients that leave."""
+"""The gateway around the wires: addresses, models, replies, failures, limits, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_failure_before_the_first_byte_has_its_own_status(
         assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "1500")
 
 
-async def test_a_failure_in_mid_stream_is_told_in_the_stream() -> None:
+async def test_a_failure_during_a_stream_is_an_event_of_the_stream() -> None:
     async with serving(Say("Hel", fails=OverloadedError("busy"))) as app:
         answer = await post(app, asked_for(stream=True))
     assert answer.status == 200
@@ -136,7 +136,7 @@ SPAN = {
 
 
 async def test_spans_of_other_programs_are_calls_in_the_trace(tmp_path: Path) -> None:
-    """Sent again, they change nothing. Without a trace, or with nothing that can be read, they are refused."""
+    """Repeated spans change nothing. Without a trace, or without readable spans, the request is refused."""
     spans = {"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}
     async with running(store=tmp_path / "trace.db") as (engine, _):
         app = gateway(engine, keyless=True)
@@ -312,8 +312,8 @@ async def test_tokens_are_counted_by_the_adapter() -> None:
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-async def test_a_client_that_is_behind_at_the_end_gets_all_of_its_stream() -> None:
-    """The log of a turn may be folded as soon as it ends."""
+async def test_a_slow_client_gets_its_whole_stream() -> None:
+    """The log of a turn can be folded as soon as the turn ends."""
     read = anyio.Event()
     asked = Asked()
     asked.reads = read.wait

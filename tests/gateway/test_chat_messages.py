@@ -304,7 +304,7 @@ def test_a_schema_that_canonical_tools_refuse_is_mended(parameters: Json, schema
     assert definition.input_schema == schema
 
 
-def test_a_tool_is_strict_only_if_the_client_says_so() -> None:
+def test_a_tool_is_strict_only_if_the_client_sets_it() -> None:
     strict: JsonObject = {"type": "function", "function": {"name": "a", "parameters": OBJECT, "strict": True}}
     assert [tool.strict for tool in asked(tools=[strict, READ]).request.tools] == [True, False]
 

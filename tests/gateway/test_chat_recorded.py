@@ -62,11 +62,11 @@ ALLOWED = {
     ".messages[].tool_calls[].index": "the place in the list says it",
     ".messages[].tool_calls[].function.arguments": "the adapter writes the same arguments without blanks",
 }
-"""What differs in a request that the adapter wrote again, and why."""
+"""Differences between a recorded request and the one that the adapter writes, with the reasons."""
 
 
 def differences(one: Json, other: Json, path: str = "") -> Iterator[str]:
-    """The paths at which two JSON values differ. A null is like a field that is missing."""
+    """The paths at which two JSON values differ. A null equals a missing field."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in one.keys() | other.keys():
             first, second = one.get(name), other.get(name)
@@ -101,7 +101,7 @@ def test_a_recorded_request_is_written_again_as_it_was(case: dict[str, Any]) -> 
 
 
 def read_recorded(case: Mapping[str, Any]) -> Reply | None:
-    """The recorded reply, as the adapter reads it; None if it is none."""
+    """Read the recorded reply with the adapter. None if the recording is no reply."""
     data = case["response_body"].encode()
     assembler = new_assembler()
     if case["response_status"] != 200 or case["oracle"].get("must_not_succeed"):
@@ -127,7 +127,7 @@ def counts(usage: TokenUsage) -> tuple[object, ...]:
 
 
 def reasoning_apart(content: Sequence[ContentBlock]) -> tuple[object, ...]:
-    """The content of a streamed reply: the opaque parts of reasoning come after the rest."""
+    """The content of a streamed reply, with the opaque parts of reasoning after the rest."""
     thoughts = [block for block in content if isinstance(block, ThinkingBlock)]
     others = [block for block in content if not isinstance(block, ThinkingBlock)]
     return (

@@ -48,13 +48,13 @@ def test_a_request_that_the_adapter_wrote_is_read_as_the_same_request(
     try:
         sent = adapters_body(request, quirks)
     except CallboardError:
-        return  # the server can't serve it at all
+        return  # this server does not support the request
     again = adapters_body(WIRE.read_request(sent, {}).request, quirks)
     assert without_empty_reasoning(again) == without_empty_reasoning(sent)
 
 
 def without_empty_reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without reasoning that says nothing: clients send it without a reason."""
+    """The body without empty reasoning, which clients send without need."""
     for message in body["messages"]:
         for field in ("reasoning", "reasoning_content"):
             if message.get(field) == "":
@@ -249,8 +249,8 @@ SAMPLES: JsonObject = {
 
 
 @pytest.mark.parametrize("field", sorted(CompletionCreateParamsBase.__annotations__.keys() - {"function_call"}))
-def test_no_field_of_the_vendors_vanishes_in_silence(field: str) -> None:
-    """Each changes the canonical request, or is a loss. A `function_call` needs functions."""
+def test_no_field_of_the_vendor_is_ignored_silently(field: str) -> None:
+    """Each field changes the canonical request or is a loss. A `function_call` needs functions."""
     told, plain = asked(**{field: SAMPLES[field]}), asked()
     assert (told.request, told.losses, told.options) != (plain.request, plain.losses, plain.options)
 

@@ -165,7 +165,7 @@ def test_every_body_and_chunk_is_of_the_vendors_types(reply: Reply) -> None:
 # --- Parts of a reply ---
 
 
-def test_texts_side_by_side_are_one_text_and_others_stand_apart() -> None:
+def test_adjacent_texts_are_one_text_and_others_are_separate() -> None:
     thought = ThinkingBlock("Hm")
     content = (TextBlock("a"), TextBlock("b"), thought, TextBlock("c"), thought, TextBlock("\nd"))
     assert reply_text(content) == "ab\n\nc\nd"

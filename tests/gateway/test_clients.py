@@ -42,7 +42,7 @@ async def command(stores: Stores) -> AsyncIterator[Store]:
 
 
 async def refusal(work: Awaitable[object]) -> tuple[str, str]:
-    """The kind and the text of a refusal."""
+    """Return the kind and the text of a refusal."""
     with pytest.raises(ClientRefused) as caught:
         await work
     return caught.value.failure.kind, caught.value.failure.message
@@ -52,7 +52,7 @@ async def refusal(work: Awaitable[object]) -> tuple[str, str]:
 
 
 def test_a_key_is_long_random_and_stored_only_as_its_hash() -> None:
-    """People recognise it by its beginning."""
+    """The beginning of a key is stored, so that users can recognise the key."""
     keys = {issue_key("acme", 7)[0] for _ in range(100)}
     assert len(keys) == 100
     assert all(key.startswith("cb-") and len(key) == 46 for key in keys)
@@ -65,7 +65,7 @@ def test_a_key_is_long_random_and_stored_only_as_its_hash() -> None:
 async def test_a_request_without_a_known_key_is_refused(
     stores: Stores, command: Store, clock: FakeClock, key: str | None
 ) -> None:
-    """The text never quotes what was sent."""
+    """The error never quotes the key."""
     await added(command, ACME)
     async with engine_on(stores(), clock=clock) as engine:
         kind, text = await refusal(Clients(engine).authenticate(key))
@@ -73,10 +73,12 @@ async def test_a_request_without_a_known_key_is_refused(
     assert not key or key not in text
 
 
-async def test_what_another_process_changes_holds_after_one_second(
+async def test_changes_by_another_process_apply_after_one_second(
     stores: Stores, command: Store, clock: FakeClock
 ) -> None:
-    """A new key works immediately, because an unknown one is looked for again. A revoked one lives one second."""
+    """A new key works immediately, because the gateway looks up unknown keys again. A revoked key works for one
+    second.
+    """
     async with engine_on(stores(), clock=clock) as engine:
         clients = Clients(engine)
         await refusal(clients.authenticate("cb-wrong"))
@@ -95,7 +97,7 @@ async def test_what_another_process_changes_holds_after_one_second(
 async def test_the_old_key_of_a_rotation_works_for_its_grace_time(
     stores: Stores, command: Store, clock: FakeClock
 ) -> None:
-    """Then the text says why it is refused."""
+    """After that, the error gives the reason."""
     old = await added(command, ACME)
     new, row = issue_key("acme", clock.now_us())
     await command.gateway.rotate_key(row, clock.now_us() + 60 * SECOND)  # type: ignore[attr-defined]
@@ -107,10 +109,10 @@ async def test_the_old_key_of_a_rotation_works_for_its_grace_time(
         assert "expired" in (await refusal(clients.authenticate(old)))[1]
 
 
-async def test_known_clients_go_on_while_the_store_fails(
+async def test_known_clients_continue_while_the_store_fails(
     stores: Stores, command: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway that could not read them even once says that the store fails."""
+    """A gateway that has never read the clients reports that the store fails."""
     key = await added(command, ACME)
     async with engine_on(stores(), clock=clock) as engine:
         clients, late = Clients(engine), Clients(engine)
@@ -127,14 +129,14 @@ async def test_known_clients_go_on_while_the_store_fails(
 
 
 async def test_keys_need_a_trace(clock: FakeClock) -> None:
-    """There is no other place for them."""
+    """Keys can only be stored in a trace."""
     async with Engine(trace=False, clock=clock) as engine:
         with pytest.raises(StoreError, match="need a trace"):
             await Clients(engine).authenticate("cb-x")
 
 
-async def test_a_revoked_client_is_told_to_its_requests_in_progress(tmp_path: Path) -> None:
-    """At most about a second later. Requests of others are not told."""
+async def test_requests_in_progress_of_a_revoked_client_are_notified(tmp_path: Path) -> None:
+    """The notice comes within about a second. Requests of other clients get none."""
     stores = stores_of("sqlite", None, tmp_path)  # type: ignore[arg-type]
     async with stores() as command, engine_on(stores()) as engine:
         clients = Clients(engine)
@@ -166,7 +168,7 @@ async def test_a_revoked_client_is_told_to_its_requests_in_progress(tmp_path: Pa
     ids=lambda client: repr(client)[7:60],
 )
 def test_impossible_settings_are_refused(client: Client) -> None:
-    """Before they are stored."""
+    """Settings are checked before they are stored."""
     with pytest.raises(ValueError, match=r"\w"):
         check_client(client)
 
@@ -181,10 +183,10 @@ def test_impossible_settings_are_refused(client: Client) -> None:
         (("gpt-5",), "GPT-5", False),
     ],
 )
-async def test_patterns_choose_the_models_that_a_client_may_name(
+async def test_patterns_limit_the_models_of_a_client(
     tmp_path: Path, patterns: tuple[str, ...], model: str, may: bool
 ) -> None:
-    """They match the whole name, as the client sends it."""
+    """A pattern matches the whole name, as the client sends it."""
     client = Client(name="acme", models=patterns)
     clients = Clients(Engine(trace=False))
     assert clients.may_use(client, model) is may
@@ -195,8 +197,8 @@ async def test_patterns_choose_the_models_that_a_client_may_name(
             clients.require_model(client, model)
 
 
-def test_a_call_of_unknown_price_needs_a_client_without_budget_or_a_permission() -> None:
-    """A budget that doesn't see a call is no budget. A client without one may be held to known prices."""
+def test_calls_of_unknown_price_need_a_permission_with_a_budget() -> None:
+    """A budget cannot limit a call of unknown price. A client without a budget can be limited to known prices."""
     plain = Client(name="x")
     limited = msgspec.structs.replace(plain, budget_nano_usd=5_000_000_000, window="day")
     assert budget_of(plain) is None
@@ -223,7 +225,7 @@ def limited(calls: int, *, spent: int = 0, window: str = "day") -> Client:
 
 
 async def asked(engine: Engine, clients: Clients, key: str) -> object:
-    """A request of a client, as the gateway makes it."""
+    """Send a request of a client, as the gateway does."""
     try:
         client = await clients.authenticate(key)
         return await engine.generate("s:m", "Hi", max_output_tokens=100, tags=clients.tags(client))
@@ -236,7 +238,7 @@ def made(ended: list[object]) -> int:
 
 
 async def all_at_once(number: int, one: Callable[[int], Awaitable[object]], ends: asyncio.Event) -> list[object]:
-    """Start requests together, and let the admitted ones end when the others were refused."""
+    """Start requests concurrently. The admitted requests end after the others were refused."""
     calls = [asyncio.ensure_future(one(place)) for place in range(number)]
     for done, call in enumerate(asyncio.as_completed(calls), 1):
         assert isinstance(await call, BudgetExceededError)
@@ -246,10 +248,8 @@ async def all_at_once(number: int, one: Callable[[int], Awaitable[object]], ends
     return list(await asyncio.gather(*calls))
 
 
-async def test_of_fifty_requests_at_once_ten_are_made_where_there_is_room_for_ten(
-    stores: Stores, command: Store
-) -> None:
-    """The client and its budget come into force with its first request. Never eleven are made."""
+async def test_a_budget_for_ten_admits_ten_of_fifty_concurrent_requests(stores: Stores, command: Store) -> None:
+    """The client and its budget apply from its first request on. Eleven requests are never admitted."""
     ends = asyncio.Event()
     async with engine_on(stores(), *[Say("x", pause=ends.wait)] * 50) as engine:
         clients = Clients(engine)
@@ -265,7 +265,7 @@ async def test_of_fifty_requests_at_once_ten_are_made_where_there_is_room_for_te
 async def test_fifty_clients_of_two_gateways_share_a_budget_for_ten(
     request: pytest.FixtureRequest, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Also when it is changed while they run."""
+    """The budget is changed while requests run."""
     ends = asyncio.Event()
     replies = [Say("x", pause=ends.wait)] * 50
     async with (
@@ -282,7 +282,7 @@ async def test_fifty_clients_of_two_gateways_share_a_budget_for_ten(
         spent = row.cost_nano_usd
         await command.gateway.change_client(limited(3, spent=spent, window="month"))  # type: ignore[attr-defined]
         for _, clients in both:
-            await clients._look_again()  # as each does after a second
+            await clients._look_again()  # each gateway does this after a second
         again = await asyncio.gather(*(asked(*both[place % 2], key) for place in range(30)))
         assert made(list(again)) >= 1
         await asyncio.gather(a.flush(), b.flush())
@@ -290,10 +290,10 @@ async def test_fifty_clients_of_two_gateways_share_a_budget_for_ten(
         assert row.cost_nano_usd <= 3 * ONE + spent
 
 
-async def test_a_changed_budget_counts_what_was_spent_before(
+async def test_a_changed_budget_includes_earlier_spending(
     stores: Stores, command: Store, clock: FakeClock
 ) -> None:
-    """And takes effect within a second. A revoked client's budget goes."""
+    """The change applies within a second. The budget ends when the client has no limit."""
     async with engine_on(stores(), *[Say("x")] * 20, clock=clock) as engine:
         clients = Clients(engine)
         key = await added(command, limited(2))
@@ -309,7 +309,7 @@ async def test_a_changed_budget_counts_what_was_spent_before(
         assert await engine.budgets() == []
 
 
-async def test_spending_is_told_by_client(stores: Stores, command: Store) -> None:
+async def test_spending_is_reported_by_client(stores: Stores, command: Store) -> None:
     """`callboard cost --by tag:client` reads the tag that every call of a client has."""
     async with engine_on(stores(), *[Say("x")] * 3) as engine:
         clients = Clients(engine)
@@ -325,7 +325,7 @@ async def test_spending_is_told_by_client(stores: Stores, command: Store) -> Non
 
 
 async def test_requests_above_the_rate_are_refused_with_the_time_to_wait(tmp_path: Path) -> None:
-    """Headers say what is left. Another client has a rate of its own."""
+    """Headers have the rest of the limit. Another client has its own rate."""
     async with Engine(trace=False) as engine:
         clients = Clients(engine)
         client = Client(name="acme", requests_per_minute=2)
@@ -347,8 +347,10 @@ async def test_requests_above_the_rate_are_refused_with_the_time_to_wait(tmp_pat
         await clients.admit(msgspec.structs.replace(client, requests_per_minute=3), 10, 100)
 
 
-async def test_tokens_count_by_their_estimate_and_then_as_they_were_used() -> None:
-    """A request that used less gives room back. One that is larger than the limit takes all of it."""
+async def test_tokens_count_by_their_estimate_and_then_by_their_use() -> None:
+    """A request that used less than its estimate frees the rest. A request above the limit takes the whole
+    limit.
+    """
     async with Engine(trace=False) as engine:
         clients = Clients(engine)
         client = Client(name="acme", tokens_per_minute=1000)
@@ -356,7 +358,7 @@ async def test_tokens_count_by_their_estimate_and_then_as_they_were_used() -> No
         with pytest.raises(ClientRefused, match="1000 tokens a minute"):
             await clients.admit(client, 100, 100)
         admission.over(TokenUsage(100, 300))
-        admission.over(TokenUsage(1, 1))  # a second end changes nothing
+        admission.over(TokenUsage(1, 1))  # a second end has no effect
         assert (await clients.admit(client, 100, 100)).rates.remaining_tokens == 400
         lost = await clients.admit(client, 100, 100)
         lost.over()
@@ -364,7 +366,7 @@ async def test_tokens_count_by_their_estimate_and_then_as_they_were_used() -> No
 
 
 async def test_a_client_without_rates_is_always_admitted() -> None:
-    """And has no headers."""
+    """The reply has no headers about limits."""
     async with Engine(trace=False) as engine:
         admission = await Clients(engine).admit(ACME, 1, 1)
         admission.over(None)

@@ -40,7 +40,7 @@ REASONING = OpaqueBlock("reasoning", ProviderRaw("openai", {"id": "rs_1", "encry
 
 
 def called(number: int, arguments: JsonObject | None = None, *, wire_id: str = "") -> ToolUseBlock:
-    """A call as a provider's adapter reads it."""
+    """A call, as a provider's adapter reads it."""
     return ToolUseBlock(
         f"tu_01ARZ3NDEKTSV4RRFFQ69G{number:04}",
         "look",
@@ -50,7 +50,7 @@ def called(number: int, arguments: JsonObject | None = None, *, wire_id: str = "
 
 
 def sent_back(content: Sequence[ContentBlock], ids: Callable[[ToolUseBlock], str] | None = None) -> Message:
-    """A reply as a client sends it back whose wire has only texts and calls."""
+    """A reply, as a client of a wire with only texts and calls sends it back."""
     blocks: list[ContentBlock] = []
     for block in content:
         if isinstance(block, TextBlock):
@@ -75,14 +75,14 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> 
 
 
 def in_memory(clock: FakeClock) -> Engine:
-    """An engine that keeps nothing but what is in memory."""
+    """An engine without a trace, so that everything is in memory."""
     return Engine(trace=False, clock=clock)
 
 
 async def kept(
     conversations: Conversations, asked_for: ClientRequest, content: Sequence[ContentBlock], client: str = "acme"
 ) -> Conversation:
-    """A request and its reply."""
+    """Recognise a request and store its reply."""
     conversation = await conversations.recognise(client, asked_for)
     await conversations.keep(conversation, content)
     return conversation
@@ -97,8 +97,8 @@ async def history(
 # --- Sessions ---
 
 
-async def test_a_conversation_without_a_hint_keeps_its_session_over_its_turns(clock: FakeClock) -> None:
-    """By its history. Another client's, and another conversation's, is another one."""
+async def test_a_conversation_without_a_hint_keeps_its_session(clock: FakeClock) -> None:
+    """The history identifies the session. Another client or another conversation has another session."""
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
         turns = [Message.user("Hi")]
@@ -117,8 +117,8 @@ async def test_a_conversation_without_a_hint_keeps_its_session_over_its_turns(cl
         assert len({each.session_id for each in others}) == 3
 
 
-async def test_instructions_that_change_from_turn_to_turn_make_no_other_conversation(clock: FakeClock) -> None:
-    """Agents put the time of day there."""
+async def test_changed_instructions_start_no_new_conversation(clock: FakeClock) -> None:
+    """Agents put the time of day into their instructions."""
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
         first = await kept(
@@ -131,7 +131,7 @@ async def test_instructions_that_change_from_turn_to_turn_make_no_other_conversa
 
 
 async def test_an_edited_conversation_stays_in_its_session(clock: FakeClock) -> None:
-    """The longest part of the history that is known decides."""
+    """The longest known part of the history identifies the session."""
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
         turns = [Message.user("Hi")]
@@ -143,7 +143,7 @@ async def test_an_edited_conversation_stays_in_its_session(clock: FakeClock) -> 
 
 
 async def test_a_clients_own_id_names_its_conversation(clock: FakeClock) -> None:
-    """For that client alone, and in every process."""
+    """The id belongs to that client, and works in every process."""
     async with in_memory(clock) as engine, in_memory(clock) as other:
         of_acme = [
             (await Conversations(each).recognise("acme", asked(Message.user(text), hint="abc"))).session_id
@@ -156,8 +156,8 @@ async def test_a_clients_own_id_names_its_conversation(clock: FakeClock) -> None
     assert "abc" not in of_zoo
 
 
-async def test_a_history_that_began_elsewhere_has_one_session(clock: FakeClock) -> None:
-    """As after a restart without a store: the session follows from the beginning of the history."""
+async def test_a_history_that_started_elsewhere_has_one_session(clock: FakeClock) -> None:
+    """After a restart without a store, the session id is derived from the first messages."""
     turns = [Message.user("Hi"), Message.assistant("Hello!"), Message.user("More")]
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
@@ -167,7 +167,7 @@ async def test_a_history_that_began_elsewhere_has_one_session(clock: FakeClock) 
 
 
 async def test_calls_of_a_conversation_have_its_session_in_the_trace(stores: Stores) -> None:
-    """So costs by session, the live view and the provider's prompt cache see one conversation."""
+    """Costs by session, the live view and the provider's prompt cache then treat the calls as one conversation."""
     async with stores() as store, engine_on(stores(), Say("Hello!"), Say("Well.")) as engine:
         conversations = Conversations(engine)
         turns: list[Message] = [Message.user("Hi")]
@@ -186,7 +186,7 @@ async def test_calls_of_a_conversation_have_its_session_in_the_trace(stores: Sto
         assert (row.model, row.tags) == ("s:m", {"client": "acme"})
 
 
-# --- Kept replies ---
+# --- Stored replies ---
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,12 @@ async def test_calls_of_a_conversation_have_its_session_in_the_trace(stores: Sto
     [None, lambda call: call.provider_raw.data["id"], lambda call: f"own_{call.input['at']}"],
     ids=["ours", "the provider's", "the client's own"],
 )
-async def test_what_a_client_cannot_send_back_is_put_into_its_next_request(
+async def test_content_that_a_client_cannot_send_back_is_added_to_its_request(
     stores: Stores, ids: Callable[[ToolUseBlock], str] | None
 ) -> None:
-    """Reasoning with its signature, opaque blocks, and the data at calls. Calls have the client's ids."""
+    """The content is reasoning with its signature, opaque blocks, and data of calls. Calls have the client's
+    ids.
+    """
     content = (SIGNED, REASONING, TextBlock("I look."), called(1), called(2))
     async with engine_on(stores(), capture_content=True) as engine:
         conversations = Conversations(engine)
@@ -211,10 +213,10 @@ async def test_what_a_client_cannot_send_back_is_put_into_its_next_request(
         assert call == msgspec.structs.replace(original, id=seen.id)
 
 
-async def test_a_restarted_gateway_and_another_process_find_what_was_kept(
+async def test_a_restarted_gateway_and_another_process_find_stored_replies(
     stores: Stores, clock: FakeClock
 ) -> None:
-    """And the session. Another client finds nothing."""
+    """The session is found, too. Another client finds nothing."""
     content = (SIGNED, TextBlock("I look."), called(1))
     turns = (Message.user("Hi"), sent_back(content))
     async with engine_on(stores(), capture_content=True, clock=clock) as engine:
@@ -227,8 +229,8 @@ async def test_a_restarted_gateway_and_another_process_find_what_was_kept(
 
 
 @pytest.mark.parametrize("keeps", [{}, {"capture_content": True, "redact": lambda message: message}])
-async def test_nothing_is_stored_where_content_is_not(stores: Stores, keeps: dict[str, object]) -> None:
-    """Nor where it is redacted first. Memory has it."""
+async def test_without_capture_no_reply_is_stored(stores: Stores, keeps: dict[str, object]) -> None:
+    """With redaction, nothing is stored either. Content in memory is still used."""
     content = (SIGNED, TextBlock("I look."))
     turns = (Message.user("Hi"), sent_back(content))
     async with stores() as store, engine_on(stores(), **keeps) as engine:
@@ -249,10 +251,10 @@ async def test_nothing_is_stored_where_content_is_not(stores: Stores, keeps: dic
     ],
     ids=["its session", "by age", "pruned"],
 )
-async def test_deleted_content_is_gone_from_the_store_and_from_memory(
+async def test_content_is_deleted_from_the_store_and_from_memory(
     stores: Stores, clock: FakeClock, delete_it: Callable[[Store, str, int], Awaitable[object]]
 ) -> None:
-    """Within a second, whichever process deletes it."""
+    """Content is deleted within a second, by any process."""
     content = (SIGNED, TextBlock("I look."))
     turns = (Message.user("Hi"), sent_back(content))
     async with stores() as store, engine_on(stores(), capture_content=True, clock=clock) as engine:
@@ -268,8 +270,8 @@ async def test_deleted_content_is_gone_from_the_store_and_from_memory(
             await conversations.stored("acme", "resp_1")
 
 
-async def test_replies_that_say_the_same_are_put_in_by_ids_and_by_their_order(clock: FakeClock) -> None:
-    """Each at most once, because a provider refuses two copies of one reasoning item."""
+async def test_equal_replies_are_matched_by_ids_and_by_order(clock: FakeClock) -> None:
+    """Each stored reply is used at most once, because a provider refuses two copies of one reasoning item."""
 
     def reasoned(number: int, *content: ContentBlock) -> tuple[ContentBlock, ...]:
         return OpaqueBlock("reasoning", ProviderRaw("openai", {"id": f"rs_{number}"})), *content
@@ -303,8 +305,8 @@ async def test_replies_that_say_the_same_are_put_in_by_ids_and_by_their_order(cl
         assert reasons == [["rs_2"], [], ["rs_1"], ["rs_3"]]
 
 
-async def test_reasoning_never_gets_into_another_conversation_of_the_same_client(clock: FakeClock) -> None:
-    """Several people may share a key. Only ids of calls that can't be guessed are proof."""
+async def test_reasoning_stays_in_its_conversation(clock: FakeClock) -> None:
+    """Several users may share a key. Only random ids of calls prove that a reply belongs to the conversation."""
     short = ToolUseBlock("call_0", "look", {})
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
@@ -324,7 +326,7 @@ async def test_reasoning_never_gets_into_another_conversation_of_the_same_client
 
 
 async def test_a_reply_that_a_wire_split_into_several_messages_is_one(clock: FakeClock) -> None:
-    """Items of Responses are messages of their own."""
+    """In the Responses API, each item is a separate message."""
     content = (SIGNED, TextBlock("I look."), called(1))
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
@@ -339,7 +341,7 @@ async def test_a_reply_that_a_wire_split_into_several_messages_is_one(clock: Fak
 
 
 async def test_a_cache_mark_of_the_client_stays(clock: FakeClock) -> None:
-    """It is the client's wish for this request, and no part of the reply."""
+    """The mark belongs to the request, not to the reply."""
     content = (SIGNED, TextBlock("I look."))
     mark = ProviderRaw("anthropic", {"cache_control": {"type": "ephemeral"}})
     async with in_memory(clock) as engine:
@@ -350,8 +352,8 @@ async def test_a_cache_mark_of_the_client_stays(clock: FakeClock) -> None:
         assert reply.content == (SIGNED, TextBlock("I look.", provider_raw=mark))
 
 
-async def test_a_hundred_turns_come_back_whole(stores: Stores) -> None:
-    """As from a client without a gateway, also when the memory is too small for them."""
+async def test_a_hundred_turns_are_restored_completely(stores: Stores) -> None:
+    """The history equals that of a client without a gateway, even if the memory is too small for it."""
     async with engine_on(stores(), capture_content=True) as engine:
         conversations = Conversations(engine, max_count=20)
         turns: list[Message] = [Message.user("Hi")]
@@ -364,8 +366,8 @@ async def test_a_hundred_turns_come_back_whole(stores: Stores) -> None:
             whole += [Message(Role.ASSISTANT, content), result(called(number), "a tree")]
 
 
-async def test_memory_is_bounded_and_the_oldest_go(clock: FakeClock) -> None:
-    """By number and by bytes."""
+async def test_memory_is_limited_and_the_oldest_replies_are_dropped(clock: FakeClock) -> None:
+    """The limits are a number of replies and a number of bytes."""
     async with in_memory(clock) as engine:
         for bound in ({"max_count": 10}, {"max_bytes": 8_000}):
             conversations = Conversations(engine, **bound)
@@ -380,10 +382,8 @@ async def test_memory_is_bounded_and_the_oldest_go(clock: FakeClock) -> None:
             assert 3 < sum(found) <= 16
 
 
-async def test_a_store_that_fails_costs_only_what_it_would_have_kept(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls go on, with memory alone."""
+async def test_a_failing_store_stops_no_call(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls continue with memory alone."""
     content = (SIGNED, TextBlock("I look."))
     async with engine_on(stores(), capture_content=True) as engine:
         conversations = Conversations(engine)
@@ -411,7 +411,9 @@ async def test_a_store_that_fails_costs_only_what_it_would_have_kept(
     ],
 )
 def test_arguments_are_compared_as_json(one: JsonObject, other: JsonObject, same: bool) -> None:
-    """Not by the order of names, by 1 and 1.0, which JavaScript doesn't tell apart, or by a default of false."""
+    """Differences in the order of names, between 1 and 1.0 (which are equal in JavaScript), and for a default of
+    false are ignored.
+    """
     prints = [fingerprint([Message(Role.ASSISTANT, (ToolUseBlock("x", "look", each),))]) for each in (one, other)]
     assert (prints[0] == prints[1]) is same
 
@@ -420,7 +422,7 @@ def test_arguments_are_compared_as_json(one: JsonObject, other: JsonObject, same
 
 
 def response(number: int, previous: str = "", session_id: str = "ses_1") -> StoredResponse:
-    """The Response to the question of that number."""
+    """A Response with a number, to a question with the same number."""
     return StoredResponse(
         id=f"resp_{number}",
         body={"id": f"resp_{number}", "output": [{"type": "message", "text": f"A{number}"}]},
@@ -431,8 +433,8 @@ def response(number: int, previous: str = "", session_id: str = "ses_1") -> Stor
     )
 
 
-async def test_a_stored_response_is_found_by_its_client_alone(stores: Stores) -> None:
-    """In another process, too. For another client, and after its deletion, there is none."""
+async def test_a_stored_response_is_found_only_by_its_client(stores: Stores) -> None:
+    """The Response is found in another process, too. It is not found for another client or after its deletion."""
     async with (
         engine_on(stores(), capture_content=True) as engine,
         engine_on(stores(), capture_content=True) as other,
@@ -452,7 +454,7 @@ async def test_a_stored_response_is_found_by_its_client_alone(stores: Stores) ->
 
 
 async def test_a_request_continues_a_stored_response(stores: Stores) -> None:
-    """With all that was said before, in its session, and with nothing lost."""
+    """The request has all earlier messages and their session. Nothing is lost."""
     async with engine_on(stores(), capture_content=True) as engine:
         conversations = Conversations(engine)
         for number in (1, 2, 3):

@@ -54,7 +54,7 @@ def test_results_may_come_in_any_role_but_the_models(role: Json) -> None:
 
 
 def test_one_object_is_a_list_of_one() -> None:
-    """Google's own examples have a system instruction whose parts are no list."""
+    """Google's examples have a system instruction whose parts are an object."""
     body: JsonObject = {
         "contents": {"parts": {"text": "Hi"}},
         "system_instruction": {"parts": {"text": "Be brief."}},
@@ -64,7 +64,7 @@ def test_one_object_is_a_list_of_one() -> None:
 
 
 def test_chunks_of_a_stream_in_the_history_are_one_message() -> None:
-    """The SDK's chats append each chunk of a stream as a content of its own."""
+    """The SDK's chats append each chunk of a stream as a separate content."""
     messages = read(
         HELLO, model({"text": "It is "}), model({"text": "wa"}, {"text": "rm."}), HELLO
     ).request.messages
@@ -184,7 +184,7 @@ FILES = "https://generativelanguage.googleapis.com/v1beta/files/abc"
     ],
 )  # fmt: skip
 def test_parts_of_the_user_are_read(part: JsonObject, block: ContentBlock) -> None:
-    """A file that only Gemini's servers can read is opaque, so that adapters report it as lost."""
+    """A file that only Gemini's servers can read becomes an opaque block, so that adapters report its loss."""
     assert read(user(part)).request.messages == (Message.user((block,)),)
 
 
@@ -215,7 +215,7 @@ def test_parts_of_the_user_are_read(part: JsonObject, block: ContentBlock) -> No
     ],
 )  # fmt: skip
 def test_parts_of_the_model_are_read(parts: list[Json], blocks: list[ContentBlock]) -> None:
-    """Signatures that the gateway or the client made up mean that there is none."""
+    """A signature that the gateway or the client made up counts as no signature."""
     assert read(HELLO, model(*parts)).request.messages[1] == Message.assistant(blocks)
 
 

@@ -101,7 +101,7 @@ def test_any_reply_is_the_same_whole_and_streamed(
 
 
 def told(chunks: list[Any]) -> object:
-    """What a client makes of the parts of chunks: the thoughts, the text, and what is neither in any order."""
+    """The thoughts, the text, and the other parts of chunks in any order, as a client joins them."""
     parts = [part for one in chunks for part in one["candidates"][0]["content"].get("parts", ())]
     texts = [
         "".join(part["text"] for part in parts if "text" in part and bool(part.get("thought")) is thought)
@@ -116,8 +116,8 @@ def parts_of(reply: CanonicalResponse, **options: Json) -> Any:
     return parts
 
 
-def test_a_foreign_signature_is_a_short_token_that_is_dropped_when_it_comes_back() -> None:
-    """The token also stands on the first call, because clients drop thoughts and send signatures of calls back."""
+def test_a_foreign_signature_becomes_a_token_that_is_dropped_later() -> None:
+    """The first call has the token, too, because clients drop thoughts and return signatures of calls."""
     parts = parts_of(response(SIGNED, CALLED, CALLED, stop=StopReason.TOOL_USE))
     assert [part.get("thoughtSignature") for part in parts] == [token_of("EqRkLong"), token_of("EqRkLong"), None]
     assert len(token_of("EqRkLong")) == 24
@@ -241,7 +241,7 @@ def usage_of(usage: TokenUsage) -> Any:
     return reply_body(asks(), response(usage=usage))["usageMetadata"]
 
 
-def test_usage_is_told_in_geminis_words() -> None:
+def test_usage_has_geminis_names() -> None:
     usage = TokenUsage(
         input_tokens=10,
         output_tokens=20,
@@ -277,7 +277,7 @@ def test_geminis_own_usage_is_passed_on() -> None:
 
 
 def test_usage_grows_with_the_stream() -> None:
-    """The prompt's estimate is there from the first chunk."""
+    """The first chunk already has the estimate of the prompt."""
     chunks = [
         msgspec.json.decode(line.removeprefix(b"data: "))
         for line in streamed(asks(), response(TextBlock("Hi"), TextBlock("!"))).split(b"\r\n\r\n")
@@ -288,7 +288,7 @@ def test_usage_grows_with_the_stream() -> None:
     assert chunks[-1]["candidates"][0]["content"]["parts"] == [{"text": ""}]
 
 
-# -- Replies that are no objects
+# -- Replies that are not objects
 
 
 @pytest.mark.parametrize(
@@ -306,10 +306,10 @@ def test_usage_grows_with_the_stream() -> None:
         ({"type": "OBJECT"}, "application/json", '{"value": 1}', '{"value": 1}'),
     ],
 )  # fmt: skip
-def test_a_value_comes_out_of_the_object_that_other_providers_need(
+def test_a_value_is_taken_from_the_object_that_other_providers_need(
     schema: JsonObject, media_type: str, said: str, value: str
 ) -> None:
-    """A reply without the object, or cut off, is passed on as far as it goes."""
+    """A reply without the object, or with an incomplete one, is passed on as far as possible."""
     form: JsonObject = {"responseMimeType": media_type, "responseSchema": schema}
     asked = read(HELLO, generationConfig=form)
     assert asked.losses == ()
@@ -342,7 +342,7 @@ KINDS: list[tuple[FailureKind, int, str, type[errors.AdapterError]]] = [
 
 
 @pytest.mark.parametrize(("kind", "status", "canonical", "error"), KINDS, ids=[kind for kind, *_ in KINDS])
-def test_failures_are_told_as_google_does(
+def test_failures_have_googles_form(
     kind: FailureKind, status: int, canonical: str, error: type[errors.AdapterError]
 ) -> None:
     failure = Failure(kind=kind, message="It failed.", retry_after=1.5, request_id="req_1")

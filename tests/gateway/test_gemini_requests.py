@@ -82,7 +82,7 @@ def test_without_a_limit_the_reply_has_the_default_one() -> None:
 
 
 def snake(value: Json, *, at_keys: bool = True) -> Json:
-    """A body as REST clients write it, its structural keys in snake case."""
+    """A body whose structural keys are in snake case, as REST clients write it."""
     if isinstance(value, list):
         return [snake(item, at_keys=at_keys) for item in value]
     if not isinstance(value, dict):
@@ -142,7 +142,7 @@ def test_googles_schemas_become_json_schema(schema: JsonObject, expected: Any) -
 
 
 def test_names_that_no_other_provider_accepts_are_mapped_in_both_directions() -> None:
-    """Gemini allows dots, colons, a leading underscore and 128 characters."""
+    """Gemini allows dots, colons, a leading underscore and 128 characters in names."""
     names: list[Any] = ["mcp:files.read", "mcp_files.read", "_x", "y" * 80, "plain"]
     called: list[Json] = [{"functionCall": {"name": name}} for name in names]
     mode: JsonObject = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": names[:2]}}
@@ -334,8 +334,8 @@ def test_settings_that_mean_nothing_are_refused(fields: JsonObject) -> None:
         config(**fields)
 
 
-def test_a_count_of_tokens_may_hold_a_whole_request() -> None:
-    """The Gemini API's countTokens has contents alone, or a request."""
+def test_a_count_of_tokens_may_have_a_whole_request() -> None:
+    """The Gemini API's countTokens accepts contents or a whole request."""
     inner: JsonObject = {"model": f"models/{MODEL}", "contents": [HELLO], "system_instruction": "Be brief."}
     asked = WIRE.read_request({"generateContentRequest": inner}, {})
     assert (asked.model, asked.request.system_prompt) == (MODEL, "Be brief.")

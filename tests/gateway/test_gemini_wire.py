@@ -1,7 +1,7 @@
 """Round trips of Gemini's clients with the adapter, the vendor's SDK and recorded traffic.
 
-The adapter is the judge of both directions. What the gateway reads of a request that the adapter wrote is that
-request again, and what the adapter reads of a reply that the gateway wrote is that reply again.
+The adapter tests both directions. The gateway reads the requests that the adapter writes, and the adapter reads
+the replies that the gateway writes. Each must stay the same.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ from .gemini_clients import (
 
 
 def joined(body: Any) -> Any:
-    """A body with the model's adjacent plain texts joined, and without what a canonical request may leave out.
+    """A body with the model's adjacent plain texts joined, and without parts that a canonical request can drop.
 
-    That is the name of a file, and a text of the model that is white space only.
+    These parts are the name of a file, and a text of the model that is only white space.
     """
     contents: list[Any] = []
     for content in body["contents"]:
@@ -124,7 +124,7 @@ OBJECTS = st.dictionaries(st.sampled_from(["x", "y"]), st.none() | st.integers(-
 
 
 def _ids(parts: list[JsonObject]) -> list[Json]:
-    """The ids of calls, which no reply has twice: the adapter takes the second call for a repetition."""
+    """The ids of calls. An adapter takes a second call with the same id for a repetition."""
     return [
         called["id"] for part in parts if isinstance(called := part.get("functionCall"), dict) and "id" in called
     ]
@@ -191,7 +191,7 @@ def test_a_written_stream_is_the_same_at_every_cut() -> None:
 
 
 def client(reply: Callable[[ClientRequest], bytes], asked: list[ClientRequest]) -> genai.Client:
-    """The SDK over a network that answers with what the wire writes."""
+    """The SDK with a network whose replies are those of the wire."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
@@ -238,7 +238,7 @@ THINK = genai_types.GenerateContentConfig(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_sdk_reads_a_reply_and_sends_it_back(stream: bool) -> None:
-    """Three turns with thoughts, parallel calls and their results, in the SDK's own types."""
+    """Three turns have thoughts, parallel calls and their results, in the SDK's own types."""
     asked: list[ClientRequest] = []
     called = [CALLED, msgspec.structs.replace(CALLED, id="tu_2", input={"x": 2})]
     sdk = client(reply_of(SIGNED, TextBlock("I will."), *called, stop=StopReason.TOOL_USE), asked)
@@ -405,8 +405,8 @@ DIFFERENCES: Mapping[str, str] = {
     r"contents\[\]\.parts\[\]\.function(Call|Response)\.id": "a call has an id",
     r"contents\[\]\.parts\[\]\.functionResponse\.response\..*": "a result is one text",
 }
-"""Where a recorded request and what the adapter makes of it may differ, and why. A provider of the same wire gets
-the request as it was sent; this is what a request loses on the way through the canonical form.
+"""Allowed differences between a recorded request and the adapter's request, with the reasons. They are the losses
+of the canonical form. A provider of the same wire gets the original request.
 """
 
 
@@ -457,8 +457,8 @@ def test_recorded_requests_go_through_the_canonical_form() -> None:
 
 @needs_recordings
 @pytest.mark.deep
-def test_recorded_tools_are_declared_as_they_were() -> None:
-    """Functions by name and description, and the provider's own tools unchanged."""
+def test_recorded_tools_are_declared_unchanged() -> None:
+    """Functions have their name and description. The provider's own tools are unchanged."""
     for case in recorded():
         asked = WIRE.read_request(case["request_body"], {}, model=name_of(case))
         tools: Any = plain(case["request_body"].get("tools") or [])
@@ -474,8 +474,10 @@ def test_recorded_tools_are_declared_as_they_were() -> None:
 @needs_recordings
 @pytest.mark.deep
 @pytest.mark.timeout(300)
-def test_recorded_replies_are_written_as_they_were() -> None:
-    """Whole, as events and as an array; a stream signs a text at its end."""
+def test_recorded_replies_are_written_unchanged() -> None:
+    """Replies are written as a whole, as events and as an array. A stream puts the signature of a text at its
+    end.
+    """
     read_of = 0
     for case in recorded():
         body = case["response_body"].encode()
@@ -503,7 +505,7 @@ def counts(usage: TokenUsage) -> TokenUsage:
 
 
 def in_shorter(content: Sequence[ContentBlock]) -> list[ContentBlock]:
-    """Blocks without the model that their data is bound to, which is another one in these tests."""
+    """Blocks without the model name of their data, which differs in these tests."""
     return [
         msgspec.structs.replace(block, provider_raw=msgspec.structs.replace(block.provider_raw, model=None))
         if block.provider_raw is not None

@@ -1,6 +1,6 @@
 """Clients whose wire has only texts and calls: the provider still gets the content that they can't send back.
 
-And what belongs to one client is out of reach for another.
+A client can't reach the stored content of another client.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ WIRES: dict[str, Wire] = {
     "messages": ("/v1/messages", messages_body, messages_echo),
     "gemini": ("/v1beta/models/s:m:generateContent", gemini_body, gemini_echo),
 }
-"""For each wire: its address, a request, and what a client adds to its history of a reply."""
+"""For each wire: its address, a request, and the messages that a client adds to its history after a reply."""
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_long_conversation_is_as_whole_as_one_without_a_gateway(tmp_path: Path, wire: str) -> None:
-    """Each reply has reasoning, a text and two calls. The client sends back the texts and the calls."""
+async def test_a_long_conversation_is_as_complete_as_one_without_a_gateway(tmp_path: Path, wire: str) -> None:
+    """Each reply has reasoning, a text and two calls. The client sends back only the text and the calls."""
     path, body, echo = WIRES[wire]
     replies = [
         Say(f"Step {turn}. ", thinking=f"Thought {turn}.", calls=[("look", {"at": turn}), ("look", {"at": 7})])
@@ -115,7 +115,8 @@ async def test_a_long_conversation_is_as_whole_as_one_without_a_gateway(tmp_path
     async with engine_on(store, *replies, capture_content=True) as engine:
         items: Items = []
         for _ in range(TURNS):
-            answer = await post(gateway(engine, keyless=True), body(items), path)  # as after a restart each time
+            # a new gateway each time, as after a restart
+            answer = await post(gateway(engine, keyless=True), body(items), path)
             assert answer.status == 200, answer.data
             items += echo(answer.json)
         requests = requests_of(engine)
@@ -142,7 +143,7 @@ def _thinking(message: Message) -> str:
 
 @pytest.mark.parametrize("key", ["cb-wrong", "cb-" + "x" * 4000, "sk-\u00e9"])
 async def test_a_wrong_key_is_never_quoted(tmp_path: Path, key: str) -> None:
-    """It may be the key of something else. Nothing of the request is in the trace."""
+    """The key may belong to another service. The trace has nothing of the request."""
     async with (
         TraceStore(tmp_path / "trace.db") as command,
         engine_on(TraceStore(tmp_path / "trace.db")) as engine,
@@ -157,7 +158,7 @@ async def test_a_wrong_key_is_never_quoted(tmp_path: Path, key: str) -> None:
 
 
 async def test_another_clients_response_does_not_exist(tmp_path: Path) -> None:
-    """Neither to show, to cancel, to delete, nor to continue. The text of the refusal has nothing of it."""
+    """The other client can't read, cancel, delete or continue it. The error has nothing of the Response."""
     body = {"model": "s:m", "input": "My secret is 42"}
     path = tmp_path / "trace.db"
     async with (
@@ -185,8 +186,10 @@ async def test_another_clients_response_does_not_exist(tmp_path: Path) -> None:
         assert (await ask(app, "GET", where, headers=mine)).status == 404
 
 
-async def test_keys_come_and_go_without_a_restart(tmp_path: Path, clock: FakeClock) -> None:
-    """A new one works immediately, although the gateway has just looked; a revoked one for a second."""
+async def test_keys_change_without_a_restart(tmp_path: Path, clock: FakeClock) -> None:
+    """A new key works immediately, although the gateway has just read the keys. A revoked key works for a
+    second.
+    """
     path = tmp_path / "trace.db"
     async with (
         TraceStore(path) as command,

@@ -31,7 +31,7 @@ RESPONSES = "/v1/responses"
 async def serving(
     folder: Path, *replies: Say, **client: Any
 ) -> AsyncIterator[tuple[Gateway, Engine, str, TraceStore]]:
-    """A gateway, its engine, a client's key, and the store as another process has it."""
+    """A gateway, its engine, a client's key, and the store as another process opens it."""
     async with TraceStore(folder / "trace.db") as command:
         key = await added(command, Client(name="acme", **client))
         async with engine_on(TraceStore(folder / "trace.db"), *replies) as engine:
@@ -76,8 +76,8 @@ async def test_each_sdk_sends_its_key_in_its_own_way(
     assert call.tags == {"client": "acme"}
 
 
-async def test_a_keyless_gateway_knows_a_client_by_its_key(tmp_path: Path) -> None:
-    """So its budget holds there, too."""
+async def test_a_keyless_gateway_recognises_a_client_by_its_key(tmp_path: Path) -> None:
+    """The client's budget then applies, too."""
     async with serving(tmp_path, Say("1"), Say("2"), models=("gpt-*",)) as (_, engine, key, _):
         app = gateway(engine, keyless=True)
         statuses = [
@@ -153,7 +153,7 @@ async def test_a_call_over_the_budget_is_refused_and_not_sent(tmp_path: Path) ->
     assert "retry-after" in second.headers
 
 
-async def test_of_fifty_requests_at_once_ten_are_made_where_there_is_room_for_ten(tmp_path: Path) -> None:
+async def test_a_budget_for_ten_admits_ten_of_fifty_concurrent_requests(tmp_path: Path) -> None:
     ends = anyio.Event()
     says = [Say("Hello", pause=ends.wait)] * 50
     async with serving(tmp_path, *says, budget_nano_usd=10 * ONE) as (app, _, key, command):

@@ -296,7 +296,7 @@ def test_a_count_is_read_by_the_sdk() -> None:
     assert client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "Hi"}]).input_tokens == 12
 
 
-# --- Values that a client holds for us ---
+# --- Values that a client stores for the gateway ---
 
 
 @pytest.mark.parametrize(
@@ -374,10 +374,12 @@ def test_thinking_that_the_messages_api_did_not_sign_is_not_in_the_body() -> Non
         (response(ToolUseBlock("toolu_01A09q90qw90lq917835lq9", "weather", {})), True),
     ],
 )
-def test_a_budget_is_not_sent_with_results_for_another_providers_call(
+def test_no_thinking_budget_is_sent_with_results_of_another_providers_call(
     reply: CanonicalResponse, thinks: bool
 ) -> None:
-    """Anthropic refuses it: a call and its thinking belong together. Of its own replies it judges itself."""
+    """Anthropic refuses a call without its thinking. For calls of its own replies, Anthropic checks this
+    itself.
+    """
     content: Any = WIRE.write_reply(read(), INFO, reply)["content"]
     asked = read(
         HELLO,

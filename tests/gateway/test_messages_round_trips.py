@@ -1,6 +1,7 @@
-"""Round trips of the Messages API: the gateway reads the adapter's requests, the adapter the gateway's replies.
+"""Round trips of the Messages API. The gateway reads the adapter's requests, and the adapter the gateway's
+replies.
 
-Recorded traffic runs where its folder is known, see `tests.support.recordings`.
+Recorded traffic runs if its folder is known (see `tests.support.recordings`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_a_request_of_the_adapter_is_the_same_after_it_was_read(request: Canonic
     try:
         sent = sent_by_the_adapter(request, stream=stream)
     except AdapterError:
-        return  # this adapter refuses it
+        return  # this adapter refuses the request
     asked = WIRE.read_request(sent, {})
     again = sent_by_the_adapter(asked.request, stream=asked.stream)
     for rule in (_system_text, _own_tools_last, _nothing_said, _no_effort_of_its_own):
@@ -147,7 +148,7 @@ REPLIES = st.builds(
 
 
 def read_by_the_adapter(data: bytes, mode: str, *, stream: bool) -> CanonicalResponse:
-    """The reply that the adapter reads in these bytes, which arrive in pieces."""
+    """Read a reply with the adapter from bytes that arrive in pieces."""
     kind = "text/event-stream" if stream else "application/json"
     case: dict[str, Any] = {
         "response_status": 200,
@@ -172,7 +173,9 @@ def read_by_the_adapter(data: bytes, mode: str, *, stream: bool) -> CanonicalRes
 
 
 def meaning(response: CanonicalResponse) -> JsonObject:
-    """What has to survive: content, stop reason and usage. The marks of its adapter and our ids do not."""
+    """The parts that must survive: content, stop reason and usage, without adapter data and without Callboard's
+    ids.
+    """
     usage = msgspec.structs.replace(response.usage, raw=None)
     content = [_bare(block) for block in response.content]
     said: JsonObject = msgspec.to_builtins([content, response.stop_reason, usage, response.provider_details])
@@ -194,7 +197,7 @@ def _bare(block: ContentBlock) -> ContentBlock:
 
 
 def cut(event: StreamEvent) -> Iterator[StreamEvent]:
-    """An event as many, each with one character."""
+    """Divide an event into events of one character each."""
     match event:
         case TextDelta(text=text):
             yield from (msgspec.structs.replace(event, text=each) for each in text)
@@ -236,7 +239,7 @@ def test_a_streamed_reply_is_the_same_at_every_cut(response: CanonicalResponse, 
 
 
 def _nothing_said(body: JsonObject) -> None:
-    """Fields with the value that their absence has."""
+    """Remove fields that equal their default."""
     for tool in _objects(body.get("tools")):
         if tool.get("description") == "":
             del tool["description"]
@@ -252,21 +255,21 @@ def _nothing_said(body: JsonObject) -> None:
 
 
 def _system_text(body: JsonObject) -> None:
-    """System text without breakpoints is one text."""
+    """Join a system text without breakpoints into one text."""
     given = body.get("system")
     if isinstance(given, list) and not any("cache_control" in part for part in _objects(given)):
         body["system"] = "\n\n".join(str(part["text"]) for part in _objects(given))
 
 
 def _own_tools_last(body: dict[str, Any]) -> None:
-    """Tools that the provider runs come after the client's."""
+    """Move the provider's own tools after the client's."""
     tools = body.get("tools")
     if isinstance(tools, list):
         body["tools"] = sorted(tools, key=lambda tool: "input_schema" not in tool)
 
 
 def _no_effort_of_its_own(body: JsonObject) -> None:
-    """Adaptive thinking without an effort has the vendor's default, high. An effort makes a model think."""
+    """Remove the default effort: adaptive thinking without an effort means high."""
     config, thinking = body.get("output_config"), body.get("thinking")
     if isinstance(config, dict) and config.get("effort") == "high":
         del config["effort"]
@@ -277,7 +280,7 @@ def _no_effort_of_its_own(body: JsonObject) -> None:
 
 
 def _later_instructions(body: dict[str, Any]) -> None:
-    """System messages in the conversation are at its front, where all models accept them, and have only text."""
+    """Move system messages to the front, where all models accept them, and keep only their text."""
     said = [message for message in body["messages"] if message["role"] == "system"]
     parts = [block for message in said for block in message["content"] if block["type"] == "text"]
     body["messages"] = [message for message in body["messages"] if message["role"] != "system"]
@@ -287,7 +290,7 @@ def _later_instructions(body: dict[str, Any]) -> None:
 
 
 def _turns(body: dict[str, Any]) -> None:
-    """Text is a list of blocks, messages of one role are one, and the first is a user's."""
+    """Write text as a list of blocks, join messages of one role, and begin with a message of the user."""
     turns: list[dict[str, Any]] = []
     for message in body["messages"]:
         content = message["content"]
@@ -303,7 +306,7 @@ def _turns(body: dict[str, Any]) -> None:
 
 
 ALLOWED = (_later_instructions, _nothing_said, _system_text, _own_tools_last, _no_effort_of_its_own, _turns)
-"""The differences between a body and the one that is written again, each with its reason."""
+"""The allowed differences between a body and its copy, each with its reason."""
 
 
 def _objects(value: Json) -> list[JsonObject]:
@@ -379,7 +382,7 @@ def test_a_recorded_reply_is_the_same_to_a_client(case: Mapping[str, Any], strea
 
 
 def _without_raw(said: Any, kinds: tuple[str, ...]) -> Any:
-    """Without what the events of a reply do not have: a call's caller, and citations of a reply that was whole."""
+    """The content without parts that a stream lacks: a call's caller, and citations of a plain reply."""
     for block in said[0]:
         if block["type"] in kinds:
             block["provider_raw"] = None

@@ -52,7 +52,7 @@ def image(url: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The addresses of names, in place of a resolver. An unknown name is an error."""
+    """The addresses of names, in place of a resolver. An unknown name raises an error."""
     known = {"public.example": "93.184.215.14", "rebound.example": "10.0.0.1"}
 
     async def getaddrinfo(host: str, port: object) -> list[Any]:
@@ -98,7 +98,7 @@ async def test_it_is_refused_in_every_place_of_every_wire(path: str, body: dict[
     [
         ("https://public.example/a.png", 200),
         ("https://rebound.example/a.png", 400),
-        ("https://unknown.example/a.png", 200),  # behind a proxy, no public name is resolved here
+        ("https://unknown.example/a.png", 200),  # behind a proxy, the gateway resolves no public name
         ("https://93.184.215.14/a.png", 200),
         ("data:image/png;base64,iVBORw0KGgo=", 200),
     ],
@@ -117,7 +117,7 @@ async def test_names_that_are_not_resolved_in_time_hold_nothing_up(monkeypatch: 
 
 
 async def test_a_vendor_resolves_names_itself() -> None:
-    """The vendor's server is not in the gateway's network."""
+    """The vendor's server is outside of the gateway's network."""
     own = AdapterConfig(api_key="k", base_url="http://vllm.example")
     models = serving(v=entry("v", "openai", AdapterConfig(api_key="k")), w=entry("w", "openai_compatible", own))
     async with Engine(models=models, trace=False) as engine:

@@ -22,7 +22,7 @@ from callboard.adapters.operations.openai_media import OpenAIImages
 from callboard.adapters.operations.openai_wires import OpenAIEmbeddings
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.requests.content import write_data_url
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
@@ -50,7 +50,7 @@ MODEL = "text-embedding-3-small"
 
 
 def sdk(answer: Callable[[JsonObject], bytes], content_type: str = "application/json") -> openai.OpenAI:
-    """The SDK, with a server that answers a request's body."""
+    """The SDK with a server that replies to a request's body."""
 
     def handle(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(
@@ -191,8 +191,8 @@ async def test_the_sdk_sends_tokens_to_a_provider_that_accepts_them(tokens: Any,
     ("name", "said"),
     [("a:voyage-4", "a:voyage-4 embeds only texts"), (MODEL, "'voyage-4', which may have other tokens")],
 )
-async def test_tokens_that_the_serving_model_would_misread_are_refused(name: str, said: str) -> None:
-    """One provider accepts texts only. The other name stands for a model with a vocabulary of its own."""
+async def test_token_ids_that_the_served_model_would_misread_are_refused(name: str, said: str) -> None:
+    """One provider only accepts text. The other name belongs to a model with its own vocabulary."""
     models = ModelRegistry(
         {"a": entry("a", "voyage", AdapterConfig(api_key="k"))},
         {"a:voyage-4": model("a:voyage-4", kind="embedding")},
@@ -313,7 +313,7 @@ def test_an_edit_of_the_adapter_is_read_as_itself(count: int, mask: ImageBlock |
 
 
 async def test_the_sdk_edits_an_image_through_the_gateway() -> None:
-    """The provider gets the image, and the client the provider's."""
+    """The provider gets the client's image, and the client gets the provider's."""
     reply = {"data": [{"b64_json": "iVBORw0KGgo="}], "usage": {"input_tokens": 5, "output_tokens": 7}}
     transport = FakeTransport(*[FakeReply(json.dumps(reply).encode()) for _ in range(2)])
 

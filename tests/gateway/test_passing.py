@@ -39,7 +39,7 @@ each_wire = pytest.mark.parametrize("wire", WIRES[:4], ids=lambda wire: wire.nam
 
 
 class Provider:
-    """A gateway over one provider, the model `mine`, and what the provider got."""
+    """A gateway with one provider and the model `mine`, and the requests of the provider."""
 
     def __init__(self, wire: Wire, *replies: FakeReply) -> None:
         self.wire = wire
@@ -76,7 +76,7 @@ class Provider:
 
 
 def with_client_name(value: Any, at: int = 0) -> Any:
-    """A reply as the client gets it: its model has the client's name."""
+    """A reply in which the model has the client's name."""
     match value:
         case dict():
             names = {"model", "modelVersion"} if at < 2 else ()
@@ -110,17 +110,17 @@ async def test_the_body_reaches_the_provider_as_it_was(wire: Wire) -> None:
     (WIRES[2], {"max_tokens": 40, "max_completion_tokens": 20}, 40),
     (WIRES[3], {"generationConfig": {"maxOutputTokens": 40, "candidateCount": 2}}, 80),
 ])  # fmt: skip
-async def test_a_budget_reserves_all_that_the_clients_body_asks_for(
+async def test_a_budget_reserves_the_highest_cost_of_the_clients_body(
     wire: Wire, more: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The provider gets the client's own body, and bills each choice up to the highest limit in it."""
+    """The provider gets the client's body, and bills each choice up to the highest limit in the body."""
     monkeypatch.setitem(BODIES, wire.type_name, BODIES[wire.type_name] | more)
     for room, admitted in ((needed, False), (needed + 1_000, True)):
         provider = Provider(wire, wire.whole("Hello"))
         async with provider.gateway(budgets=[Budget(max_tokens=room, unpriced="allow")]) as app:
             if admitted:
                 await provider.ask(app, streamed=False)
-            else:  # there is no room for the input
+            else:  # the input does not fit into the budget
                 with pytest.raises(AssertionError, match="tokens left"):
                     await provider.ask(app, streamed=False)
 
@@ -135,7 +135,7 @@ DEMANDS: Mapping[str, Any] = {
     "openai_compatible": {"messages": [{"role": "user", "content": [SOUND]}]},
     "gemini": {"tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
 }
-"""What a provider can do beyond our words and tables: a forced call of its own tools, and sound."""
+"""Demands outside of the canonical form and the tables: a forced call of a provider's own tool, and audio."""
 
 
 @each_wire
@@ -164,7 +164,8 @@ async def test_a_stream_has_the_providers_own_events(wire: Wire) -> None:
     said = wire.streamed("Hello")
     original = b"".join(step for step in said.steps if isinstance(step, bytes))
     asked_for = [each for each in datas(original) if each == b"[DONE]" or each.get("choices") != []]
-    assert datas(got) == [with_client_name(each) for each in asked_for]  # without the usage that only we asked for
+    # without the usage that only the gateway requested
+    assert datas(got) == [with_client_name(each) for each in asked_for]
 
 
 async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away() -> None:
@@ -227,18 +228,20 @@ HISTORIES: Mapping[str, Any] = {
         ],
     },
 }
-"""Conversations with what only the provider understands."""
+"""Conversations with data that only the provider can read."""
 
 
 async def brief(request: CanonicalRequest, next: Any) -> Any:
-    """Middleware that changes a request, so that the canonical form is sent."""
+    """Middleware that changes a request, so that the gateway sends the canonical form."""
     return await next(msgspec.structs.replace(request, system_prompt="Be brief."))
 
 
 @each_wire
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_opaque_data_goes_there_and_back_if_the_adapter_has_another_name(wire: Wire, streamed: bool) -> None:
-    """The adapter is named `a`, and the request is changed, so that both ways are by the canonical form."""
+async def test_opaque_data_survives_if_the_adapter_has_another_name(wire: Wire, streamed: bool) -> None:
+    """The adapter has the name `a`, and middleware changes the request, so that both directions use the canonical
+    form.
+    """
     reply = [event for _, event in wire.events("Yes.", 0, "end", "Let me think.")]
     whole = wire.body("Yes.", 0, "end", "Let me think.")
     said = FakeReply(wire.stream(*reply)) if streamed else FakeReply(msgspec.json.encode(whole))
@@ -249,7 +252,8 @@ async def test_opaque_data_goes_there_and_back_if_the_adapter_has_another_name(w
         got = await provider.ask(app, streamed=streamed)
     assert "Be brief." in str(provider.sent)
     assert SECRET in str(provider.sent)
-    if not streamed or wire.name != "openai":  # a written stream of Responses has tokens of what the gateway keeps
+    # in a stream of Responses, tokens replace the data that the gateway stores
+    if not streamed or wire.name != "openai":
         assert all(secret in got.decode() for secret in wire.secrets[:1])
 
 
@@ -274,7 +278,7 @@ async def test_the_key_of_the_provider_is_in_no_answer(wire: Wire) -> None:
 async def test_further_fields_of_the_providers_error_reach_a_client_of_the_same_wire(
     wire: Wire, streamed: bool, status: int
 ) -> None:
-    """Groq's text that is no valid call, for example. Gemini's details are of the gateway's own account."""
+    """An example is Groq's text of an invalid call. Gemini's details are written by the gateway."""
     error = {
         "message": "Failed", "type": "invalid_request_error", "code": "tool_use_failed",
         "failed_generation": "<function=f>",
@@ -318,7 +322,7 @@ LIMITS = {
     [
         ("anthropic", "anthropic", LIMITS["anthropic"]),
         ("openai_compatible", "openai_compatible", LIMITS["openai_compatible"]),
-        # Tokens of the input alone are no limit that OpenAI has a header for.
+        # OpenAI has no header for a limit of input tokens only.
         ("anthropic", "openai_compatible", {
             "x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "49",
             "x-ratelimit-reset-requests": "0.000s",
@@ -330,10 +334,10 @@ LIMITS = {
         ("openai_compatible", "gemini", {}),
     ],
 )  # fmt: skip
-async def test_the_providers_limits_are_told_in_the_clients_words(
+async def test_the_providers_limits_have_the_clients_header_names(
     kind: str, asked: str, expected: Mapping[str, str], streamed: bool, status: int
 ) -> None:
-    """A failed reply states them as a good one does, and when to retry."""
+    """A failed reply has the same headers as a good one, and the delay before a retry."""
     wire = next(each for each in WIRES if each.type_name == kind)
     provider = Provider(wire, wire.streamed("Hello") if streamed else wire.whole("Hello"))
     (reply,) = provider.transport.replies
@@ -411,7 +415,7 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
     ],
 )
 def test_a_provider_s_own_error_in_a_stream_is_the_last_one(protocol: str, name: str, data: bytes) -> None:
-    """The client gets no second error behind it. A text that has the word is no error."""
+    """The client gets no second error. A text that contains the word is no error."""
     reply = passed(protocol)
     reply.take_in(name and "content_block_delta", b'{"choices":[{"delta":{"content":"an \\"error\\""}}]}')
     assert not reply.failed

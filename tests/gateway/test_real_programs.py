@@ -1,7 +1,7 @@
-"""Requests of widely used programs, as `labs.clients` recorded them, over each provider's wire.
+"""Requests of popular programs, which `labs.clients` recorded, over each provider's wire.
 
-Each is the third request of a conversation in which the program has read a file and edited it. The texts of the
-programs are replaced by their lengths.
+Each is the third request of a conversation in which the program has read and edited a file. Each long text of the
+programs is replaced by its length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "clients"
 
 
 class Known(NamedTuple):
-    """A program, its wire, and what its request has."""
+    """A program, its wire, and the facts of its request."""
 
     wire: str
     tools: int
@@ -62,7 +62,7 @@ def read(name: str) -> tuple[ClientWire, ClientRequest]:
 
 @every_program
 def test_a_programs_request_is_read_with_all_its_tools_and_results(name: str) -> None:
-    """The conversation alternates between the model's calls and their results."""
+    """In the conversation, the model's calls and their results alternate."""
     known = PROGRAMS[name]
     _, asked = read(name)
     request = asked.request
@@ -78,7 +78,7 @@ def test_a_programs_request_is_read_with_all_its_tools_and_results(name: str) ->
 
 @every_program
 def test_a_programs_conversation_is_recognised(name: str) -> None:
-    """Each program sends an id of it, except Gemini CLI, whose conversations are known by their history."""
+    """Each program sends an id of the conversation, except Gemini CLI. Its history identifies the conversation."""
     _, asked = read(name)
     assert bool(asked.session_hint) is (name != "gemini")
 
@@ -86,9 +86,9 @@ def test_a_programs_conversation_is_recognised(name: str) -> None:
 @every_program
 @pytest.mark.parametrize("provider", PROVIDERS, ids=lambda wire: wire.name)
 def test_a_programs_request_is_valid_for_every_provider(name: str, provider: Wire) -> None:
-    """All calls and results are in it, in pairs, in the forms of the vendor's own types.
+    """The request has all calls and results in pairs, in the forms of the vendor's types.
 
-    To its own vendor a program sends fields that the vendor's SDK has no types for.
+    To its own vendor, a program sends fields that the vendor's SDK has no types for.
     """
     wire, asked = read(name)
     adapter = provider.make(FakeTransport(), FakeClock())
@@ -99,5 +99,5 @@ def test_a_programs_request_is_valid_for_every_provider(name: str, provider: Wir
     if wire.protocol != provider.name:
         assert provider.judged(body) == []
     assert (body.count(b"This is the draft."), body.count(b"This is the final text.")) != (0, 0)
-    if wire.protocol != provider.name:  # whose free-form calls have ids of their own
+    if wire.protocol != provider.name:  # its own free-form calls have other ids
         assert len(provider.ids(msgspec.json.decode(body))[0]) == 2

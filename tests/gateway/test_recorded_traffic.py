@@ -1,7 +1,7 @@
-"""Traffic through a vendor's SDK and the gateway is the same as through the SDK alone.
+"""Traffic through a vendor's SDK and the gateway equals traffic through the SDK alone.
 
-A provider of the client's protocol plays recordings. It gets the request that the SDK sends, and the SDK makes the
-same objects of the reply, each event of a stream included. The tables have the exceptions.
+A provider of the client's protocol plays recordings. The provider gets the request that the SDK sends. The SDK
+makes the same objects of the reply, including each event of a stream. The tables list the exceptions.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ HEADERS = {
     "x-goog-api-client": "names the program that sends the request, which is the gateway",
     "x-server-timeout": "the gateway has its own times",
 }
-"""Headers that differ, and why. All those named ``x-stainless-…`` describe the SDK, and differ as well."""
+"""Headers that differ, with the reasons. Headers named ``x-stainless-…`` describe the SDK and differ, too."""
 
 FIELDS = {"stream_options": "the gateway asks for the usage, else the price of a stream is unknown"}
-"""Fields of a body that differ, and why."""
+"""Fields of a body that differ, with the reasons."""
 
 LEFT_OUT = {
     "background": "the gateway stores the reply and answers at once, under an id of its own",
     "previous_response_id": "the gateway has the earlier reply, and sends the whole conversation",
 }
-"""Fields of requests to the Responses API for which the gateway keeps state. Other tests have these."""
+"""Fields of the Responses API for which the gateway stores state. Other tests cover them."""
 
 
 class Exchange(NamedTuple):
@@ -62,25 +62,25 @@ class Exchange(NamedTuple):
 
     id: str
     body: JsonObject
-    """With the model, also for Gemini."""
+    """The body with the model, also for Gemini."""
     reply: Scripted
     streamed: bool
     is_reply: bool = True
-    """Whether the reply is one of the protocol. The gateway makes an error of any other."""
+    """Whether the reply is valid for the protocol. The gateway turns any other into an error."""
 
 
 # --- The SDKs ---
 
 
 def split(method: Callable[..., object], body: JsonObject) -> dict[str, Any]:
-    """The arguments of an SDK's method that make a body."""
+    """The arguments of an SDK's method that produce a body."""
     known = inspect.signature(method).parameters
     named = {name: value for name, value in body.items() if name in known and name != "stream"}
     return {**named, "extra_body": {name: body[name] for name in body.keys() - named.keys() - {"stream"}}}
 
 
 async def ask_chat(sdk: openai.AsyncOpenAI, body: JsonObject, streamed: bool) -> list[Any]:
-    """A chunk with the usage that nobody asked for, which some servers send, is left out on both ways."""
+    """Send a body with the SDK. Some servers send usage that was not requested: that chunk is left out."""
     create: Any = sdk.chat.completions.create
     if not streamed:
         return [await create(**split(create, body))]
@@ -104,7 +104,7 @@ async def ask_messages(sdk: anthropic.AsyncAnthropic, body: JsonObject, streamed
     messages: Any = sdk.beta.messages
     betas = ["of-tomorrow-2030-01-01"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of old models
+        warnings.simplefilter("ignore", DeprecationWarning)  # old models cause it
         if not streamed:
             return [await messages.create(**split(messages.create, body), betas=betas)]
         async with messages.stream(**split(messages.stream, body), betas=betas) as events:
@@ -136,15 +136,16 @@ class Refusal(NamedTuple):
     text: str
 
     def is_told_by(self, other: object) -> bool:
-        """Whether the other one says the same. Its type and code are those of the client's wire, and its ids ours.
+        """Whether the other exception is the same. Type and code are those of the client's wire, and ids are the
+        gateway's.
 
-        Servers have codes and fields of their own, such as llama.cpp's ``exceed_context_size_error``.
+        Servers have their own codes and fields, such as llama.cpp's ``exceed_context_size_error``.
         """
         return isinstance(other, Refusal) and self[:2] == other[:2] and self.text in other.text
 
 
 async def asked(wire: Wire, sdk: Any, exchange: Exchange) -> list[Any] | Refusal:
-    """The objects that an SDK makes of a reply."""
+    """Return the objects that an SDK makes of a reply."""
     try:
         found = await ASK[wire.name](sdk, exchange.body, exchange.streamed)
     except (openai.APIError, anthropic.APIError, genai_errors.APIError) as error:
@@ -156,7 +157,7 @@ async def asked(wire: Wire, sdk: Any, exchange: Exchange) -> list[Any] | Refusal
 
 
 def plain(value: Any) -> Any:
-    """An SDK's object as JSON, without the headers of its answer. Some servers' errors are texts."""
+    """An SDK's object as JSON, without the headers of its reply. Errors of some servers are texts."""
     if not hasattr(value, "model_dump"):
         return value
     return value.model_dump(mode="json", exclude={"sdk_http_response"}, warnings=False)
@@ -181,7 +182,9 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def sent(provider: ScriptedProvider, at: int) -> JsonObject:
-    """A request, without the differences in the tables. Gemini's adapter uses one version of the API for all."""
+    """A request without the differences in the tables. Gemini's adapter uses one version of the API for all
+    models.
+    """
     head, body = provider.heads[at], provider.asked[at]
     headers: JsonObject = {
         name: value
@@ -209,7 +212,7 @@ async def changed_by_the_gateway(wire: Wire, exchanges: Sequence[Exchange]) -> d
                 wrong = set[str]()
                 if len(provider.asked) == first + 1:
                     wrong.add(f"no request: {got}")
-                else:  # a third one may be a repair after a refusal
+                else:  # a third request can be a repair after a refusal
                     wrong |= set(differences(sent(provider, first), sent(provider, first + 1)))
                 if isinstance(expected, Refusal):
                     wrong |= set() if expected.is_told_by(got) else {f"{got} for {expected}"}
@@ -220,11 +223,11 @@ async def changed_by_the_gateway(wire: Wire, exchanges: Sequence[Exchange]) -> d
     return found
 
 
-# --- A draw that is always tried ---
+# --- A sample that always runs ---
 
 
 def of_cassettes(wire: Wire) -> Iterator[Exchange]:
-    """What the local model answered."""
+    """Recorded replies of the local model."""
     file = {"openai_compatible": "chat", "openai": "responses", "anthropic": "messages"}.get(wire.name)
     if file is None:
         return
@@ -237,7 +240,7 @@ def of_cassettes(wire: Wire) -> Iterator[Exchange]:
 
 
 def of_programs(wire: Wire) -> Iterator[Exchange]:
-    """Requests of the programs that people run, with replies that have all kinds of blocks."""
+    """Requests of popular programs, with replies of all kinds of blocks."""
     programs = {"anthropic": "claude", "openai": "codex", "openai_compatible": "opencode", "gemini": "gemini"}
     sent = json.loads((HERE / "clients" / f"{programs[wire.name]}.json").read_text(encoding="utf-8"))
     model = re.search("models/(.*):", sent["path"])

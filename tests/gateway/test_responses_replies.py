@@ -254,7 +254,7 @@ def test_a_picture_of_another_provider_is_a_call_that_made_it() -> None:
         assert (item["result"], item["status"]) == ("iVBORw0KGgo=", "completed")
 
 
-def test_a_block_that_only_its_provider_understands_is_left_to_the_gateways_memory() -> None:
+def test_a_block_that_only_its_provider_can_read_is_stored_by_the_gateway() -> None:
     block = OpaqueBlock("server_tool_use", ProviderRaw("anthropic", {"type": "server_tool_use", "id": "s"}))
     reply = response(block, TextBlock("Hi"))
     for body in (whole(reply), last_response(streamed(reply))):
@@ -343,7 +343,7 @@ def test_each_failure_has_the_vendors_status_and_code(
     assert (found.value.code, found.value.param) == (code, "input")
 
 
-def test_a_limit_says_when_to_try_again() -> None:
+def test_a_limit_has_the_delay_before_a_retry() -> None:
     _, body = WIRE.write_failure(Failure(kind="rate_limit", message="Too many requests.", retry_after=2.5))
     assert body["error"]["message"] == "Too many requests. Please try again in 2.5s."  # type: ignore[index,call-overload]
 

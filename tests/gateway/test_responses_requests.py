@@ -186,7 +186,7 @@ def test_two_calls_of_one_id_have_their_own_results() -> None:
         ({"type": "shell_call", "call_id": "c", "environment": {"type": "container_reference"}}, Role.ASSISTANT),
     ],
 )
-def test_an_item_that_only_openai_understands_is_kept_unchanged(item: JsonObject, role: Role) -> None:
+def test_an_item_that_only_openai_can_read_is_kept_unchanged(item: JsonObject, role: Role) -> None:
     [message] = read(item).request.messages
     [block] = message.content
     assert message.role is role

@@ -1,4 +1,4 @@
-"""Round trips of the Responses wire: the gateway reads the adapter's requests, the adapter the gateway's
+"""Round trips of the Responses wire. The gateway reads the adapter's requests, and the adapter the gateway's
 replies.
 """
 
@@ -48,8 +48,7 @@ from .responses_cases import (
 def items_of(body: JsonObject) -> list[JsonObject]:
     """The items of a body in one form.
 
-    The adapter joins messages of one role that follow each other, makes up ids for replies, and leaves out empty
-    messages.
+    The adapter joins adjacent messages of one role, makes up ids for replies, and leaves out empty messages.
     """
     given = body["input"]
     found: list[JsonObject] = []
@@ -98,7 +97,7 @@ def test_what_is_read_of_what_the_adapter_writes_is_written_the_same_again(reque
     try:
         body = build(request)
     except AdapterError:
-        return  # this provider can't serve the request
+        return  # this provider does not support the request
     again = build(read_again(body))
     assert items_of(again) == items_of(body)
     gateways = ("input", "store", "background", "prompt_cache_key")
@@ -107,8 +106,10 @@ def test_what_is_read_of_what_the_adapter_writes_is_written_the_same_again(reque
     }
 
 
-def test_the_word_that_json_mode_needs_is_written_once() -> None:
-    """The adapter adds a message that mentions JSON. Read again, it is one of the request's own."""
+def test_the_text_that_json_mode_needs_is_written_once() -> None:
+    """The adapter adds a message that mentions JSON. When this request is read and written again, no second one is
+    added.
+    """
     hello = Message(Role.DEVELOPER, (TextBlock("Hi"),))
     request = CanonicalRequest(
         request_id="",
@@ -140,7 +141,7 @@ def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
 ) -> None:
     asked = read_or_refused(*items, tools=tools)
     if isinstance(asked, str):
-        # The SDK's types don't require all, and any text may be the data of a file.
+        # The SDK's types do not require all fields, and the data of a file can be any text.
         assert asked.startswith(("Missing required", "Invalid 'input"))
         return
     try:
@@ -149,7 +150,7 @@ def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
         return
     again = build(read_again(body))
     assert items_of(again) == items_of(body)
-    if not any(isinstance(item, dict) and item.get("tools") for item in items):  # these are tools of both then
+    if not any(isinstance(item, dict) and item.get("tools") for item in items):  # these are then tools of both
         assert again.get("tools") == body.get("tools")
 
 
@@ -250,17 +251,17 @@ DIFFERENCES: dict[str, str] = {
     "tool_choice": "without tools of the client's the choice has no meaning",
     "text": "plain text is the default",
 }
-"""The fields of recorded bodies that may differ from what is written again, with the reasons."""
+"""The fields of recorded bodies that may differ after reading and writing, with the reasons."""
 
 _TOOLS_OF_ITEMS = ("additional_tools", "tool_search_call", "tool_search_output")
-"""Items that become tools and calls, so that any provider can go on with them."""
+"""Items that become tools and calls, so that any provider can continue with them."""
 
 _MENTION_OF_JSON: JsonObject = {
     "type": "message",
     "role": "developer",
     "content": [{"type": "input_text", "text": "Answer with a JSON object."}],
 }
-"""The adapter adds it where only a system message mentions JSON: the API looks for the word in the input."""
+"""The adapter adds it if only a system message mentions JSON, because the API looks for the word in the input."""
 
 
 @needs_recordings
@@ -290,7 +291,7 @@ def test_recorded_requests_are_written_again_as_they_were_sent() -> None:
 
 
 def _bare(item: JsonObject) -> JsonObject | None:
-    """An item without the id of a call, which goes back with reasoning only. None for a system message."""
+    """An item without the id of a call, which is sent back only with reasoning. None for a system message."""
     if item.get("role") == "system":
         return None
     is_call = item.get("type") == "function_call"
@@ -298,13 +299,15 @@ def _bare(item: JsonObject) -> JsonObject | None:
 
 
 def _is_alone(item: JsonObject, given: list[JsonObject]) -> bool:
-    """Whether an item is the output of a call in the stored past."""
+    """Whether an item is the output of a call in the stored history."""
     calls = {each.get("call_id") for each in given if str(each.get("type")).endswith("_call")}
     return item.get("type") == "function_call_output" and item["call_id"] not in calls
 
 
 def _by_name(tools: Json) -> list[JsonObject]:
-    """The tools in one order, because the adapter writes functions first. It makes loose schemas strict."""
+    """The tools in a fixed order, because the adapter writes functions first. It also makes loose schemas
+    strict.
+    """
     found: list[JsonObject] = []
     for tool in tools if isinstance(tools, list) else []:
         assert isinstance(tool, dict)
@@ -339,5 +342,5 @@ def test_recorded_replies_are_written_as_they_were_read() -> None:
 
 
 def _shown(reply: CanonicalResponse) -> list[object]:
-    """A reply without reasoning that has neither text nor a signature: no event tells of it."""
+    """A reply without reasoning that has neither text nor a signature, because a stream has no event for it."""
     return [block for block in plain(reply, opaque=False) if block != (("thinking", ""), {})]

@@ -64,12 +64,14 @@ def test_it_prints_how_to_use_it_from_each_client() -> None:
     assert "local model" not in said
 
 
-def test_it_says_what_a_client_needs() -> None:
+def test_it_prints_the_settings_of_a_client() -> None:
     assert "callboard clients add NAME" in "\n".join(serve.greeting(URL, registry(Say("x")), keyless=False))
 
 
 @pytest.mark.parametrize("command", [None, "pip install it"])
-def test_it_says_whether_the_local_model_is_there(command: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_whether_the_local_model_is_installed(
+    command: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serve, "what_to_install", lambda: command)
     said = "\n".join(serve.greeting(URL, serve.served_models(registry_from_env({})), keyless=True))
     assert "the local model serves every request" in said
@@ -113,7 +115,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("path", "status"), [("/callboard", 307), ("/callboard/", 200), ("/callboard/none", 404), ("/health", 200)]
 )
-async def test_the_live_view_is_beside_the_gateway(path: str, status: int) -> None:
+async def test_the_live_view_is_served_with_the_gateway(path: str, status: int) -> None:
     async with Engine(models=registry(Say("x")), trace=False) as engine:
         beside = serve.CombinedApplication(gateway(engine, keyless=True), serve._view(engine, parsed()))
         asked = Asked()

@@ -1,4 +1,6 @@
-"""The server of the gateway on a real socket: floods, slow clients, smuggled requests, and clients that leave."""
+"""The server of the gateway on a real socket: floods, slow clients, smuggled requests, and clients that
+disconnect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ async def serving(
     *replies: Say,
     limits: GatewayLimits = GatewayLimits(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[tuple[Engine, int]]:
-    """An engine behind the gateway's own server, and the port."""
+    """Serve an engine with the gateway's own server. Yields the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     async with Engine(models=registry(*replies), trace=False) as engine:
         app = gateway(engine, keyless=True, limits=limits)
@@ -53,7 +55,7 @@ def request(body: bytes, *headers: str, path: str = PATH, method: str = "POST") 
 
 
 class Connection:
-    """A client by hand."""
+    """A client that writes bytes itself."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -66,9 +68,9 @@ class Connection:
         return int((await asyncio.wait_for(self.reader.readline(), 10)).split()[1])
 
     async def answers(self) -> list[int]:
-        """The status of each answer until the server closes the connection, as far as it was not reset before."""
+        """The status of each response until the server closes the connection. A reset ends the list early."""
         received = b""
-        with contextlib.suppress(ConnectionResetError):  # a server that closes before it has read all
+        with contextlib.suppress(ConnectionResetError):  # the server closed before it had read everything
             while piece := await asyncio.wait_for(self.reader.read(65536), 10):
                 received += piece
         return [int(line[9:12]) for line in received.splitlines() if line.startswith(b"HTTP/1.1 ")]
@@ -120,8 +122,8 @@ async def test_a_flood_or_a_smuggled_request_is_refused_and_its_connection_close
 
 
 @pytest.mark.parametrize("depth", [300, 900, 1_000, 100_000])
-async def test_deep_json_is_the_clients_fault(depth: int) -> None:
-    """However deep: what can be decoded may still be too deep for what follows."""
+async def test_too_deep_json_is_refused(depth: int) -> None:
+    """JSON that can be decoded may still be too deep for later steps."""
     call = {
         "id": "c",
         "type": "function",
@@ -180,7 +182,7 @@ async def test_a_client_that_stops_reading_is_given_up_and_its_call_cancelled() 
 
 
 def _forever_after(number: int) -> Any:
-    """A pause that ends so many times."""
+    """A pause that ends this number of times, and then never."""
     count = 0
 
     async def pause() -> None:
@@ -192,8 +194,8 @@ def _forever_after(number: int) -> Any:
     return pause
 
 
-async def test_answers_are_not_held_back_for_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets of `socket.create_server` would have Nagle's algorithm on, under asyncio."""
+async def test_responses_do_not_wait_for_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, asyncio's sockets of `socket.create_server` use Nagle's algorithm."""
     made: list[socket.socket] = []
     connection_made = server.BoundedProtocol.connection_made
 
@@ -208,8 +210,8 @@ async def test_answers_are_not_held_back_for_an_acknowledgement(monkeypatch: pyt
         assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-async def test_every_server_of_the_command_line_has_these_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`callboard web` and `mcp serve` too, so that no answer of theirs waits 40 ms."""
+async def test_every_server_of_the_command_line_has_these_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`callboard web` and `mcp serve` have the same limits, so that no response waits 40 ms."""
     served: list[uvicorn.Config] = []
 
     async def serve(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
@@ -223,7 +225,7 @@ async def test_every_server_of_the_command_line_has_these_bounds(monkeypatch: py
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_a_client_of_http_1_0_gets_no_chunks(body: bytes) -> None:
-    """A stream ends with the connection. A whole answer has its length, too."""
+    """A stream ends with the connection. A complete response also has its length."""
     async with serving(Say("Hello")) as (_, port), connected(port) as client:
         client.send(request(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         head, _, data = (await asyncio.wait_for(client.reader.read(), 10)).partition(b"\r\n\r\n")

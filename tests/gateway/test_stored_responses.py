@@ -42,7 +42,7 @@ async def show(app: Gateway, response_id: str, more: str = "", **how: Any) -> As
 
 
 def said(engine: Engine) -> list[str]:
-    """The texts of the last request that the provider got."""
+    """The texts of the provider's last request."""
     return [message.text for message in requests_of(engine)[-1].messages]
 
 
@@ -124,14 +124,14 @@ async def test_a_reply_in_the_background_can_be_cancelled() -> None:
         assert (await show(app, queued["id"])).json["status"] == "cancelled"
 
 
-async def test_a_reply_that_fails_in_the_background_is_told() -> None:
+async def test_a_reply_that_fails_in_the_background_has_its_error() -> None:
     async with serving(Say(fails=OverloadedError("busy"))) as (app, _):
         queued = await respond(app, "1", background=True)
         failed = await until(app, queued["id"], "failed")
     assert failed["error"]["message"] == "busy"
 
 
-async def test_a_request_that_is_refused_is_not_begun() -> None:
+async def test_a_refused_request_is_not_started() -> None:
     async with serving() as (app, _):
         answer = await post(app, {"model": "nope", "input": "1", "background": True}, path=PATH)
     assert answer.status == 404
@@ -166,7 +166,7 @@ async def test_other_addresses_below_a_response_are_unknown(path: str) -> None:
     ],
 )
 async def test_fields_that_exclude_each_other_are_refused(fields: dict[str, Any], param: str) -> None:
-    """As OpenAI does. A reply in the background is stored, against the will of such a client."""
+    """OpenAI refuses them, too. For example, a reply in the background must be stored."""
     async with serving(Say("Hi")) as (app, _):
         answer = await post(app, {"model": "s:m", "input": "Hi", **fields}, path=PATH)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)

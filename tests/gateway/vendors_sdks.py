@@ -1,4 +1,4 @@
-"""The vendors' SDKs as clients of a gateway with one interface, so one table has all clients and all providers."""
+"""The vendors' SDKs as clients of a gateway, with one interface for all tests."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ChatClient(OpenAIClient):
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The choice of a stream's chunks, joined as the SDK's users do."""
+    """Join a stream's chunks into one choice, as users of the SDK do."""
     message: dict[str, Any] = {}
     choice: dict[str, Any] = {"message": message, "pieces": len(chunks)}
     for chunk in chunks:
@@ -177,7 +177,9 @@ class ResponsesClient(OpenAIClient):
         return [{"type": "function_call_output", "call_id": call_id, "output": text} for call_id, *_ in said.calls]
 
     async def ask(self, history: Any, *, streamed: bool = False, **fields: Any) -> Said:
-        """A reply. Of a stream it is what its last event has, which must be what the items before it said."""
+        """Send a request and return the reply. The reply of a stream is in its last event, and must equal the
+        earlier items.
+        """
         create: Any = self.sdk.responses.with_raw_response.create
         raw = await create(model=self.model, input=history, **fields, **({"stream": True} if streamed else {}))
         self.warnings = raw.headers.get("x-callboard-warnings", "")
@@ -395,7 +397,7 @@ CLIENTS: Mapping[str, type[Client]] = {
 
 @asynccontextmanager
 async def client_of(kind: type[Any], wire: Wire, named: str | None = None) -> AsyncIterator[Any]:
-    """A client of a gateway over one provider of a wire."""
+    """A client of a gateway with one provider of a wire."""
     async with serving(wire, kind.model, named) as (url, provider):
         found = kind(url, provider, wire)
         async with alone(found.sdk):
@@ -404,7 +406,7 @@ async def client_of(kind: type[Any], wire: Wire, named: str | None = None) -> As
 
 @asynccontextmanager
 async def alone(sdk: Any) -> AsyncIterator[Any]:
-    """An SDK, closed at the end."""
+    """An SDK that is closed at the end of the block."""
     try:
         yield sdk
     finally:

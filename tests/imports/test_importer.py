@@ -92,7 +92,7 @@ async def test_a_correction_is_an_event_and_the_first_one_stays(
     assert [event.data.usage.output_tokens for event in events] == [10, 200]  # type: ignore[attr-defined]
 
 
-async def test_a_row_says_where_it_comes_from(store: Store, tmp_path: Path, session: Claude) -> None:
+async def test_a_row_has_its_source(store: Store, tmp_path: Path, session: Claude) -> None:
     path = write(session.file(tmp_path), [session.prompt(), session.reply(1)])
     await run(store, tmp_path)
     (row,) = await store.calls()

@@ -50,7 +50,7 @@ GEMINI = {
 }
 
 
-def test_gemini_cli_counts_thoughts_beside_the_output_and_cached_inside_the_input(tmp_path: Path) -> None:
+def test_gemini_cli_counts_thoughts_outside_the_output_and_cached_tokens_inside_the_input(tmp_path: Path) -> None:
     path = tmp_path / "abc" / "chats" / "session-1.json"
     session = {"sessionId": "s1", "messages": [{"id": "u", "type": "user", "timestamp": TIME}, GEMINI]}
     write(path, [session])
@@ -112,7 +112,7 @@ def opencode_database(path: Path, *messages: Record, parent: str | None = None) 
 
 
 @pytest.mark.parametrize("kind", ["file", "database"])
-def test_opencode_states_costs_and_counts_reasoning_beside_the_output(kind: str, tmp_path: Path) -> None:
+def test_opencode_states_costs_and_counts_reasoning_outside_the_output(kind: str, tmp_path: Path) -> None:
     if kind == "file":
         write(tmp_path / "storage" / "message" / "ses_1" / "msg_1.json", [OPENCODE])
     else:
@@ -408,7 +408,7 @@ def protobuf() -> bytes:
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip"])
-def test_protobuf_says_the_same_as_json(encoding: str | None) -> None:
+def test_protobuf_gives_the_same_as_json(encoding: str | None) -> None:
     body = protobuf() if encoding is None else gzip.compress(protobuf())
     told = list(read_otlp(json.dumps(request(**NOW)).encode(), "application/json"))
     assert list(read_otlp(body, "application/x-protobuf", encoding)) == told

@@ -67,7 +67,7 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "--quiet", "--message", "a change")
 
 
-def test_a_dry_run_says_what_would_be_done(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_planned_steps(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["0.2.0"], root=project) == 0
     said = capsys.readouterr().out
     assert "0.1.0 becomes 0.2.0" in said

@@ -1,4 +1,4 @@
-"""Events as OpenTelemetry spans and metrics, judged by OpenTelemetry's own SDK."""
+"""Events as OpenTelemetry spans and metrics, read with OpenTelemetry's own SDK."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sdk = pytest.importorskip("opentelemetry.sdk.trace")
 
 
 class Maker(UntimedMaker):
-    """Its monotonic clock goes with the wall clock."""
+    """A maker whose monotonic clock advances with the wall clock."""
 
     def __call__(self, event: Event, **ids: object) -> Envelope:  # type: ignore[override]
         envelope = super().__call__(event, **ids)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ class Maker(UntimedMaker):
 
 
 class Collector:
-    """An exporter, and what came out of it."""
+    """An exporter and its output."""
 
     def __init__(self, **options: object) -> None:
         self._spans = InMemorySpanExporter()
@@ -102,7 +102,8 @@ class Collector:
 
 
 USAGE = TokenUsage(
-    *(10, 7, 100, 1000, 500),  # input, output, cached input, written to the cache, of which for an hour
+    # input, output, cached input, written to the cache, and the part written for an hour
+    *(10, 7, 100, 1000, 500),
     reasoning_tokens=3,
 )
 
@@ -117,8 +118,8 @@ def turn_ended(make: Maker, status: str = "completed", error: str | None = None)
     return make(SessionTurnCompleted(status=status, calls=1, cost_nano_usd=5, error=error), **IDS)
 
 
-def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
-    """Input includes what was cached; money is integer; content is nowhere."""
+def test_a_call_is_a_client_span_with_names_of_the_conventions() -> None:
+    """Input includes cached tokens. Amounts are integers. No attribute has content."""
     make = Maker()
     cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
@@ -155,8 +156,8 @@ def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
     assert span.end_time == started.ts_us * 1000 + ended.mono_ns - started.mono_ns
 
 
-def test_providers_have_the_conventions_names() -> None:
-    """A host names its own; what nobody knows stays as it is."""
+def test_providers_have_the_names_of_the_conventions() -> None:
+    """A host can set names for its providers. Unknown names are not changed."""
     for model, provider, name in (
         ("gemini:g-3", "gcp.gemini", "generate_content g-3"),
         ("mistral:m", "mistral_ai", "chat m"),
@@ -169,8 +170,8 @@ def test_providers_have_the_conventions_names() -> None:
         assert present(collector.span(name).attributes)["gen_ai.provider.name"] == provider
 
 
-def test_embeddings_are_an_operation_of_their_own() -> None:
-    """Which has no reason to end and no output: neither is made up."""
+def test_embeddings_are_a_separate_operation() -> None:
+    """An embedding has no finish reason and no output, so the span has neither."""
     make = Maker()
     usage = TokenUsage(input_tokens=12)
     collector = Collector().handle(
@@ -186,7 +187,7 @@ def test_embeddings_are_an_operation_of_their_own() -> None:
 
 
 def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
-    """One trace for each turn; the session is the conversation of all of them."""
+    """Each turn is one trace. The session is the conversation of all its turns."""
     make = Maker()
     collector = Collector().handle(
         turn_began(make),
@@ -217,8 +218,8 @@ def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
     assert dict(link.attributes or {}) == {"callboard.link": "step"}
 
 
-def test_retries_and_fallbacks_link_to_what_they_followed() -> None:
-    """The failed attempt's span is the link's target, and the link says why."""
+def test_retries_and_fallbacks_link_to_the_failed_attempt() -> None:
+    """The link's target is the span of the failed attempt. The link of a fallback has a mark."""
     make = Maker()
     collector = Collector().handle(
         make.started("r1"),
@@ -237,7 +238,7 @@ def test_retries_and_fallbacks_link_to_what_they_followed() -> None:
 
 
 def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
-    """A provider's message may quote what it was sent."""
+    """A provider's error message may quote the request."""
     make = Maker()
     events = [make.started(), make.failed()]
     for content, text in ((False, None), (True, "the provider failed")):
@@ -251,7 +252,7 @@ def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
 
 
 def test_cancelling_is_no_error() -> None:
-    """Whoever presses stop raises no alarm; what was used still counts."""
+    """The span of a cancelled call has no error status. Its usage is counted."""
     make = Maker()
     usage = TokenUsage(input_tokens=5, output_tokens=2, source=UsageSource.PARTIAL)
     collector = Collector().handle(make.started(), make.failed(error_class="cancelled", usage=usage))
@@ -261,8 +262,8 @@ def test_cancelling_is_no_error() -> None:
     assert (span.attributes or {})["callboard.error.class"] == "cancelled"
 
 
-def test_an_unpriced_call_has_no_cost_rather_than_none() -> None:
-    """Unknown is not zero here either. What is no trace parent is passed over: a stored event may say anything."""
+def test_an_unpriced_call_has_no_cost_attribute() -> None:
+    """Unknown is not zero. An invalid trace parent in a stored event is ignored."""
     make = Maker()
     odd = make(msgspec.structs.replace(make.started().data, trace_parent="00-zz"), request_id="req_1")
     unpriced = Cost(None, CostSource.UNPRICED, reason="no price")
@@ -273,7 +274,9 @@ def test_an_unpriced_call_has_no_cost_rather_than_none() -> None:
 
 
 def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
-    """As when a subscription dropped the start. Times are the events' own: the export may come years later."""
+    """A subscription may have dropped the start. Times come from the events, because an export can run years
+    later.
+    """
     make = Maker()
     ended = make.completed()
     span = Collector().handle(ended).span("chat gpt-5")
@@ -282,8 +285,8 @@ def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
     assert Collector().handle(started, make.completed("r2")).spans[0].start_time == started.ts_us * 1000
 
 
-async def test_a_start_without_its_end_is_told_as_lost_when_the_events_end() -> None:
-    """Spans are never left open, and a start that comes twice is two spans."""
+async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
+    """No span stays open. A repeated start gives two spans."""
     make = Maker()
     collector = Collector()
     async with Bus.replay([make.started(), make.started(), make.started("r2")]) as bus:
@@ -294,8 +297,8 @@ async def test_a_start_without_its_end_is_told_as_lost_when_the_events_end() -> 
     assert len(collector.spans) == 3
 
 
-def test_metrics_are_the_conventions_histograms() -> None:
-    """Tokens by type, durations with the error's type, the first chunk of streams."""
+def test_metrics_are_the_histograms_of_the_conventions() -> None:
+    """Histograms have tokens by type, durations with the error's type, and the time to the first chunk."""
     make = Maker()
     collector = Collector().handle(
         make.started("r1"),
@@ -320,8 +323,8 @@ def test_metrics_are_the_conventions_histograms() -> None:
     assert len(without.spans) == 1
 
 
-def test_content_is_exported_only_when_it_is_asked_for() -> None:
-    """Then a turn's span has what was asked and said in it, in the conventions' form."""
+def test_content_is_exported_only_if_enabled() -> None:
+    """With content, a turn's span has its input and output in the form of the conventions."""
     make = Maker()
     said = Message.assistant([TextBlock("a secret answer"), ToolUseBlock("tu_1", "look", {"at": "it"})])
     asked, answered = Message.user("a secret question"), Message.tool_result("tu_1", "a secret fact")
@@ -345,7 +348,7 @@ def test_content_is_exported_only_when_it_is_asked_for() -> None:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("in_session", [False, True], ids=["plain", "session"])
 async def test_the_span_of_a_call_has_the_whole_request_and_its_reply(in_session: bool, streamed: bool) -> None:
-    """With content, each step's span has the system text, all messages, the tools, and what the model said."""
+    """With content, the span of each step has the system text, all messages, the tools and the reply."""
     collector = Collector(content=True)
     async with running(CALLS_ADD, Say("It is 3.")) as (engine, events), anyio.create_task_group() as group:
         group.start_soon(collector.exporter.run, events)
@@ -376,13 +379,13 @@ async def test_the_span_of_a_call_has_the_whole_request_and_its_reply(in_session
 
 
 def content_of(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
-    """One of the conventions' JSON attributes of a span."""
+    """Return one of the JSON attributes of a span."""
     found: list[dict[str, Any]] = msgspec.json.decode(str((span.attributes or {})[f"gen_ai.{name}"]))
     return found
 
 
 async def test_a_call_that_fails_shows_its_request_and_the_part_of_the_reply_that_arrived() -> None:
-    """A failed attempt is where its prompt is wanted most."""
+    """A failed attempt also has its prompt."""
     collector = Collector(content=True)
     fails = Say("Half of", fails=ServerError("no", retryable=False))
     async with running(fails) as (engine, events), anyio.create_task_group() as group:
@@ -396,8 +399,8 @@ async def test_a_call_that_fails_shows_its_request_and_the_part_of_the_reply_tha
     assert (reply["parts"], reply["finish_reason"]) == ([{"type": "text", "content": "Half of"}], "error")
 
 
-async def test_the_content_of_a_call_is_in_no_event_that_is_written() -> None:
-    """Neither without content on the spans, nor in an event's JSON, nor after a round trip."""
+async def test_the_content_of_a_call_is_not_written_to_events() -> None:
+    """Content is in no span without content, in no event's JSON, and in no decoded event."""
     silent = Collector()
     async with running(Say("a secret answer")) as (engine, events):
         await engine.generate("s:m", "a secret question", system_prompt="a secret rule")
@@ -413,7 +416,7 @@ async def test_the_content_of_a_call_is_in_no_event_that_is_written() -> None:
 
 
 def shape(collector: Collector) -> list[object]:
-    """All of the spans but their ids, which are new each time."""
+    """The spans without their ids, which are random."""
     spans = sorted(collector.spans, key=lambda span: (span.start_time, span.end_time, span.name))
     return [
         (
@@ -429,7 +432,7 @@ def shape(collector: Collector) -> list[object]:
 
 
 async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp_path: Path) -> None:
-    """The exporter that watched the engine, on the file that the engine left."""
+    """An exporter that watched the live engine gives the same spans as an exporter on the engine's file."""
     live, again = Collector(), Collector(metrics=False)
     path = tmp_path / "trace.db"
     replies = {"one": [Say("hello"), Say(fails=ServerError("no", retryable=False))]}
@@ -449,20 +452,20 @@ async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of it is needed to import the trace store."""
+    """The trace store imports without the package."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"callboard\[otel\]"):
         OtelExporter()
 
 
-# Spans in the trace of the host, and what a call was sent with.
+# Spans in the trace of the host, and the settings of a call.
 
 trace = pytest.importorskip("opentelemetry.trace")
 
 
 @asynccontextmanager
 async def watched(*replies: Say) -> AsyncIterator[tuple[Engine, Collector]]:
-    """An engine, and what an exporter makes of its events, whose task knows no span of the host's."""
+    """An engine, and the output of an exporter whose task has no span of the host."""
     collector = Collector()
     async with anyio.create_task_group() as group, running(*replies) as (engine, events):
         group.start_soon(collector.exporter.run, events)
@@ -493,10 +496,10 @@ WAYS = (sends, streams, generates, embeds)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_done_within_a_span_of_the_host_is_in_its_trace(
+async def test_calls_within_a_span_of_the_host_are_in_its_trace(
     way: Callable[[Engine], Awaitable[None]],
 ) -> None:
-    """A turn, or a call that belongs to none, is a child of the span that was current when it was asked for."""
+    """A turn, or a call without a turn, is a child of the host's current span."""
     tracer = sdk.TracerProvider().get_tracer("host")
     async with watched(Say("hello")) as (engine, collector):
         with tracer.start_as_current_span("request") as host:
@@ -507,8 +510,8 @@ async def test_what_is_done_within_a_span_of_the_host_is_in_its_trace(
     assert present(root.parent).span_id == above.span_id
 
 
-async def test_two_requests_at_once_keep_their_traces_apart() -> None:
-    """Though one exporter sees the events of both, each in the midst of the other's."""
+async def test_concurrent_requests_have_separate_traces() -> None:
+    """One exporter receives the mixed events of both requests."""
     tracer = sdk.TracerProvider().get_tracer("host")
     above: set[int] = set()
 
@@ -525,7 +528,7 @@ async def test_two_requests_at_once_keep_their_traces_apart() -> None:
 
 
 async def test_without_a_span_of_the_host_a_turn_is_a_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host has no OpenTelemetry there is no trace, and it isn't imported for it."""
+    """If the host has not imported OpenTelemetry, there is no trace, and Callboard does not import it."""
     async with watched(Say("hello")) as (engine, collector):
         await sends(engine)
     assert collector.span("invoke_agent").parent is None
@@ -545,8 +548,8 @@ CHAT_REPLY = msgspec.json.encode(
 )
 
 
-async def test_a_call_says_where_it_went_and_with_which_settings() -> None:
-    """Over the wire; and the model that served it has no prefix of ours."""
+async def test_the_span_of_a_call_has_its_server_and_settings() -> None:
+    """The span has the server's address and the settings. The served model has no prefix of Callboard."""
     collector = Collector()
     with provider_server(body=CHAT_REPLY) as server:
         config = AdapterConfig(api_key="k", base_url=server.url)
@@ -573,8 +576,8 @@ async def test_a_call_says_where_it_went_and_with_which_settings() -> None:
     assert attributes["gen_ai.response.model"] == "served-model"
 
 
-def test_every_message_of_a_model_says_why_it_ended() -> None:
-    """In the conventions' word; what they have none for is in ours."""
+def test_every_message_of_a_model_has_its_finish_reason() -> None:
+    """The finish reason has the conventions' word. Reasons without such a word keep Callboard's word."""
     words = {StopReason.END_TURN: "stop", StopReason.STOP_SEQUENCE: "stop", StopReason.MAX_TOKENS: "length"}
     words |= {StopReason.TOOL_USE: "tool_call", StopReason.CONTENT_FILTER: "content_filter"}
     words |= {StopReason.REFUSAL: "content_filter", StopReason.ERROR: "error", StopReason.PAUSE_TURN: "pause_turn"}
@@ -590,8 +593,8 @@ def test_every_message_of_a_model_says_why_it_ended() -> None:
         assert message["parts"] == [{"type": "text", "content": "half \ufffd"}]
 
 
-def test_a_tool_has_its_arguments_and_its_result_if_content_is_asked_for() -> None:
-    """Its span ends when it ended, though its result is known later; one without a result ends all the same."""
+def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
+    """The span ends with the tool, although the result comes later. A tool without a result also has a span."""
     make = Maker()
     calls = [ToolUseBlock("tu_1", "look", {"at": "it"}), ToolUseBlock("tu_2", "wait", {})]
     events = [
@@ -615,8 +618,8 @@ def test_a_tool_has_its_arguments_and_its_result_if_content_is_asked_for() -> No
     assert not [key for key in silent if key.startswith("gen_ai.tool.call.") and not key.endswith(".id")]
 
 
-def test_media_are_told_by_place_or_by_size() -> None:
-    """Their bytes belong in no span."""
+def test_media_are_described_by_address_or_size() -> None:
+    """A span has no bytes of media."""
     make = Maker()
     content = (ImageBlock(url="https://x.test/a.png"), AudioBlock(data=b"12345", media_type="audio/wav"))
     appended = make(SessionMessageAppended(position=0, message=Message.user(content)), **IDS)
@@ -629,7 +632,9 @@ def test_media_are_told_by_place_or_by_size() -> None:
 
 
 async def test_the_turn_that_a_tool_starts_is_below_the_span_of_the_tool() -> None:
-    """So are calls without a turn. A grandchild is two levels further down, in the same trace."""
+    """Calls without a turn are below the tool's span, too. A grandchild is two levels further down in the same
+    trace.
+    """
 
     @tool
     async def delegate() -> str:

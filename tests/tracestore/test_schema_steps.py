@@ -1,4 +1,4 @@
-"""The steps of both schemas: literal text that never changes, and old files that become like new ones."""
+"""The steps of both schemas: their text never changes, and upgraded old files equal new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.virtual_time import runs_on
 anyio_backend = runs_on("asyncio")
 
 OLD_FILES = sorted(Path(__file__).with_name("old_files").glob("*.db.gz"))
-"""Files that the code of their time made, each with one call that ended and one that did not."""
+"""Files that the code of each version made. Each has one completed call and one without an end."""
 
 SQLITE = (
     "b2eb9eb5f35bd2d6",  # 1: initial
@@ -76,7 +76,7 @@ def hashes(steps: Steps) -> tuple[str, ...]:
     ("steps", "known"), [(sqlite.MIGRATIONS, SQLITE), (postgres.MIGRATIONS, POSTGRES)], ids=["sqlite", "postgres"]
 )
 def test_no_released_step_changes(steps: Steps, known: tuple[str, ...]) -> None:
-    """A correction is a new step at the end, whose hash is added here."""
+    """A correction is a new step at the end. Its hash is added here."""
     assert hashes(steps) == known
 
 
@@ -96,7 +96,7 @@ def test_a_file_of_steps_that_is_out_of_order_is_refused(text: str) -> None:
 
 
 def schema_of(path: Path) -> dict[tuple[str, str], object]:
-    """Tables, indexes, views and triggers by type and name, without their white space; and the columns of each."""
+    """Tables, indexes, views and triggers by type and name, without white space, and the columns of each table."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         texts = file.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
         found: dict[tuple[str, str], object] = {
@@ -110,14 +110,14 @@ def schema_of(path: Path) -> dict[tuple[str, str], object]:
 
 
 def unpacked(old: Path, path: Path) -> Path:
-    """The path of an old file, as private as a trace file is."""
+    """Unpack an old file. The new file is as private as a trace file."""
     path.write_bytes(gzip.decompress(old.read_bytes()))
     path.chmod(0o600)
     return path
 
 
 def test_there_is_an_old_file_of_every_version() -> None:
-    """No file of version 4 was ever made: its step came with the next one."""
+    """Version 4 has no file, because its step was released with version 5."""
     versions = {int(path.name[1:3]) for path in OLD_FILES}
     assert versions >= set(range(1, 20)) - {4}
 
@@ -126,7 +126,9 @@ def test_there_is_an_old_file_of_every_version() -> None:
     "old", each_nth_is_quick(OLD_FILES, 4, "each old version"), ids=lambda path: path.name.removesuffix(".db.gz")
 )
 async def test_an_old_file_becomes_like_a_new_one(old: Path, tmp_path: Path) -> None:
-    """It has the same tables, columns, indexes, views and triggers, and its calls with their costs."""
+    """The upgraded file has the same tables, columns, indexes, views and triggers, and its calls keep their
+    costs.
+    """
     path = unpacked(old, tmp_path / "old.db")
     async with TraceStore(path) as store:
         calls = await store.calls()
@@ -142,13 +144,13 @@ async def test_an_old_file_becomes_like_a_new_one(old: Path, tmp_path: Path) -> 
     assert schema_of(path) == schema_of(tmp_path / "new.db")
 
 
-def test_a_new_file_has_what_all_steps_lead_to() -> None:
+def test_a_new_file_equals_the_result_of_all_steps() -> None:
     """After a new step, run scripts/make_new_file.py."""
     assert PATH.read_text(encoding="utf-8") == new_file()
 
 
-async def test_a_new_file_remembers_all_steps(tmp_path: Path) -> None:
-    """Its history is that of a file that was upgraded step by step."""
+async def test_a_new_file_has_the_history_of_all_steps(tmp_path: Path) -> None:
+    """The history of a new file is that of a file that was upgraded step by step."""
     async with TraceStore(tmp_path / "new.db") as store:
         history = await store.sql("SELECT version, name FROM schema_history ORDER BY version")
     assert list(history.rows) == [(at, name) for at, (name, _) in enumerate(sqlite.MIGRATIONS, 1)]

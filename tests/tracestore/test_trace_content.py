@@ -1,4 +1,4 @@
-"""Captured content: stored, shortened and erased."""
+"""Captured content: stored, shortened and deleted."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured,
 from .trace_making import Maker, make_file_before, sql
 from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until
 
-# Content in the store: off unless asked for, kept once, redacted first, gone when it has expired.
+# Content in the store: off by default, stored once, redacted before it is stored, and deleted when it expires.
 
 
 async def test_without_capture_nothing_of_the_content_reaches_the_file(store: TraceStore, make: Maker) -> None:
-    """Messages go by, and neither they nor the setup leave a byte; the session can't be resumed."""
+    """The file has no byte of the messages or of the setup, and the session can't be resumed."""
     await store.write([configured(make), *appended(make, CONVERSATION)])
     assert await store.saved_session("s") is None
     assert await store.messages("s") == []
@@ -57,8 +57,8 @@ async def test_without_capture_nothing_of_the_content_reaches_the_file(store: Tr
         assert secret not in everything(store)
 
 
-async def test_what_is_said_again_is_stored_once(store: TraceStore, make: Maker) -> None:
-    """Fifty turns with the same picture and the same long text: one picture, one text, and the rest is small."""
+async def test_repeated_content_is_stored_once(store: TraceStore, make: Maker) -> None:
+    """Fifty turns with the same picture and the same long text store one picture and one text."""
     long = TextBlock("a manual " * 2000)
     turns = [
         message
@@ -80,8 +80,8 @@ async def test_what_is_said_again_is_stored_once(store: TraceStore, make: Maker)
 # -- Redaction
 
 
-async def test_the_hook_decides_what_is_stored(store: TraceStore, make: Maker) -> None:
-    """It may change a message or keep it out, and sees the system prompt as well."""
+async def test_the_hook_selects_the_stored_content(store: TraceStore, make: Maker) -> None:
+    """The hook can change or withhold a message, and also receives the system prompt."""
 
     def redact(message: Message) -> Message | None:
         if "password" in message.text:
@@ -110,7 +110,7 @@ async def test_the_hook_decides_what_is_stored(store: TraceStore, make: Maker) -
 async def test_a_hook_that_fails_stores_nothing_and_stops_nothing(
     store: TraceStore, make: Maker, answer: object
 ) -> None:
-    """The message is withheld, the error's own words with it; what else is written goes on."""
+    """The message is withheld, without the text of the error. Other content is stored."""
 
     def redact(message: Message) -> Message:
         if isinstance(answer, Exception):
@@ -132,10 +132,8 @@ async def test_a_hook_that_fails_stores_nothing_and_stops_nothing(
 # -- Expiry
 
 
-async def test_expired_content_is_gone_from_the_file_and_what_is_still_used_stays(
-    store: TraceStore, make: Maker
-) -> None:
-    """A body goes with its last use; events and costs stay."""
+async def test_expired_content_is_deleted_and_used_content_stays(store: TraceStore, make: Maker) -> None:
+    """A body is deleted with its last use. Events and costs stay."""
     old = [Message.user("an old secret " * 300), Message.assistant("shared answer")]
     await store.write([*captured(configured(make), *appended(make, old)), make.completed(session_id="s")])
     now = Maker()
@@ -159,7 +157,7 @@ async def test_expired_content_is_gone_from_the_file_and_what_is_still_used_stay
 async def test_a_file_from_before_content_opens_and_keeps_its_data(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets the new tables, and its sessions are such as can't be resumed."""
+    """The file gets the new tables. Its sessions can't be resumed."""
     path = tmp_path / "trace.db"
     await make_file_before("content", path, monkeypatch)
     sql(path, "INSERT INTO sessions (session_id, first_us, last_us) VALUES ('s', 1, 1)")
@@ -171,7 +169,7 @@ async def test_a_file_from_before_content_opens_and_keeps_its_data(
 
 
 def test_events_without_a_session_are_not_captured_as_one() -> None:
-    """A host's own event without ids passes as it is."""
+    """A host's event without ids is not changed."""
     event: Event = SessionConfigured(history=0)
     (envelope,) = captured(Maker()(event))
     assert envelope.data is event
@@ -179,7 +177,7 @@ def test_events_without_a_session_are_not_captured_as_one() -> None:
 
 # -- One writer at a time
 
-# The writer and content: what spills of it, what is stored when the store recovers, and how much may wait.
+# The writer and content: spilled content, content that is stored later, and the limit of waiting content.
 
 SCREENSHOT = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
 
@@ -192,7 +190,7 @@ def said(make: Maker, messages: Sequence[Message] = SAID) -> list[Envelope]:
 
 
 def spilled_by(folder: Path, capture: Capture | None) -> Path:
-    """The spill file of a writer whose store failed to the end."""
+    """Return the spill file of a writer whose store always failed."""
     rig = Rig(folder, capture=capture)
     rig.sink.failure = DISK_FULL
     rig.source.put(*said(rig.make))
@@ -201,7 +199,7 @@ def spilled_by(folder: Path, capture: Capture | None) -> Path:
 
 
 def test_the_spill_file_has_content_only_if_it_is_captured(tmp_path: Path) -> None:
-    """Without capture no byte of it reaches the disk; with it, what the hook made of it."""
+    """Without capture, no content reaches the disk. With capture, the spill file has the hook's result."""
     for name in ("off", "on"):
         (tmp_path / name).mkdir()
     off = spilled_by(tmp_path / "off", None).read_bytes()
@@ -221,7 +219,7 @@ def test_the_spill_file_has_content_only_if_it_is_captured(tmp_path: Path) -> No
 
 
 async def test_spilled_content_is_stored_when_the_store_recovers(store: TraceStore, tmp_path: Path) -> None:
-    """Media included, and the hook isn't asked again."""
+    """Media is stored, too, and the hook is not called again."""
     asked = 0
 
     def redact(message: Message) -> Message:
@@ -250,10 +248,8 @@ async def test_spilled_content_is_stored_when_the_store_recovers(store: TraceSto
     assert asked == len(SAID)
 
 
-async def test_a_dead_process_s_content_is_adopted_by_one_that_captures_none(
-    store: TraceStore, make: Maker
-) -> None:
-    """It was asked for when it was said."""
+async def test_a_process_without_capture_adopts_the_content_of_a_dead_one(store: TraceStore, make: Maker) -> None:
+    """The dead process had enabled capture for this content."""
     dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
     dead.append([Capture().apply(envelope) for envelope in said(make)])
     dead.close()
@@ -264,8 +260,10 @@ async def test_a_dead_process_s_content_is_adopted_by_one_that_captures_none(
     assert await store.messages("s") == SAID
 
 
-async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
-    """A few large messages fill the memory as many small events do: first they spill, then the newest are lost."""
+async def test_waiting_content_is_limited_in_bytes(tmp_path: Path) -> None:
+    """A few large messages fill the memory like many small events. Events are first spilled, then the newest are
+    lost.
+    """
     large = [Message.user(str(number) * 100_000) for number in range(6)]
     options = WriterOptions(first_retry=60.0, memory_bytes=250_000, spill_bytes=250_000)
     rig = Rig(tmp_path, options, Capture())
@@ -280,8 +278,8 @@ async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
     assert statistics.waiting_bytes <= 250_000
 
 
-def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -> None:
-    """Whatever number is asked for, a spill file of large messages doesn't come into memory as a whole."""
+def test_large_events_are_read_back_in_small_batches(tmp_path: Path, make: Maker) -> None:
+    """A spill file of large messages is never read as a whole, for any requested number of events."""
     spill = SpillFile(tmp_path / "x.jsonl", 10**8)
     large = [Message.user(str(n) * 3_000_000) for n in range(4)]
     spill.append([Capture().apply(event) for event in said(make, large)])
@@ -294,7 +292,7 @@ def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -
     assert found == [1, 2, 3, 4]
 
 
-# Messages of any blocks come back from their bodies, and from a line, as they were.
+# Messages of any blocks are read back unchanged from their bodies and from a line.
 
 texts = st.text(max_size=20) | st.sampled_from(["x" * 3000, "half a pair: \ud800", "\n", "\0"])
 
@@ -384,8 +382,10 @@ messages = (
 
 @settings(max_examples=150)
 @given(messages)
-def test_a_message_of_any_blocks_comes_back_from_its_bodies_and_a_line_as_it_was(message: Message) -> None:
-    """Signatures, opaque data, numbers of any size, media and half pairs included; a spill has one line."""
+def test_a_message_of_any_blocks_is_read_back_unchanged(message: Message) -> None:
+    """Signatures, opaque data, large numbers, media and half pairs are included. In a spill file, a message is one
+    line.
+    """
     digest, bodies = bodies_of(message)
     found = message_of(bodies[digest], bodies.__getitem__)
     assert found == msgspec.structs.replace(message, id=None, metadata=None)
@@ -397,8 +397,8 @@ def test_a_message_of_any_blocks_comes_back_from_its_bodies_and_a_line_as_it_was
     assert decode_line(line) == envelope
 
 
-def test_fields_of_a_later_version_are_skipped() -> None:
-    """A newer Callboard may add fields to messages, blocks and metadata."""
+def test_fields_of_a_later_version_are_ignored() -> None:
+    """A newer Callboard can add fields to messages, blocks and metadata."""
     body = b'{"role":"user","mood":"good","content":[{"type":"text","text":"Hi","colour":{"r":1}}]}'
     assert message_of(body, {}.__getitem__) == Message.user("Hi")
     metadata = msgspec.json.decode(encode_metadata(METADATA))
@@ -407,7 +407,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
     assert decode_metadata(msgspec.json.encode(metadata)) == METADATA
 
 
-# What stays of an event when its content is erased.
+# The parts of an event that stay after its content is deleted.
 
 MARK = "Zanzibar"
 FULL = {
@@ -419,7 +419,7 @@ FULL = {
 
 
 def filled(kind: type[Event]) -> Event:
-    """An event with the mark in each field that may hold text of somebody's."""
+    """An event with the mark in each field that may have text of a user."""
     values: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         options = typing.get_args(field.type) or (field.type,)
@@ -458,7 +458,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.topic_of())
 def test_no_text_stays_of_an_event_unless_it_is_listed(kind: type[Event]) -> None:
-    """What stays can be read again, and is the same when it is erased once more."""
+    """The remaining event can be read, and does not change when its content is deleted again."""
     event = filled(kind)
     bare = figures_of(event)
     encoded = encode_event(bare)
@@ -469,8 +469,8 @@ def test_no_text_stays_of_an_event_unless_it_is_listed(kind: type[Event]) -> Non
     assert figures_of(again) == again == bare
 
 
-def test_of_the_error_of_a_turn_its_type_stays() -> None:
-    """The text behind it may quote the prompt. Of an event of the host's its topic stays: only it knows more."""
+def test_only_the_type_of_a_turn_s_error_stays() -> None:
+    """The rest of the error's text may quote the prompt. Of a host's event, only the topic stays."""
     for error, stays in ((f"InvalidRequestError: {MARK}", "InvalidRequestError"), (f"said {MARK}: no", "")):
         turn = SessionTurnCompleted(status="failed", calls=1, error=error)
         assert figures_of(turn).error == stays  # type: ignore[attr-defined]

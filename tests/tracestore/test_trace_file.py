@@ -1,5 +1,5 @@
-"""The trace file: private, refused if it is another program's, intact after a crash, and no obstacle to an
-exit.
+"""The trace file is private and survives a crash. Files of other programs are refused, and an open store does not
+delay the exit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fingerprint(path: Path) -> str:
 
 
 async def refused(path: Path) -> str:
-    """What the store says when it refuses the file, which must be unchanged."""
+    """Return the error with which the store refuses the file. The file must be unchanged."""
     before = fingerprint(path)
     with pytest.raises(StoreError) as caught:
         await TraceStore(path).open()
@@ -41,8 +41,8 @@ async def refused(path: Path) -> str:
     return str(caught.value)
 
 
-async def test_the_file_is_its_owners_alone(tmp_path: Path, make: Maker) -> None:
-    """Mode 0600 for the file and what SQLite puts beside it, 0700 for a folder that we made."""
+async def test_only_the_owner_can_read_the_file(tmp_path: Path, make: Maker) -> None:
+    """The file and SQLite's files next to it have mode 0600. A new folder has mode 0700."""
     old = os.umask(0)
     try:
         async with TraceStore(tmp_path / "home" / "trace.db") as store:
@@ -56,7 +56,7 @@ async def test_the_file_is_its_owners_alone(tmp_path: Path, make: Maker) -> None
 
 
 async def test_a_symlink_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """Somebody else's link doesn't lead us to write where they want; a path that is no file is named as such."""
+    """Another user's link must not lead to a write elsewhere. The error names a path that is not a file."""
     target = tmp_path / "target"
     target.write_bytes(b"")
     (tmp_path / "trace.db").symlink_to(target)
@@ -69,8 +69,8 @@ async def test_a_symlink_and_a_folder_are_refused(tmp_path: Path) -> None:
         await TraceStore(tmp_path).open()
 
 
-async def test_what_is_no_database_of_ours_is_refused(tmp_path: Path) -> None:
-    """A text file, rubbish behind our first bytes, and another application's tables stay as they are."""
+async def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
+    """A text file, a damaged SQLite file and another application's tables are not changed."""
     path = tmp_path / "trace.db"
     path.write_text("my diary")
     assert "not a database" in await refused(path)
@@ -82,7 +82,7 @@ async def test_what_is_no_database_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
-    """A file from a later version is not guessed at; the error names both versions and says what to do."""
+    """The error has both versions and asks the user to update."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
@@ -96,7 +96,7 @@ async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
 
 
 async def test_a_newer_file_with_a_live_log_is_refused(tmp_path: Path, make: Maker) -> None:
-    """Looking at a file that a later version has just been killed over doesn't fold its log into it."""
+    """The write-ahead log of a killed later version is not merged into the file."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
@@ -115,14 +115,14 @@ async def test_a_newer_file_with_a_live_log_is_refused(tmp_path: Path, make: Mak
 
 
 async def test_a_store_can_be_made_before_there_is_a_loop(tmp_path: Path) -> None:
-    """A host configures first and runs later."""
+    """A host can create the store first and start its loop later."""
     store = await anyio.to_thread.run_sync(TraceStore, tmp_path / "trace.db")
     async with store:
         assert await store.calls() == []
 
 
-async def test_opening_twice_keeps_what_is_there(tmp_path: Path, make: Maker) -> None:
-    """Migrations run once; closing and opening again, also twice, is harmless."""
+async def test_opening_twice_keeps_the_data(tmp_path: Path, make: Maker) -> None:
+    """Migrations run once. Repeated opening and closing is harmless."""
     store = TraceStore(tmp_path / "trace.db")
     for _ in range(2):
         await store.open()
@@ -139,7 +139,7 @@ async def test_opening_twice_keeps_what_is_there(tmp_path: Path, make: Maker) ->
 async def test_a_failed_migration_leaves_no_trace(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that fails half-way is undone with its record, and the file still opens with the old code."""
+    """A step that fails half-way is rolled back with its record. The old code can still open the file."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
@@ -156,7 +156,7 @@ async def test_a_failed_migration_leaves_no_trace(
 
 
 async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Maker) -> None:
-    """A reader makes no file, writes none, and sees what a living writer has committed."""
+    """A reader creates no file, writes none, and sees the commits of a living writer."""
     path = tmp_path / "trace.db"
     with pytest.raises(StoreError, match="no trace file"):
         await TraceStore.open_readonly(path).open()
@@ -168,8 +168,8 @@ async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Mak
             await reader.write([make.completed()])
 
 
-async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
-    """A process is killed right after flush() returned; every event published before it is in the file."""
+async def test_flushed_events_survive_kill_9(tmp_path: Path) -> None:
+    """A process is killed right after flush(). The file has every event that was published before."""
     process = started(
         """
         import anyio, sys, time
@@ -211,8 +211,8 @@ async def integrity(store: TraceStore) -> str:
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')"])
-async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, ending: str) -> None:
-    """However the program ends, it ends, within two seconds."""
+async def test_an_open_store_does_not_delay_the_exit(tmp_path: Path, ending: str) -> None:
+    """The program ends within two seconds, for every way to end."""
     process = started(
         f"""
         import asyncio, sys
@@ -237,8 +237,8 @@ async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, e
     assert time.monotonic() - began < 2
 
 
-async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path) -> None:
-    """A host's own thread closes its store after the main thread is over; nothing is pulled from under it."""
+async def test_a_thread_can_finish_after_the_main_thread(tmp_path: Path) -> None:
+    """A host's thread can write and close its store after the main thread has ended."""
     process = started(
         """
         import asyncio, sys, threading
@@ -268,8 +268,8 @@ async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path
 
 
 @pytest.mark.parametrize("looks", [1, 2])
-async def test_a_file_that_another_process_makes_meanwhile_is_ours(tmp_path: Path, looks: int) -> None:
-    """Whatever is seen before and after another process has made the tables, the file is never called foreign."""
+async def test_a_file_that_another_process_creates_is_accepted(tmp_path: Path, looks: int) -> None:
+    """Another process creates the tables during the check. The file is never taken for a foreign one."""
     path = tmp_path / "trace.db"
 
     async def nothing(_: Database) -> None:
@@ -293,8 +293,8 @@ async def test_a_file_that_another_process_makes_meanwhile_is_ours(tmp_path: Pat
     await opened.close()
 
 
-async def test_a_full_disk_is_an_error_and_passes(tmp_path: Path, make: Maker) -> None:
-    """SQLite's own limit stands for a full disk: the batch is refused whole, and goes in when there is room."""
+async def test_a_full_disk_is_a_temporary_error(tmp_path: Path, make: Maker) -> None:
+    """SQLite's own limit acts as a full disk. The whole batch is refused, and a later write succeeds."""
     async with TraceStore(tmp_path / "trace.db") as store:
         await store.write([make.started()])
         ((pages,),) = await store._database.read("PRAGMA page_count")
@@ -308,8 +308,8 @@ async def test_a_full_disk_is_an_error_and_passes(tmp_path: Path, make: Maker) -
         assert len(await store.events(limit=None)) == 201
 
 
-async def test_a_cancelled_write_is_whole(tmp_path: Path) -> None:
-    """Cancelled by anyio or by asyncio, at any moment, a transaction happens or doesn't; the next one works."""
+async def test_a_cancelled_write_is_atomic(tmp_path: Path) -> None:
+    """A cancelled transaction is committed or rolled back as a whole, at any time, and the next one works."""
     make = Maker()
     async with TraceStore(tmp_path / "trace.db") as store:
         for step in range(12):
@@ -329,7 +329,7 @@ async def test_a_cancelled_write_is_whole(tmp_path: Path) -> None:
 
 
 async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
-    """An exception in the middle leaves nothing behind, and the connection usable."""
+    """After an exception in a transaction, nothing is stored, and the connection works."""
     async with TraceStore(tmp_path / "trace.db") as store:
 
         def work(statements: Statements) -> None:
@@ -341,10 +341,12 @@ async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
         assert await store.committed_seq("x") == 0
 
 
-async def test_a_lock_that_is_never_given_back_is_reported(
+async def test_a_lock_that_is_not_released_is_reported(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing fails in time, with the lock's name; reading goes on, and a write that waits comes through."""
+    """A write fails in time, and its error names the lock. Reads work, and a waiting write succeeds after the
+    release.
+    """
     monkeypatch.setattr(database, "needs_file_lock", lambda: True)
     async with TraceStore(tmp_path / "trace.db") as store:
         holder = files.FileLock(store.path)
@@ -363,8 +365,10 @@ async def test_a_lock_that_is_never_given_back_is_reported(
         assert len(await store.events()) == 1
 
 
-async def test_a_transaction_whose_task_is_lost_still_ends_whole(tmp_path: Path, make: Maker) -> None:
-    """The inner task cancelled as well, as when a loop ends: all of it is there or nothing, and the next works."""
+async def test_a_transaction_whose_task_is_cancelled_is_atomic(tmp_path: Path, make: Maker) -> None:
+    """The inner task is cancelled, too, as at the end of a loop. The transaction is atomic, and the next one
+    works.
+    """
     async with TraceStore(tmp_path / "trace.db") as store:
         for step in range(8):
             before = asyncio.all_tasks()
@@ -379,8 +383,8 @@ async def test_a_transaction_whose_task_is_lost_still_ends_whole(tmp_path: Path,
         assert [row.request_id for row in await store.calls(limit=1)] == ["last"]
 
 
-def test_importing_the_store_stays_light() -> None:
-    """Neither SQLite, YAML nor the logger is imported before it is needed."""
+def test_importing_the_store_loads_no_heavy_module() -> None:
+    """SQLite, YAML and the logger are imported at their first use."""
     process = started(
         """
         import sys
@@ -395,7 +399,7 @@ def test_importing_the_store_stays_light() -> None:
 
 
 def test_everything_exported_exists() -> None:
-    """`__all__` is what the package offers, sorted, and all of it is documented."""
+    """`__all__` has the exported names, is sorted, and every name is documented."""
     from callboard import tracestore
 
     assert list(tracestore.__all__) == sorted(tracestore.__all__)
@@ -405,7 +409,7 @@ def test_everything_exported_exists() -> None:
 
 
 def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The versions of SQLite with the WAL-reset bug, and no others."""
+    """The lock is needed only for the versions of SQLite with the WAL-reset bug."""
     for version, needed in [
         ((3, 40, 1), True),
         ((3, 44, 5), True),
@@ -421,17 +425,17 @@ def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_durability_is_one_of_two() -> None:
-    """A misspelt durability is found at once."""
+    """An invalid value raises ValueError immediately."""
     with pytest.raises(ValueError, match="'normal' or 'full'"):
         Database("x", durability="fast")  # type: ignore[arg-type]
 
 
-# Whether a trace file is well: what SQLite finds in it, and what the file system says around it.
+# The state of a trace file: SQLite's checks, and the facts of the file system.
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A trace file that nobody has open."""
+    """A trace file that is not open."""
     path = tmp_path / "home" / "trace.db"
 
     async def make() -> None:
@@ -443,7 +447,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def fill(path: Path, rows: int) -> None:
-    """Make the file so large that reading it takes a while."""
+    """Enlarge the file, so that reading it takes a while."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE ballast (text)")
         connection.executemany("INSERT INTO ballast VALUES (?)", [("x" * 500,)] * rows)
@@ -451,14 +455,14 @@ def fill(path: Path, rows: int) -> None:
 
 
 def overwrite(path: Path, place: int, size: int) -> None:
-    """Spoil some bytes, counted from the end of the file."""
+    """Overwrite some bytes at a place counted from the end of the file."""
     with open(path, "r+b") as file:
         file.seek(place, os.SEEK_END)
         file.write(b"\xff" * size)
 
 
 async def test_a_good_file_has_nothing_wrong_with_it(trace: Path) -> None:
-    """Over a connection that only reads, as over the writer's own."""
+    """The checks pass over a reading connection and over the writer's own."""
     async with TraceStore(trace) as writer, TraceStore.open_readonly(trace) as reader:
         assert await writer.check() == []
         assert await reader.check() == []
@@ -466,8 +470,8 @@ async def test_a_good_file_has_nothing_wrong_with_it(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 64, 4096])
-async def test_damage_inside_the_file_is_found_and_told_in_sqlites_words(trace: Path, size: int) -> None:
-    """A page that was overwritten does not keep the file from opening."""
+async def test_damage_inside_the_file_is_reported_in_sqlites_words(trace: Path, size: int) -> None:
+    """A file with an overwritten page can still be opened."""
     fill(trace, 2000)
     overwrite(trace, -3 * 4096, size)
     async with TraceStore.open_readonly(trace) as store:
@@ -475,7 +479,7 @@ async def test_damage_inside_the_file_is_found_and_told_in_sqlites_words(trace: 
 
 
 async def test_a_check_that_takes_too_long_stops_and_leaves_the_connection_usable(trace: Path) -> None:
-    """A file of many gigabytes holds nobody up for ever."""
+    """A check of a huge file has a time limit."""
     fill(trace, 20_000)
     async with TraceStore.open_readonly(trace) as store:
         with pytest.raises(TimeoutError, match="not checked within"):
@@ -485,13 +489,13 @@ async def test_a_check_that_takes_too_long_stops_and_leaves_the_connection_usabl
 
 
 async def test_a_store_that_is_not_open_can_not_be_checked(trace: Path) -> None:
-    """The error says what to do."""
+    """The error explains that the store must be opened."""
     with pytest.raises(StoreError, match="call open"):
         await TraceStore(trace).check()
 
 
 def test_the_facts_of_a_file_are_its_mode_its_place_and_its_disk(trace: Path) -> None:
-    """A file that we made is its owner's alone."""
+    """Only the owner can read a new file."""
     facts = file_facts(trace)
     assert facts.exists
     assert facts.size == trace.stat().st_size > 0
@@ -501,14 +505,14 @@ def test_the_facts_of_a_file_are_its_mode_its_place_and_its_disk(trace: Path) ->
     assert facts.sqlite_version == sqlite3.sqlite_version
 
 
-def test_a_file_that_others_may_read_is_found(trace: Path) -> None:
-    """It may hold what people said to a model."""
+def test_a_file_that_others_can_read_is_reported(trace: Path) -> None:
+    """The file may have private messages."""
     trace.chmod(0o644)
     assert file_facts(trace).open_to_others == (trace,)
 
 
-def test_looking_at_a_file_that_is_not_there_makes_nothing(tmp_path: Path) -> None:
-    """The folder that counts is the nearest one that exists."""
+def test_inspecting_a_missing_file_creates_nothing(tmp_path: Path) -> None:
+    """The facts are those of the nearest existing folder."""
     facts = file_facts(tmp_path / "a" / "b" / "trace.db")
     assert not facts.exists
     assert facts.writable
@@ -520,10 +524,10 @@ def test_looking_at_a_file_that_is_not_there_makes_nothing(tmp_path: Path) -> No
     ("version", "locked"),
     [((3, 40, 1), True), ((3, 44, 6), False), ((3, 50, 6), True), ((3, 50, 7), False), ((3, 51, 3), False)],
 )
-def test_the_lock_file_is_explained_by_the_version_of_sqlite(
+def test_the_reason_for_the_lock_file_is_the_version_of_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], locked: bool
 ) -> None:
-    """Versions that can lose rows to two writers need it, mended ones don't."""
+    """Versions that can lose rows of two writers need the lock file. Fixed versions don't."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
     monkeypatch.setattr(sqlite3, "sqlite_version", ".".join(map(str, version)))
     facts = file_facts(tmp_path / "trace.db")
@@ -533,7 +537,7 @@ def test_the_lock_file_is_explained_by_the_version_of_sqlite(
 
 
 async def test_two_checks_at_once_take_turns(trace: Path) -> None:
-    """A connection has one progress handler; neither check switches off the other's."""
+    """A connection has one progress handler. Neither check removes the handler of the other."""
     async with TraceStore.open_readonly(trace) as store:
         async with anyio.create_task_group() as group:
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""Prices by service tier, hour, modality and unit; the names that have a price; the published snapshot."""
+"""Prices by service tier, hour, modality and unit; the names of priced models; and the published snapshot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def usage_of(**counts: object) -> TokenUsage:
 @pytest.mark.parametrize(
     ("model", "usage", "usd"),
     [
-        # Gemini 2.5 Pro above its cliff: all 262,960 tokens, of which 257,955 cached, and all output
+        # Gemini 2.5 Pro above its threshold: all 262,960 tokens, of which 257,955 are cached, and all output
         (
             "gemini:gemini-2.5-pro",
             usage_of(input_tokens=5005, cached_input_tokens=257_955, output_tokens=1744),
@@ -76,7 +76,7 @@ small = st.integers(0, 10**6)
 def test_every_token_is_billed_once_at_its_own_rate(
     rates: dict[str, int], extra: dict[str, int], parts: dict[str, int], rest: tuple[int, int, int, int]
 ) -> None:
-    """The bill equals one made of fractions, bucket by bucket, where parts without a rate pay the whole's."""
+    """The bill equals a sum of fractions, kind by kind. A part without a rate pays the rate of the whole."""
     whole = {"audio_input": "input", "image_input": "input"}
     whole |= {"audio_cache_read": "cache_read", "audio_output": "output"}
     extra = {"web_search": 7, **extra}
@@ -88,7 +88,7 @@ def test_every_token_is_billed_once_at_its_own_rate(
         cache_creation_input_tokens=rest[3],
         details=parts,
     )
-    million = Fraction(1, 10**6)  # dollars per token for a pico-USD rate, in nano-USD: one thousandth
+    million = Fraction(1, 10**6)  # nano-USD for a rate in pico-USD, per million tokens
     dollars = sum(
         Fraction(count * rates[bucket]) * million
         for count, bucket in zip(rest, ("input", "output", "cache_read", "cache_write_5m"), strict=True)
@@ -101,7 +101,9 @@ def test_every_token_is_billed_once_at_its_own_rate(
 
 
 def test_a_service_tier_has_its_own_price_or_none() -> None:
-    """The usual price is no price for another tier; the providers' words for the usual one are one."""
+    """The standard price does not apply to another tier. All words of providers for the standard tier mean the
+    same tier.
+    """
     batch = PriceRow(model="p:m", input=500, service_tier="batch")
     free = PriceRow(model="p:free", input=0, service_tier="*")
     table = PriceTable([PriceRow(model="p:m", input=1000), batch, free])
@@ -112,8 +114,10 @@ def test_a_service_tier_has_its_own_price_or_none() -> None:
     assert table.price("p:free", TokenUsage(1, service_tier="flex"), 0).nano_usd == 0
 
 
-def test_hours_hold_each_day_and_go_before_all_day() -> None:
-    """From inclusive to exclusive, in UTC. At most one row can match a call: hours that overlap are refused."""
+def test_prices_by_hour_come_before_prices_of_all_day() -> None:
+    """Hours are from inclusive to exclusive, in UTC. Overlapping hours are refused, so at most one row matches a
+    call.
+    """
     early = PriceRow(model="p:m", input=2000, daily_from=3600, daily_to=7200)
     table = PriceTable([PriceRow(model="p:m", input=1000), early])
     moments = [5 * DAY + second * 1_000_000 for second in (3599, 3600, 7199, 7200)]
@@ -123,7 +127,7 @@ def test_hours_hold_each_day_and_go_before_all_day() -> None:
 
 
 def test_an_adapter_of_any_name_finds_its_providers_prices() -> None:
-    """`priced_as` leads there; a row of one's own goes first, also one for a whole provider."""
+    """`priced_as` names the provider. A user's row comes first, also a row for a whole provider."""
     rows = {"anthropic:claude": 3000, "work:x": 9, "p:m": 9000}
     published = PriceTable([PriceRow(model=model, input=rate, reference=True) for model, rate in rows.items()])
     asked = {"served_model": "claude", "priced_as": "anthropic:x"}
@@ -133,8 +137,8 @@ def test_an_adapter_of_any_name_finds_its_providers_prices() -> None:
     assert table.price("p:m", TokenUsage(1), 0).nano_usd == 2
 
 
-def test_aliases_lead_on_and_circles_end() -> None:
-    """An alias may take over a part of the name; the rule names each step."""
+def test_aliases_can_be_chained_and_circles_end() -> None:
+    """An alias can keep a part of the name. The rule lists each step."""
     table = PriceTable(
         [PriceRow(model="a:real", input=1000)],
         aliases=[PriceAlias("b:*", "a:*"), PriceAlias("a:old*", "a:real"), PriceAlias("a:*", "b:*")],
@@ -145,8 +149,8 @@ def test_aliases_lead_on_and_circles_end() -> None:
     assert table.price("b:new", TokenUsage(1), 0).nano_usd is None
 
 
-def test_part_of_the_usage_without_its_own_rate_says_whose_it_pays() -> None:
-    """Audio billed as text is seen in the bill. Parts larger than the whole make no bucket negative."""
+def test_a_part_without_its_own_rate_names_the_rate_it_pays() -> None:
+    """The bill shows that audio is billed as text. Parts larger than the whole make no count negative."""
     table = PriceTable([PriceRow(model="p:m", input=5, extra={"web_search": 1})])
     bill = table.explain("p:m", TokenUsage(10, details={"audio_input": 4}), 0)
     parts = [(part.name, part.count, part.rate_name) for part in bill.components]
@@ -156,7 +160,7 @@ def test_part_of_the_usage_without_its_own_rate_says_whose_it_pays() -> None:
 
 
 def test_a_price_file_has_all_dimensions(tmp_path: Path) -> None:
-    """Tiers of service, hours, extra rates and aliases are read exactly."""
+    """Service tiers, hours, extra rates and aliases are read exactly."""
     path = tmp_path / "prices.yaml"
     path.write_text(
         """
@@ -175,14 +179,14 @@ def test_a_price_file_has_all_dimensions(tmp_path: Path) -> None:
 
 
 def test_the_snapshot_is_not_read_at_import() -> None:
-    """Nor what reads it."""
+    """The module that reads the snapshot is not imported either."""
     code = "import callboard, sys; print([name for name in sys.modules if name.endswith('prices.files')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_snapshot_says_where_it_is_from_and_survives_its_own_encoding() -> None:
-    """Date, source, licence, what was left out; every model in it has rates."""
+def test_the_snapshot_has_its_source_and_can_be_encoded() -> None:
+    """The snapshot has date, source, licence and the list of omissions. Each of its models has rates."""
     snapshot = price_snapshot.read(price_snapshot.SHIPPED)
     assert snapshot.date >= "2026-11-22"
     assert snapshot.source.startswith("genai-prices ")
@@ -192,8 +196,8 @@ def test_the_snapshot_says_where_it_is_from_and_survives_its_own_encoding() -> N
     assert price_snapshot.decode(price_snapshot.encode(snapshot), "again") == snapshot
 
 
-def test_a_home_may_have_newer_prices_and_its_own_over_them(tmp_path: Path) -> None:
-    """The snapshot in the home replaces the shipped one, and prices.yaml lies over it."""
+def test_prices_in_the_home_replace_the_shipped_ones(tmp_path: Path) -> None:
+    """The snapshot in the home replaces the shipped one. prices.yaml comes before both."""
     models = (price_snapshot.SnapshotModel("p:m", ({"input": 1000},)), price_snapshot.SnapshotModel("p:n", ()))
     snapshot = msgspec.structs.replace(price_snapshot.read(price_snapshot.SHIPPED), models=models)
     (tmp_path / SNAPSHOT_NAME).write_bytes(price_snapshot.encode(snapshot))
@@ -203,7 +207,7 @@ def test_a_home_may_have_newer_prices_and_its_own_over_them(tmp_path: Path) -> N
     assert price_table(tmp_path).price("p:m", TokenUsage(1), 0).nano_usd == 2
 
 
-def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_snapshot_is_refused(tmp_path: Path) -> None:
     """The error names the file."""
     for content in ("{}", "[", '{"format": 9, "date": "", "source": "", "licence": "", "models": []}'):
         (tmp_path / SNAPSHOT_NAME).write_text(content)
@@ -211,8 +215,8 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
             price_table(tmp_path)
 
 
-def test_published_dates_tiers_and_hours_are_taken_over() -> None:
-    """Hours hold since the last date, cliffs become rows, a variant fills up from the usual price."""
+def test_published_dates_tiers_and_hours_are_imported() -> None:
+    """Hours apply since the last date, thresholds become rows, and a variant inherits the standard price."""
     source = {
         "providers": [
             {
@@ -256,7 +260,7 @@ def test_published_dates_tiers_and_hours_are_taken_over() -> None:
     ("claude-opus-4-6", True), ("claude-mythos-5-2", True), ("claude-opus-4-5", False), ("claude-3-haiku", False),
 ])  # fmt: skip
 def test_inference_in_the_us_only_costs_a_tenth_more_at_anthropic(model: str, premium: bool) -> None:
-    """The rates of tokens are higher, and searches cost the same. Older models can't be limited to the US."""
+    """Token rates are a tenth higher, and searches cost the same. Older models can't be limited to the US."""
     rates = {"input_mtok": 5, "output_mtok": 25, "web_searches_kcount": 10}
     source: Json = [
         {"id": "anthropic", "models": [{"id": model, "match": {"equals": model}, "prices": {**rates}}]}
@@ -269,7 +273,7 @@ def test_inference_in_the_us_only_costs_a_tenth_more_at_anthropic(model: str, pr
 
 
 async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> None:
-    """What the provider says, and beside it what the table gives; details and tier come back too."""
+    """The provider's cost and the cost of the table are stored. Details and tier are read back, too."""
     cost = Cost(700, CostSource.PROVIDER, "aaaaaaaaaaaa", None, 650)
     usage = TokenUsage(5, 5, details={"audio_input": 2, "web_search": 1}, service_tier="flex")
     await store.write([make.started(priced_as="openai:gpt"), make.completed(usage=usage, cost=cost)])
@@ -280,7 +284,7 @@ async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> 
 async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opened by this version, it can be repriced, and its old table has its old version."""
+    """This version can reprice the file. The old price table keeps its version."""
     import sqlite3
 
     path = tmp_path / "old.db"
@@ -307,8 +311,10 @@ async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
         assert row.usage == TokenUsage(3)
 
 
-def test_a_snapshot_keeps_the_little_that_its_source_knows_of_models_and_its_json_gives_it_back() -> None:
-    """Name, window, deprecation, where they are said and make sense; the version of the prices is not theirs."""
+def test_a_snapshot_keeps_facts_about_models() -> None:
+    """Name, window and deprecation are stored if they are valid. The version of the prices does not depend on
+    them.
+    """
 
     def model(which: str, **more: object) -> dict[str, object]:
         return {"id": which, "match": {"equals": which}, "prices": {"input_mtok": 1}, **more}

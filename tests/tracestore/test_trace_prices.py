@@ -1,4 +1,4 @@
-"""Price tables, discounts, and what prompt caches save."""
+"""Price tables, discounts, and the savings of prompt caches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from callboard.tracestore.prompt_caches import CacheSavings, without_cache
 from ..support.present import present
 from .trace_making import Maker
 
-# Prices: integers, one rounding, the most specific row, and unknown is never zero.
+# Prices are integers, rounded once. The most specific row applies, and unknown is never zero.
 
 YEAR_2025 = 1_735_689_600_000_000
 YEAR_2026 = 1_767_225_600_000_000
@@ -40,7 +40,7 @@ counts = st.integers(0, 2_000_000)
 
 @st.composite
 def usages(draw: st.DrawFn) -> TokenUsage:
-    """Usage whose counts agree with each other."""
+    """Usage with consistent counts."""
     output, written = draw(counts), draw(counts)
     return TokenUsage(
         input_tokens=draw(counts),
@@ -64,7 +64,7 @@ def full_rows(draw: st.DrawFn) -> PriceRow:
 
 @given(full_rows(), usages())
 def test_components_sum_to_the_total(price: PriceRow, usage: TokenUsage) -> None:
-    """The lines of a bill add up exactly, and the cost is their sum rounded once, half up."""
+    """The lines of a bill add up exactly. The cost is their sum, rounded once, half up."""
     bill = one(price).explain("p:m", usage, 0)
     assert bill.pico_usd == sum(part.pico_usd for part in bill.components)
     assert all(part.pico_usd == part.count * part.rate for part in bill.components)
@@ -77,15 +77,15 @@ def test_components_sum_to_the_total(price: PriceRow, usage: TokenUsage) -> None
 
 @given(full_rows(), usages(), usages())
 def test_splitting_a_call_below_a_tier_changes_nothing(price: PriceRow, a: TokenUsage, b: TokenUsage) -> None:
-    """Without a fee per call, two calls cost what one with the usage of both costs, up to their roundings."""
+    """Without a fee per call, two calls cost as much as one call with the usage of both, except for rounding."""
     table = one(PriceRow(**{name: getattr(price, name) for name in price.__struct_fields__} | {"per_request": 0}))
     costs = [table.explain("p:m", usage, 0).pico_usd for usage in (a, b, a + b)]
     assert None not in costs
     assert costs[0] + costs[1] == costs[2]  # type: ignore[operator]
 
 
-def test_anthropic_cache_prices_are_those_of_its_invoice() -> None:
-    """Sonnet's published rates on one call with all four kinds of input, in nano-USD, by hand."""
+def test_anthropic_cache_prices_equal_its_invoice() -> None:
+    """Sonnet's published rates for one call with all four kinds of input, in nano-USD, calculated by hand."""
     cache = {"cache_read": 300_000, "cache_write_5m": 3_750_000, "cache_write_1h": 6_000_000}
     price = row("anthropic:claude-sonnet-4-5", input=3_000_000, output=15_000_000, **cache)
     usage = TokenUsage(1_000, 200, 50_000, 3_000, 1_000)
@@ -94,15 +94,17 @@ def test_anthropic_cache_prices_are_those_of_its_invoice() -> None:
 
 
 def test_openai_cached_tokens_are_not_billed_twice() -> None:
-    """2006 in, of which 1920 cached, 300 out on gpt-5: $0.0033475, not $0.00575."""
+    """2,006 input tokens, of which 1,920 are cached, and 300 output tokens on gpt-5 cost $0.0033475, not
+    $0.00575.
+    """
     price = row("openai:gpt-5", input=1_250_000, output=10_000_000, cache_read=125_000)
     cost = one(price).price("openai:gpt-5", TokenUsage(86, 300, 1920), 0)
     assert cost.usd == Decimal("0.0033475")
 
 
 @pytest.mark.parametrize(("tokens", "rate"), [(200_000, 10), (200_001, 20), (1_000_000, 30), (1_000_001, 40)])
-def test_a_tier_is_a_cliff_above_its_threshold(tokens: int, rate: int) -> None:
-    """At the threshold the old rate still holds; one token more and all tokens pay the new one."""
+def test_above_its_threshold_a_tier_applies_to_all_tokens(tokens: int, rate: int) -> None:
+    """At the threshold the lower rate applies. With one token more, all tokens pay the higher rate."""
     table = one(
         row(input=10), row(input=20, above=200_000), row(input=30, above=999_999), row(input=40, above=10**6)
     )
@@ -112,7 +114,7 @@ def test_a_tier_is_a_cliff_above_its_threshold(tokens: int, rate: int) -> None:
 
 
 def test_half_a_nano_is_rounded_up_once() -> None:
-    """499 pico are nothing, 500 are one nano; five times 100 are rounded together."""
+    """499 pico-USD are 0, and 500 are 1 nano-USD. Five times 100 are rounded together."""
     assert one(row(input=499)).price("p:m", TokenUsage(1), 0).nano_usd == 0
     assert one(row(input=500)).price("p:m", TokenUsage(1), 0).nano_usd == 1
     table = one(row(input=100, output=100, cache_read=100, cache_write_5m=100, cache_write_1h=100))
@@ -120,7 +122,7 @@ def test_half_a_nano_is_rounded_up_once() -> None:
 
 
 def test_the_most_specific_row_wins() -> None:
-    """Exact, then undated, then the pattern with more letters."""
+    """An exact name comes first, then an undated one, then the pattern with more letters."""
     table = one(
         row("p:*", input=1),
         row("p:big-*", input=2),
@@ -135,15 +137,15 @@ def test_the_most_specific_row_wins() -> None:
 
 
 def test_the_served_model_is_billed() -> None:
-    """What the provider says it ran goes before the name that was asked for."""
+    """The model that the provider reports comes before the requested one."""
     table = one(row("p:alias", input=1), row("p:real", input=2))
     assert table.price("p:alias", TokenUsage(1000), 0, served_model="real-20250101").nano_usd == 2
     assert table.price("p:alias", TokenUsage(1000), 0, served_model="p:real").nano_usd == 2
     assert table.price("p:alias", TokenUsage(1000), 0, served_model="unheard-of").nano_usd == 1
 
 
-def test_a_price_holds_from_inclusive_to_exclusive() -> None:
-    """A price change takes effect at its instant; before the first price there is none."""
+def test_a_price_applies_from_inclusive_to_exclusive() -> None:
+    """A price change applies from its time on. Before the first price, a call has no price."""
     table = one(row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026), row(input=2, valid_from=YEAR_2026))
     assert table.find("p:m", YEAR_2025 - 1) is None
     assert [table.find("p:m", at).input for at in (YEAR_2025, YEAR_2026 - 1, YEAR_2026)] == [1, 1, 2]  # type: ignore[union-attr]
@@ -162,16 +164,16 @@ def test_a_price_holds_from_inclusive_to_exclusive() -> None:
         (row(input=10**15), TokenUsage(10**6), "cost too large"),
     ],
 )
-def test_what_has_no_price_is_unpriced_with_a_reason(price: PriceRow, usage: TokenUsage, reason: str) -> None:
-    """Never zero for want of a rate."""
+def test_a_call_without_a_price_is_unpriced_with_a_reason(price: PriceRow, usage: TokenUsage, reason: str) -> None:
+    """A missing rate never gives a cost of zero."""
     table = one(price)
     cost = table.price("p:m", usage, 0)
     assert (cost.nano_usd, cost.source, cost.reason) == (None, CostSource.UNPRICED, reason)
     assert cost.pricing_version == table.version
 
 
-def test_a_cache_rate_that_is_there_is_nothing_remarkable() -> None:
-    """No reason where the rate is known, or nothing was cached: a call that used no cache needs no cache rate."""
+def test_a_known_cache_rate_gives_no_reason() -> None:
+    """There is no reason in the cost if the rate is known, or if nothing was cached."""
     assert one(row()).price("p:m", TokenUsage(1, 1, 1, 1), 0).reason is None
     cost = one(row(cache_read=None)).price("p:m", TokenUsage(1000), 0)
     assert (cost.nano_usd, cost.reason) == (1, None)
@@ -196,13 +198,13 @@ def test_a_cache_rate_that_is_there_is_nothing_remarkable() -> None:
     ],
 )
 def test_a_cache_without_a_rate_is_billed_as_input(price: PriceRow, usage: TokenUsage, nano: int) -> None:
-    """Reads and writes, text and audio: computed, and the reason says how."""
+    """Reads and writes of text and audio are billed as input, and the reason is given."""
     cost = one(price).price("p:m", usage, 0)
     assert (cost.nano_usd, cost.source, cost.reason) == (nano, CostSource.COMPUTED, "no cache rate: as input")
 
 
-def test_local_models_are_free_by_a_row_that_says_so() -> None:
-    """Zero because of a price, not for want of one; a model that nobody knows is unpriced."""
+def test_local_models_are_free_by_a_row_with_zero_rates() -> None:
+    """Local models have a price of zero. An unknown model is unpriced."""
     table = PriceTable.default()
     for model in ("local:m", "local-chat:smol.gguf", "local-messages:a"):
         cost = table.price(model, TokenUsage(5, 5, 5, 5, 5, 5), 0)
@@ -213,7 +215,9 @@ def test_local_models_are_free_by_a_row_that_says_so() -> None:
 
 
 def test_a_version_is_the_hash_of_its_rates() -> None:
-    """Order, label and notes don't matter; any rate or date does. The value itself is fixed for good."""
+    """Order, label and notes don't change the version, but any rate or date does. The value for one table is
+    fixed.
+    """
     a, b = row("p:a"), row("p:b")
     table = one(a, b)
     assert table == PriceTable.from_rows([b, row("p:a", note="n")], "other label")
@@ -236,19 +240,19 @@ def test_a_version_is_the_hash_of_its_rates() -> None:
     ],
 )
 def test_impossible_tables_are_refused(rows: list[PriceRow], complaint: str) -> None:
-    """At most one row can match a call, and rates are whole numbers."""
+    """At most one row may match a call, and rates must be whole numbers."""
     with pytest.raises(ConfigurationError, match=complaint):
         PriceTable.from_rows(rows)
 
 
-def test_overrides_replace_a_model_whole() -> None:
-    """A user's row for a model leaves nothing of ours for it, and everything else alone."""
+def test_overrides_replace_all_rows_of_a_model() -> None:
+    """A user's row for a model replaces all shipped rows of that model, and no other rows."""
     merged = one(row("p:a"), row("p:a", above=5), row("p:b")).merged(one(row("p:a", input=9)))
     assert [(r.model, r.input) for r in merged.rows] == [("p:a", 9), ("p:b", 1)]
 
 
 def test_the_demo_file_has_two_versions() -> None:
-    """The demo shows costs, a difference between versions, and what hosted models would cost."""
+    """The demo shows costs, a difference between versions, and the price of hosted models."""
     first, second = PriceTable.all_from_yaml(DEMO)
     assert PriceTable.from_yaml(DEMO) == second != first
     usage = TokenUsage(input_tokens=100, output_tokens=50)
@@ -266,7 +270,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_price_file_is_read_without_floats(tmp_path: Path) -> None:
-    """Decimals, dates, tiers and empty values come out exactly."""
+    """Decimals, dates, tiers and empty values are read exactly."""
     path = write(
         tmp_path / "prices.yaml",
         """
@@ -313,8 +317,8 @@ def test_a_price_file_is_read_without_floats(tmp_path: Path) -> None:
         ("prices: [{model: 'p:m', input: !!python/object/apply:os.getcwd []}]", "expected a single value"),
     ],
 )
-def test_a_wrong_price_file_says_where_and_what(tmp_path: Path, text: str, complaint: str) -> None:
-    """The error names the file, the key and what was expected."""
+def test_a_wrong_price_file_is_reported_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    """The error has the file, the key and the expected value."""
     path = write(tmp_path / "prices.yaml", text)
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         PriceTable.from_yaml(path)
@@ -322,12 +326,12 @@ def test_a_wrong_price_file_says_where_and_what(tmp_path: Path, text: str, compl
 
 
 def test_a_missing_price_file_is_named(tmp_path: Path) -> None:
-    """A path that isn't there is a configuration error, too."""
+    """A missing file is a configuration error, too."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
         PriceTable.from_yaml(tmp_path / "nowhere.yaml")
 
 
-# A price table at other rates.
+# A price table with other rates.
 
 ROWS = (
     PriceRow(model="anthropic:opus", input=5_000_000, output=25_000_000, cache_read=500_001, valid_to=1000),
@@ -339,8 +343,8 @@ ROWS = (
 TABLE = PriceTable(ROWS, "ours", aliases=[PriceAlias("azure:*", "openai:*")])
 
 
-def test_a_discount_is_on_every_rate_of_the_models_that_it_names() -> None:
-    """Tiers, dates, sizes and missing rates stay; other models and aliases as well."""
+def test_a_discount_changes_every_rate_of_its_models() -> None:
+    """Tiers, dates, sizes and missing rates stay. Other models and aliases are not changed."""
     table = TABLE.discounted({"anthropic:*": "0.8"})
     haiku, old, new, priority, gpt = table.rows
     assert (haiku.input, haiku.output, haiku.extra) == (800_001, None, {"web_search": 8_000_000_000})
@@ -358,8 +362,8 @@ def test_the_factor_with_more_letters_counts_and_they_are_not_multiplied() -> No
     assert table.label == "agreed"
 
 
-def test_a_factor_that_is_no_exact_number_or_would_change_nothing_is_refused() -> None:
-    """A float would not be the number that was meant; a name may be priced as another one."""
+def test_an_inexact_or_useless_factor_is_refused() -> None:
+    """A float would not be the intended number. A name may be priced as another one."""
     for factor in (0.8, "eight", "-1", "nan", "inf", True, None, ""):
         with pytest.raises(ConfigurationError, match="the factor on 'anthropic:\\*' is"):
             TABLE.discounted({"anthropic:*": factor})  # type: ignore[dict-item]
@@ -370,7 +374,7 @@ def test_a_factor_that_is_no_exact_number_or_would_change_nothing_is_refused() -
 
 @given(st.decimals(0, 2, places=3), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_a_bill_under_a_discount_is_the_bill_times_the_factor(factor: Decimal, tokens: int, out: int) -> None:
-    """To within the rounding of a rate to a pico-dollar, and of the sum to a nano-dollar."""
+    """Differences come only from rounding a rate to a pico-dollar and the sum to a nano-dollar."""
     usage = TokenUsage(input_tokens=tokens, output_tokens=out)
     full = TABLE.price("openai:gpt-5", usage, 0).nano_usd
     less = TABLE.discounted({"openai:*": factor}).price("openai:gpt-5", usage, 0).nano_usd
@@ -379,7 +383,7 @@ def test_a_bill_under_a_discount_is_the_bill_times_the_factor(factor: Decimal, t
     assert abs(less - full * factor) <= Decimal(tokens + out) / 2000 + 2
 
 
-# What prompt caches saved: the price without a cache, less the price as it was.
+# The savings of prompt caches: the price without a cache minus the actual price.
 
 CACHE_RATES = {"cache_read": 1_000, "cache_write_5m": 12_500, "cache_write_1h": 20_000}
 PRICES = PriceTable([row("openai:gpt-5", input=10_000, output=50_000, **CACHE_RATES)])
@@ -396,8 +400,10 @@ async def saved(
         return await cache_savings(store, PRICES, where)
 
 
-async def test_reading_saves_and_writing_costs(tmp_path: Path) -> None:
-    """In nano-USD: 1000 tokens read at a tenth of 10 each save 9 each; 100 written cost 2.5 or 10 more each."""
+async def test_cache_reads_save_and_cache_writes_cost(tmp_path: Path) -> None:
+    """In nano-USD: 1,000 tokens read at a tenth of 10 each save 9 each. 100 written tokens cost 2.5 or 10 more
+    each.
+    """
     found = await saved(
         tmp_path / "trace.db",
         TokenUsage(50, 10, cached_input_tokens=1000),
@@ -408,8 +414,8 @@ async def test_reading_saves_and_writing_costs(tmp_path: Path) -> None:
     assert found == CacheSavings(calls=3, cached_input_tokens=1000, saved_nano_usd=9000 - 250 - 1000, unpriced=0)
 
 
-async def test_calls_without_a_price_are_counted_beside(tmp_path: Path) -> None:
-    """And calls that the filter leaves out aren't counted at all."""
+async def test_calls_without_a_price_are_counted_separately(tmp_path: Path) -> None:
+    """Calls outside of the filter are not counted."""
     usage = TokenUsage(50, 10, cached_input_tokens=1000)
     found = await saved(tmp_path / "a.db", usage, model="openai:unheard-of")
     assert (found.calls, found.saved_nano_usd, found.unpriced) == (1, 0, 1)
@@ -417,8 +423,8 @@ async def test_calls_without_a_price_are_counted_beside(tmp_path: Path) -> None:
     assert (found.calls, found.saved_nano_usd) == (1, 9000)
 
 
-def test_without_a_cache_all_input_is_plain() -> None:
-    """Parts that are counted apart stay what they are."""
+def test_without_a_cache_all_input_is_fresh() -> None:
+    """Other parts of the usage do not change."""
     details = {"audio_cache_read": 30, "audio_input": 5, "web_search": 1}
     usage = TokenUsage(50, 10, cached_input_tokens=40, details=details)
     plain = without_cache(usage)

@@ -24,7 +24,7 @@ from .contract.test_pruning import NOVEMBER, fill
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, call, sql
 
-# Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete.
+# Retention: old calls are deleted completely, the sums of other calls stay, and no other code can delete.
 
 SECOND = 1_000_000
 PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
@@ -35,8 +35,10 @@ def counts(path: Path) -> dict[str, int]:
     return {table: sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 
 
-async def test_old_calls_go_with_all_that_is_theirs(store: TraceStore, make: Maker) -> None:
-    """Events, tags and costs under every price version; a session and an ended run without rows as well."""
+async def test_old_calls_are_deleted_with_all_their_rows(store: TraceStore, make: Maker) -> None:
+    """Events, tags, and costs under every price version are deleted, with a session and an ended run without
+    rows.
+    """
     old, new = Maker("run_old"), make
     begun = old(SessionCreated(model="m"), session_id="gone", ts_us=T0)
     await store.write([begun, *call(old, 1, 1, session="gone")])
@@ -58,8 +60,8 @@ async def test_old_calls_go_with_all_that_is_theirs(store: TraceStore, make: Mak
     assert [row.session_id for row in await store.sessions()] == ["s"]
 
 
-async def test_a_call_that_is_open_or_ended_later_stays_whole(store: TraceStore, make: Maker) -> None:
-    """One across the cutoff, one without an end, and one whose second attempt came later keep every event."""
+async def test_a_call_that_is_open_or_ended_later_keeps_all_events(store: TraceStore, make: Maker) -> None:
+    """A call across the cutoff, an open call, and a call with a later second attempt keep every event."""
     across = call(make, 1, 0, seconds=100)
     still = make.started("req_open", ts_us=T0)
     retried = [
@@ -74,8 +76,8 @@ async def test_a_call_that_is_open_or_ended_later_stays_whole(store: TraceStore,
     assert counts(store.path) == before
 
 
-async def test_the_last_call_and_event_stay_so_that_no_number_comes_twice(store: TraceStore, make: Maker) -> None:
-    """A reader that goes on behind the last number misses nothing after everything was old."""
+async def test_the_last_call_and_event_stay_so_that_no_number_is_reused(store: TraceStore, make: Maker) -> None:
+    """A reader that continues after the last number misses nothing, even if all calls were old."""
     await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
     last = await store.last_event_id()
     newest = (await store.calls(limit=1))[0].call_id
@@ -86,8 +88,8 @@ async def test_the_last_call_and_event_stay_so_that_no_number_comes_twice(store:
     assert (await store.calls(limit=1))[0].call_id > newest
 
 
-async def test_the_run_that_lives_stays(store: TraceStore, make: Maker) -> None:
-    """Its number is in use, also when none of its rows is left; what it writes next belongs to it."""
+async def test_a_living_run_stays(store: TraceStore, make: Maker) -> None:
+    """The run keeps its number, even without rows. Its next events belong to it."""
     await store.write([make(ActorStarted(actor="x"), ts_us=T0)])
     await store.write(call(Maker("run_other"), 1, 10))
     await store.prune(before=T0 + 5 * SECOND)
@@ -96,8 +98,8 @@ async def test_the_run_that_lives_stays(store: TraceStore, make: Maker) -> None:
     assert {row.run_id for row in await store.calls()} == {"run_test", "run_other"}
 
 
-async def test_nobody_else_can_delete(store: TraceStore, make: Maker) -> None:
-    """Before and after a prune a DELETE is refused; inside its transaction a younger event can't be deleted."""
+async def test_only_a_prune_can_delete(store: TraceStore, make: Maker) -> None:
+    """Before and after a prune, a DELETE is refused. During its transaction, a younger event can't be deleted."""
     await store.write([*call(make, 1, 0), *call(make, 2, 100)])
     await store.reprice(PRICES)
     for _ in range(2):
@@ -115,7 +117,7 @@ async def test_nobody_else_can_delete(store: TraceStore, make: Maker) -> None:
 async def test_writing_goes_on_between_the_steps(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that comes while much is deleted is served after one step, not after all."""
+    """A writer waits for one step of the deletion, not for all steps."""
     monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 10)
     await store.write([event for number in range(200) for event in call(make, number, number)])
     left: list[int] = []
@@ -137,10 +139,10 @@ async def test_writing_goes_on_between_the_steps(
     assert await integrity(store) == "ok"
 
 
-async def test_an_interrupted_prune_leaves_whole_calls_and_is_taken_up(
+async def test_an_interrupted_prune_leaves_complete_calls_and_is_continued(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after its first step, it has deleted whole calls; again, it deletes the rest."""
+    """A prune that stops after its first step has deleted complete calls. The next prune deletes the rest."""
     monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 3)
     await store.write([event for number in range(10) for event in call(make, number, number)])
 
@@ -160,10 +162,10 @@ async def test_an_interrupted_prune_leaves_whole_calls_and_is_taken_up(
     repriced=st.booleans(),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_what_remains_keeps_its_sums(
+async def test_remaining_calls_keep_their_sums(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]], cutoff: int, repriced: bool
 ) -> None:
-    """The costs of the calls that stay are those they had, under both prices; their events are all there."""
+    """The other calls keep their costs under both prices, and all their events."""
     async with TraceStore(tmp_path_factory.mktemp("sums") / "trace.db") as store:
         make, moment = Maker(), T0 + cutoff * SECOND
         for number, (at, seconds) in enumerate(spans, 1):
@@ -187,8 +189,8 @@ async def test_what_remains_keeps_its_sums(
         assert len(found) == len(left)
 
 
-async def test_by_size_the_oldest_go(tmp_path: Path, make: Maker) -> None:
-    """The pages in use come below the limit, the youngest calls stay, and the file gives the pages back."""
+async def test_a_limit_on_size_deletes_the_oldest_calls(tmp_path: Path, make: Maker) -> None:
+    """The used pages are below the limit, the youngest calls stay, and the file becomes smaller."""
     async with TraceStore(tmp_path / "trace.db") as store:
         for start in range(0, 2000, 500):
             await store.write([event for n in range(start, start + 500) for event in call(make, n, n)])
@@ -203,8 +205,8 @@ async def test_by_size_the_oldest_go(tmp_path: Path, make: Maker) -> None:
         assert (await store.prune(max_bytes=10**6)).attempts == 0
 
 
-async def test_a_vacuum_shrinks_a_file_that_was_made_without(tmp_path: Path, make: Maker) -> None:
-    """It is rewritten once, and from then on can give pages back by itself."""
+async def test_a_vacuum_shrinks_a_file_without_auto_vacuum(tmp_path: Path, make: Maker) -> None:
+    """The file is rewritten once. From then on, it can shrink by itself."""
     path = tmp_path / "trace.db"
     sql(path, "PRAGMA auto_vacuum = NONE", "CREATE TABLE x (y)", "DROP TABLE x")
     async with TraceStore(path) as store:
@@ -219,7 +221,7 @@ async def test_a_vacuum_shrinks_a_file_that_was_made_without(tmp_path: Path, mak
 
 
 async def test_a_reader_can_only_count(store: TraceStore, make: Maker) -> None:
-    """A dry run works over a file opened for reading; a prune is refused."""
+    """A dry run works on a file that is open for reading. A prune is refused."""
     await store.write([*call(make, 1, 0), *call(make, 2, 100)])
     async with TraceStore.open_readonly(store.path) as reader:
         assert (await reader.prune(before=T0 + 50 * SECOND, dry_run=True)).attempts == 1
@@ -230,7 +232,7 @@ async def test_a_reader_can_only_count(store: TraceStore, make: Maker) -> None:
 async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the attempts of one call lie far apart, a dry run counts what then goes."""
+    """The attempts of a call can be far apart. A dry run counts exactly the deleted rows."""
     monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 2)
     monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 2)
     names = [f"req_{n}" for n in range(3)]
@@ -245,7 +247,7 @@ async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
     assert counts(store.path)["call_tags"] == 1
 
 
-# What was captured goes with the sessions that are pruned, and nothing of what another session still says.
+# Captured content is deleted with the pruned sessions. Content that another session uses stays.
 
 OLD, YOUNG, CUTOFF = T0, T0 + 10**12, T0 + 10**11
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
@@ -255,7 +257,7 @@ MANUAL = TextBlock("a manual that both of them were given " * 100)
 async def keep(
     store: TraceStore, make: Maker, session: str, said: list[Message], ts_us: int, first: int = 0
 ) -> None:
-    """A session whose messages are all said at one moment."""
+    """Write a session whose messages all have the same time."""
     begun = [
         make(SessionCreated(model="sonnet"), session_id=session, ts_us=ts_us),
         make(SessionConfigured(history=0, setup=SETUP, begins=True), session_id=session, ts_us=ts_us),
@@ -264,8 +266,8 @@ async def keep(
     await store.write(captured(*([] if first else begun), *made))
 
 
-async def test_what_an_old_message_of_a_living_session_says_stays(store: TraceStore, make: Maker) -> None:
-    """A session that goes on keeps its beginning, with the blocks that it shares with one that was pruned."""
+async def test_old_messages_of_a_living_session_stay(store: TraceStore, make: Maker) -> None:
+    """A living session keeps its first messages, and the blocks that it shares with a pruned session."""
     long_ago = [Message.user([TextBlock("look"), PICTURE]), Message.assistant([MANUAL])]
     await keep(store, make, "old", long_ago, OLD)
     await keep(store, make, "living", long_ago, OLD)
@@ -276,10 +278,10 @@ async def test_what_an_old_message_of_a_living_session_says_stays(store: TraceSt
     assert (list(saved.messages), saved.missing) == ([*long_ago, Message.user("And now?")], ())
 
 
-async def test_many_sessions_go_in_several_steps(
+async def test_many_sessions_are_deleted_in_several_steps(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the size of a step, all that is old is gone and nothing else."""
+    """For any size of a step, exactly the old sessions are deleted."""
     monkeypatch.setattr(pruning, "SESSIONS_AT_ONCE", 2)
     monkeypatch.setattr(expiry, "BODIES_AT_ONCE", 3)
     for number in range(7):
@@ -293,14 +295,17 @@ async def test_many_sessions_go_in_several_steps(
 
 
 async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
-    """Messages, large blocks, media and setup; a younger session stays whole, and a dry run deletes nothing."""
+    """Messages, large blocks, media and setup are deleted. A younger session is complete, and a dry run deletes
+    nothing.
+    """
     await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
     kept = [Message.user([TextBlock("the young one"), MANUAL])]
     await keep(store, make, "young", kept, YOUNG)
     dry = await store.prune(before=CUTOFF, dry_run=True)
     assert (dry.events, dry.bodies, len(await store.messages("old"))) == (3, 0, 1)
     report = await store.prune(before=CUTOFF)
-    assert (report.sessions, report.bodies) == (1, 2)  # the message and the picture: manual and setup are shared
+    # the message and the picture: other sessions share the manual and the setup
+    assert (report.sessions, report.bodies) == (1, 2)
     assert await store.saved_session("old") is None
     assert await store.messages("young") == kept
     await store.close()
@@ -309,7 +314,7 @@ async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore
 
 
 async def test_the_run_that_a_session_belongs_to_keeps_its_number(store: TraceStore, make: Maker) -> None:
-    """Its events may be gone; who else goes on with the session is still told from it."""
+    """The run's events may be deleted. Its number still identifies the owner of the session."""
     await keep(store, make, "s", [Message.user("Hi")], OLD)
     later = Maker("run_later")
     await store.write([later(ActorStarted(actor="x"), session_id="s", ts_us=YOUNG)])
@@ -318,13 +323,13 @@ async def test_the_run_that_a_session_belongs_to_keeps_its_number(store: TraceSt
     assert await store.session_owner("s", "run_later") == ("run_test", 1)
 
 
-# A backup: whole, private, of one moment, made while others write, and never over anything.
+# A backup is complete and private, has the state of one moment, runs while others write, and overwrites no file.
 
 
 async def test_a_backup_is_a_trace_file_of_its_moment(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written while it is copied is not in it, and doesn't make it begin again; it opens as a store."""
+    """Writes during the copy are not in the backup and do not restart it. The backup opens as a store."""
     monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
     await store.write([make.started(f"req_{n}") for n in range(400)])
     target = tmp_path / "copy.db"
@@ -358,7 +363,9 @@ async def test_a_backup_is_a_trace_file_of_its_moment(
 async def test_a_reader_can_make_a_backup_and_nothing_is_overwritten(
     store: TraceStore, make: Maker, tmp_path: Path
 ) -> None:
-    """Another process's file is copied without being opened for writing; a file at the path stays as it is."""
+    """The file of another process is copied without a writing connection. An existing file at the path is not
+    changed.
+    """
     await store.write([make.started()])
     async with TraceStore.open_readonly(store.path) as reader:
         await reader.backup(tmp_path / "copy.db")
@@ -375,7 +382,7 @@ async def test_a_reader_can_make_a_backup_and_nothing_is_overwritten(
 async def test_a_failed_or_cancelled_backup_leaves_nothing(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a file nor a part of one; the store goes on."""
+    """No file and no part of one is left. The store continues."""
     monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
     await store.write([make.started(f"req_{n}") for n in range(200)])
     before = sorted(path.name for path in store.path.parent.glob("*"))
@@ -394,11 +401,11 @@ async def test_a_failed_or_cancelled_backup_leaves_nothing(
     await store.backup(tmp_path / "copy.db")
 
 
-# Retention in PostgreSQL: months are dropped, and nobody deletes anything otherwise.
+# Retention in PostgreSQL: months are dropped, and other deletions are refused.
 
 
 async def test_a_month_before_the_cutoff_is_dropped(postgres_dsn: str, tmp_path: Path) -> None:
-    """Its partition goes as a whole; what stays of it stands in a new one, under its old number."""
+    """The partition is dropped as a whole. Its remaining events move to a new partition and keep their numbers."""
     async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:
 
         async def months() -> dict[str, int]:
@@ -421,10 +428,10 @@ async def test_a_month_before_the_cutoff_is_dropped(postgres_dsn: str, tmp_path:
         assert kept == numbered
 
 
-async def test_a_month_that_somebody_reads_loses_its_rows_all_the_same(
+async def test_a_month_with_a_reader_still_loses_its_rows(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drop waits for a reader a while, and then rows are deleted one by one."""
+    """A drop waits for a reader for a while. Then the rows are deleted one by one."""
     import psycopg
 
     monkeypatch.setattr(upkeep, "LOCK_TIMEOUT", "50ms")
@@ -437,8 +444,10 @@ async def test_a_month_that_somebody_reads_loses_its_rows_all_the_same(
         assert [event.request_id for event in await store.events()] == ["req_open", "req_4", "req_4"]
 
 
-async def test_nobody_deletes_or_changes_what_is_kept(postgres_dsn: str, tmp_path: Path) -> None:
-    """Events, costs and prices are append-only for whoever is connected; a backup names its program."""
+async def test_stored_rows_cannot_be_deleted_or_changed(postgres_dsn: str, tmp_path: Path) -> None:
+    """For every connection, events, costs and prices are append-only. The error for a backup names the program to
+    use.
+    """
     import psycopg
 
     async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:

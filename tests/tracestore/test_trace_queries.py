@@ -31,7 +31,7 @@ from callboard.tracestore.sqlite.statements import SQLITE, Statements, statement
 
 from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
 
-# What can be asked of a trace: filters, sums, statistics, errors and free SQL.
+# Queries of a trace: filters, sums, statistics, errors and SQL.
 
 
 def nearest_rank(values: list[float], part: int) -> float | None:
@@ -43,7 +43,7 @@ def nearest_rank(values: list[float], part: int) -> float | None:
 async def test_percentiles_are_exact(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[bool, int, int]]
 ) -> None:
-    """They are what sorting the values gives, in each group."""
+    """In each group, they equal the result of sorting the values."""
     make = Maker()
     batch = []
     for number, (first, wait, rest) in enumerate(calls):
@@ -72,7 +72,7 @@ async def test_percentiles_are_exact(
 
 
 async def test_the_usual_filters_use_an_index(store: TraceStore) -> None:
-    """The newest calls are found without reading the table and without sorting it; a job by an index of jobs."""
+    """The newest calls are found without reading or sorting the table. A job is found by an index of jobs."""
 
     async def plan_of(statement: str, values: Sequence[SqlValue], index: str) -> list[str]:
         plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {statement}", values)]
@@ -98,7 +98,7 @@ async def test_the_usual_filters_use_an_index(store: TraceStore) -> None:
 
 
 async def test_the_calls_of_a_tree_are_found_by_indexes(store: TraceStore) -> None:
-    """Those of its root by the turn, and the others by the root."""
+    """The plan uses an index for the calls of the root turn, and one for the calls below it."""
     statement, values = calls_query(CallFilter(root_turn_id="trn_1"), None, 50, SQLITE)
     plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {statement}", values)]
     assert [step for step in plan if step.split()[1] == "c"] == [
@@ -107,8 +107,8 @@ async def test_the_calls_of_a_tree_are_found_by_indexes(store: TraceStore) -> No
     ]
 
 
-async def test_sql_does_nothing_but_read(store: TraceStore, make: Maker) -> None:
-    """Whatever it is, it is refused in words, and the file stays as it was."""
+async def test_sql_only_reads(store: TraceStore, make: Maker) -> None:
+    """Every other statement is refused with a readable error, and the file is unchanged."""
     await three_calls(store, make)
     before = await store.calls()
     reading = "only reading"
@@ -125,28 +125,28 @@ async def test_sql_does_nothing_but_read(store: TraceStore, make: Maker) -> None
         assert await store.calls() == before, statement
 
 
-async def test_a_file_that_is_not_there_is_not_made_by_asking(tmp_path: Path) -> None:
-    """SQL on a missing file is a StoreError."""
+async def test_sql_does_not_create_a_missing_file(tmp_path: Path) -> None:
+    """SQL on a missing file raises a StoreError."""
     with pytest.raises(StoreError):
         await TraceStore.open_readonly(tmp_path / "none.db").sql("SELECT 1")
     assert not (tmp_path / "none.db").exists()
 
 
-# What goes into the store comes out: events as they were, calls as their events say.
+# Stored events are read back unchanged, and calls have the values of their events.
 
 
 async def test_stored_events_cannot_be_edited(store: TraceStore, make: Maker) -> None:
-    """Not even with another tool: a trigger stands in the way."""
+    """A trigger also refuses edits by other tools."""
     await store.write([make.started()])
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
         sql(store.path, "UPDATE events SET data = '{}'")
 
 
-# Events become the same rows however they are spread over batches, and few statements bring them there.
+# Events become the same rows in any division into batches, with few statements.
 
 
 def story() -> list[Envelope]:
-    """Two runs with calls that end well, fail, are cancelled, retried, or are still under way."""
+    """Two runs with calls that complete, fail, are cancelled, are retried, or are in progress."""
     first, second = Maker("run_a"), Maker("run_b")
     ids = {"session_id": "s1", "turn_id": "t1", "message_id": "m1", "caused_by": "req_0", "tags": {"team": "red"}}
     other = {"session_id": "s2", "tags": {"team": "blue", "env": "test"}}
@@ -183,7 +183,7 @@ QUERIES = {
 
 
 def tables(path: Path) -> dict[str, list[dict[str, object]]]:
-    """All rows of the tables that events go into, without the numbers that only say which row came first."""
+    """All rows of the tables for events, without the numbers that only have the order of insertion."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         file.row_factory = sqlite3.Row
         return {
@@ -204,7 +204,7 @@ async def written(path: Path, batches: Sequence[Sequence[Envelope]]) -> dict[str
 
 @st.composite
 def tellings(draw: st.DrawFn) -> list[list[Envelope]]:
-    """The story in any order, some of it told twice, in batches cut anywhere."""
+    """The story in any order, with repetitions, in any batches."""
     events = story()
     again = draw(st.lists(st.sampled_from(events), max_size=6))
     order = draw(st.permutations([*events, *again]))
@@ -214,7 +214,7 @@ def tellings(draw: st.DrawFn) -> list[list[Envelope]]:
 
 @pytest.fixture(scope="module")
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
-    """The rows of the story, each event a batch of its own, in order."""
+    """The rows of the story if each event is a batch, in order."""
     path = tmp_path_factory.mktemp("story") / "trace.db"
     return anyio.run(written, path, [[envelope] for envelope in story()])
 
@@ -226,12 +226,12 @@ def test_any_order_and_any_split_give_the_same_rows(
     one_by_one: dict[str, list[dict[str, object]]],
     telling: list[list[Envelope]],
 ) -> None:
-    """Shuffled, repeated and cut into batches anywhere, events leave the rows of events written one by one."""
+    """Shuffled, repeated events in any batches give the same rows as events written one by one."""
     assert anyio.run(written, tmp_path_factory.mktemp("telling") / "trace.db", telling) == one_by_one
 
 
 class Written:
-    """Stands for `Statements`: keeps what is inserted, by table."""
+    """A replacement for `Statements` that records the inserted rows by table."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
@@ -242,12 +242,12 @@ class Written:
             self.rows[table] = self.rows.get(table, 0) + len(parameters) // len(insert.columns)
 
     def run(self, sql: str, parameters: list[SqlValue]) -> list[Row]:
-        """There is no repricing to be found."""
+        """Return no rows, because there is no repricing."""
         return []
 
 
-def test_a_column_that_gets_its_first_value_late_is_stored_and_null_before() -> None:
-    """Columns without any value are left out of the statements, until a row has one."""
+def test_a_column_can_get_its_first_value_in_a_later_row() -> None:
+    """A column without any value is left out of the statement until a row has a value."""
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE t (name UNIQUE, first, second)")
     keep_first = (
@@ -268,7 +268,7 @@ def test_a_column_that_gets_its_first_value_late_is_stored_and_null_before() -> 
 
 
 async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(make: Maker) -> None:
-    """Eight quick calls are eight rows, not eight that are inserted and then looked up and changed."""
+    """Eight quick calls are eight inserted rows. No row is changed afterwards."""
 
     def number_of(run: RunSpan) -> int:
         return 1
@@ -280,8 +280,8 @@ async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(
 
 
 @given(rows=st.integers(0, 400), width=st.integers(1, 13))
-def test_an_insert_brings_every_row_with_few_statements(rows: int, width: int) -> None:
-    """In order, with nothing but the last row repeated; a quarter more at the most."""
+def test_every_row_is_inserted_with_few_statements(rows: int, width: int) -> None:
+    """Rows are in order, and only the last row is repeated, for at most a third more."""
     insert = Insert("t", tuple(f"c{n}" for n in range(width)), "ON CONFLICT DO NOTHING")
     values: list[SqlValue] = list(range(rows * width))
     brought: list[SqlValue] = []
@@ -296,8 +296,8 @@ def test_an_insert_brings_every_row_with_few_statements(rows: int, width: int) -
     assert statements <= rows // 64 + 4
 
 
-async def test_a_value_of_the_wrong_kind_is_the_events_fault(store: TraceStore, make: Maker) -> None:
-    """What the tables don't take is no failure of the file: nothing of its batch is written."""
+async def test_a_value_of_the_wrong_kind_is_a_value_error(store: TraceStore, make: Maker) -> None:
+    """A value that the tables refuse is no failure of the file. No event of its batch is written."""
     event = msgspec.structs.replace(make.completed("bad").data, latency_ms=7, provider=None)
     for bad in (make(event, request_id="bad"), make(event, request_id=object())):
         with pytest.raises(Exception, match=r"NOT NULL|bind") as caught:
@@ -308,8 +308,8 @@ async def test_a_value_of_the_wrong_kind_is_the_events_fault(store: TraceStore, 
     assert [row.request_id for row in await store.calls(CallFilter(status="started"))] == ["good"]
 
 
-async def test_what_kind_of_call_it_was_can_be_asked_and_grouped_by(store: TraceStore, make: Maker) -> None:
-    """A call without a start is taken for a conversation's, as those of earlier versions are."""
+async def test_calls_can_be_filtered_and_grouped_by_operation(store: TraceStore, make: Maker) -> None:
+    """A call without a start counts as a conversation, like the calls of earlier versions."""
     await store.write([make.completed("b"), make.started("a", operation="embeddings"), make.completed("a")])
     await store.write([make.started("c"), make.completed("c")])
     kinds = {row.request_id: row.operation for row in await store.calls()}
@@ -320,17 +320,17 @@ async def test_what_kind_of_call_it_was_can_be_asked_and_grouped_by(store: Trace
     assert sorted((row.key, row.calls) for row in costs) == [(("chat",), 2), (("embeddings",), 1)]
 
 
-# Calls as CSV, JSON lines and Parquet: every row, exact money, bounded memory, whole files or none.
+# Calls as CSV, JSON lines and Parquet: every row, exact amounts, bounded memory, and complete files or none.
 
 
 def names_in(folder: Path) -> list[str]:
-    """Of the files that are not SQLite's own."""
+    """The names of files other than SQLite's own."""
     return sorted(name for name in os.listdir(folder) if not name.startswith(("trace.db-", "trace.db.")))
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_exact_usd_is_exact(nano_usd: int) -> None:
-    """Nine decimals, never an exponent."""
+    """The text has nine decimals and never an exponent."""
     text = exact_usd(nano_usd)
     assert Decimal(text) * 10**9 == nano_usd
     assert len(text.partition(".")[2]) == 9
@@ -339,7 +339,7 @@ def test_exact_usd_is_exact(nano_usd: int) -> None:
 async def test_parquet_without_pyarrow_names_the_extra(
     store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves no file behind."""
+    """No file is left."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"callboard\[parquet\]"):
         await export_calls(store, tmp_path / "calls.parquet", "parquet")
@@ -350,7 +350,7 @@ async def test_parquet_without_pyarrow_names_the_extra(
 async def test_an_export_that_fails_leaves_the_old_file(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format
 ) -> None:
-    """Whole or not at all, and nothing half-done beside it."""
+    """An export is complete or leaves no file."""
     await fill(store, make, 5)
     target = tmp_path / "calls.out"
     await export_calls(store, target, format, page=2)

@@ -1,4 +1,4 @@
-"""Stored events that are replayed through a bus: unchanged, in order, page by page, in today's form."""
+"""Stored events that are replayed through a bus: unchanged, in order, page by page, in their current form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .trace_making import T0, Maker
 
 
 class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
-    """A host's own event, in its third form."""
+    """A host's event in its third form."""
 
     SCHEMA: ClassVar[int] = 3
 
@@ -51,7 +51,7 @@ class Counted(Event, frozen=True, kw_only=True, tag="host.counted.often"):
 
 @pytest.fixture
 def moved_forms() -> Iterator[None]:
-    """What leads from the first form (feet) and the second (centimetres) to today's."""
+    """Upcasts from the first form (feet) and the second (centimetres) to the current one."""
 
     def feet_to_centimetres(fields: JsonObject) -> JsonObject:
         feet = fields.pop("feet")
@@ -95,8 +95,8 @@ def a_mixture(make: Maker) -> list[Envelope]:
     ]
 
 
-async def test_a_live_bus_its_trace_and_the_replay_say_the_same(store: TraceStore) -> None:
-    """Every envelope that a subscriber of the live bus saw comes again, in whatever pages it is read."""
+async def test_a_replay_has_the_envelopes_of_the_live_bus(store: TraceStore) -> None:
+    """Every envelope of the live bus is replayed, for any size of pages."""
     live = Bus(run_id="run_live")
     subscription = live.subscribe(">", policy=Lossless())
     for each in a_mixture(Maker()):
@@ -110,7 +110,7 @@ async def test_a_live_bus_its_trace_and_the_replay_say_the_same(store: TraceStor
 
 
 async def test_filters_combine_and_topics_match_as_on_a_bus(store: TraceStore, make: Maker) -> None:
-    """A star is one token, here as there. A pattern that can match nothing is refused at once."""
+    """As on a bus, a star is one token. A pattern that can't match is refused immediately."""
     await store.write(a_mixture(make))
     rows: list[tuple[dict[str, Any], Sequence[int]]] = [
         ({"session_id": "s1"}, [1, 2, 3, 4, 5, 6]),
@@ -133,8 +133,8 @@ async def test_filters_combine_and_topics_match_as_on_a_bus(store: TraceStore, m
         StoredEvents(store, topics=("llm.call*",))
 
 
-async def test_a_replay_ends_with_what_was_there_when_it_began(store: TraceStore, make: Maker) -> None:
-    """A file that is being written doesn't keep it going for ever; replayed again, it has the rest."""
+async def test_a_replay_ends_with_the_events_at_its_start(store: TraceStore, make: Maker) -> None:
+    """Events that are written later do not extend the replay. A second replay has them."""
     await store.write([make.started(f"r{number}") for number in range(10)])
     source = StoredEvents(store, page=3)
     seen = []
@@ -145,8 +145,8 @@ async def test_a_replay_ends_with_what_was_there_when_it_began(store: TraceStore
     assert len([envelope async for envelope in source]) == 20
 
 
-async def test_several_runs_come_as_they_were_stored(store: TraceStore) -> None:
-    """Within each the order is that of its bus."""
+async def test_several_runs_are_replayed_in_the_order_of_storing(store: TraceStore) -> None:
+    """The events of each run have the order of their bus."""
     one, two = Maker("run_1"), Maker("run_2")
     batch = [one.started("a"), two.started("b"), one.completed("a"), two.completed("b")]
     await store.write(batch)
@@ -154,8 +154,8 @@ async def test_several_runs_come_as_they_were_stored(store: TraceStore) -> None:
     assert await replayed(StoredEvents(store, run_id="run_2")) == [batch[1], batch[3]]
 
 
-async def test_a_lossless_reader_holds_back_the_reading_of_the_file(store: TraceStore, make: Maker) -> None:
-    """Nothing is read ahead beyond the bound and one page."""
+async def test_a_lossless_reader_limits_reading_ahead(store: TraceStore, make: Maker) -> None:
+    """Beyond the limit, at most one page is read ahead."""
     await store.write([make.started(f"r{number}") for number in range(3000)])
     bus = Bus.replay(StoredEvents(store, page=100))
     pages = 0
@@ -179,8 +179,10 @@ async def test_a_lossless_reader_holds_back_the_reading_of_the_file(store: Trace
             assert [envelope.seq async for envelope in events] == list(range(1, 3001))
 
 
-async def test_a_hosts_own_event_comes_as_itself_or_as_unknown(store: TraceStore, make: Maker) -> None:
-    """By its type if the replay knows it, under its own topic either way."""
+async def test_a_hosts_event_has_its_type_or_is_unknown(store: TraceStore, make: Maker) -> None:
+    """The replay returns the event's type if it is known, and otherwise an unknown event. The topic is the
+    same.
+    """
     await store.write([make(Counted(n=7)), make(Moved(metres=2))])
     counted, moved = await replayed(StoredEvents(store, types=(Counted,)))
     assert counted.data == Counted(n=7)
@@ -189,8 +191,8 @@ async def test_a_hosts_own_event_comes_as_itself_or_as_unknown(store: TraceStore
 
 
 @pytest.mark.usefixtures("moved_forms")
-async def test_old_forms_are_brought_to_todays_one_step_at_a_time(store: TraceStore, make: Maker) -> None:
-    """The stored text stays; each old number goes through what is registered for it."""
+async def test_old_forms_are_upcast_one_step_at_a_time(store: TraceStore, make: Maker) -> None:
+    """The stored text does not change. Each old form goes through its registered upcasts."""
     old = [
         b'{"type":"host.moved","feet":100,"name":"n"}',
         b'{"@schema":2,"type":"host.moved","centimetres":400}',
@@ -205,7 +207,7 @@ async def test_old_forms_are_brought_to_todays_one_step_at_a_time(store: TraceSt
 
 @pytest.mark.usefixtures("moved_forms")
 async def test_a_form_that_cannot_be_read_stays_unknown(store: TraceStore, make: Maker) -> None:
-    """A later version's, or one that its upcast can't take: never guessed at, never in anybody's way."""
+    """An event of a later version, or one whose upcast fails, is an unknown event. The replay continues."""
     texts = [
         b'{"@schema":4,"type":"host.moved","metres":1}',
         b'{"@schema":0,"type":"host.moved","metres":1}',
@@ -220,8 +222,8 @@ async def test_a_form_that_cannot_be_read_stays_unknown(store: TraceStore, make:
     assert last == Moved(metres=1)
 
 
-def test_an_event_of_the_catalogue_in_an_old_form_is_brought_to_todays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a field of it had been renamed."""
+def test_an_event_of_the_catalogue_in_an_old_form_is_upcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test renames a field of the event."""
     monkeypatch.setattr(SessionTurnStarted, "SCHEMA", 2)
     monkeypatch.setitem(upcast, ("session.turn_started", 1), lambda fields: {"type": fields["type"], "model": "m"})
     monkeypatch.setattr("callboard.bus.events.codec._SCHEMAS", {"session.turn_started": 2})
@@ -267,10 +269,10 @@ attempts = st.tuples(
 
 
 async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int | None]:
-    """A host's own pricing, written for a live bus.
+    """Calculate prices as a host would on a live bus.
 
     Returns:
-        The cost of each call in nano-USD; None if it is unpriced.
+        The cost of each call in nano-USD. None if the call is unpriced.
     """
     costs: dict[str, int | None] = {}
     starts: dict[str, int] = {}
@@ -294,7 +296,7 @@ async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int
 async def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
     tmp_path: Path, calls: list[tuple[str, str | None, TokenUsage | None, str]]
 ) -> None:
-    """Call by call and in the sum, with tiers, dates, unpriced calls, and failures that used tokens."""
+    """The sum and each call agree, with tiers, dates, unpriced calls, and failures that used tokens."""
     async with TraceStore(Path(mkdtemp(dir=tmp_path)) / "trace.db") as store:
         make = Maker()
         for number, (model, served, usage, how) in enumerate(calls):

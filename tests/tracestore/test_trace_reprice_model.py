@@ -1,7 +1,7 @@
 """Random histories of repricings, compared with a plain model that stores the cost of each call in a dict.
 
-The model knows no sums, no layers and no versions: of each repricing it keeps what it gave to which call. A call
-costs what the last one that gave it a cost and stands says; after each act the file must say the same.
+The model has no sums, layers or versions. For each repricing it stores the cost of each call. The cost of a call
+comes from its last repricing that was not undone. After each step, the file must have the same costs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GROUPINGS = ((), ("model",), ("provider",), ("day",), ("model", "day"), ("sessio
 
 
 class Ticking(SystemClock):
-    """A clock that stands until it is moved."""
+    """A clock that only advances on request."""
 
     def __init__(self) -> None:
         self._now_us = T0
@@ -67,16 +67,16 @@ class Ticking(SystemClock):
 
 
 Opener: TypeAlias = Callable[[Ticking], SqlStore]
-"""Makes new stores by a clock."""
+"""Creates new stores with a clock."""
 
 
 @pytest.fixture
 def server_of(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """New stores on a server, each with a database of its own."""
+    """New stores on a server, each with its own database."""
     made = ExitStack()
 
     def opener(clock: Ticking) -> SqlStore:
-        made.close()  # the story before is over
+        made.close()  # the story before has ended
         dsn = made.enter_context(postgres_server.clean_database(postgres_server.template("stories", _migrate)))
         return PostgresStore(dsn, path=tmp_path_factory.mktemp("model") / "trace", clock=clock)
 
@@ -93,16 +93,16 @@ def _migrate(dsn: str) -> None:
 
 
 class Call(msgspec.Struct):
-    """What the model knows of a call."""
+    """A call in the model."""
 
     name: str
     model: str
     began_us: int
     usage: TokenUsage
     at_call: int | None
-    """The cost when it was called; None if it was unpriced."""
+    """The cost at call time. None if the call was unpriced."""
     ended: bool = False
-    """Whether its usage is known."""
+    """Whether the call has its usage."""
 
     @property
     def session(self) -> str:
@@ -115,9 +115,9 @@ class Act(msgspec.Struct):
     table: PriceTable
     where: CallFilter
     gave: dict[str, int | None]
-    """The cost of each call under it."""
+    """The cost of each call in this repricing."""
     lies_on: list[Act]
-    """The repricings that were current before it."""
+    """The repricings that were current before this one."""
     finished_us: int | None = None
     stands: bool = True
 
@@ -135,11 +135,11 @@ class Act(msgspec.Struct):
 
 
 class Model:
-    """Every call's cost, kept as plainly as can be."""
+    """The cost of every call, in the simplest form."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
-        self.acts: list[Act] = []  # in the order in which they finished
+        self.acts: list[Act] = []  # in the order of their ends
         self.current: list[Act] = []
 
     def cost(self, call: Call) -> int | None:
@@ -150,7 +150,7 @@ class Model:
         return next((act.gave[call.name] for act in acts if call.name in act.gave), call.at_call)
 
     def compare(self, table: PriceTable, where: CallFilter) -> dict[str, list[int]]:
-        """What a report of such a repricing says, by model and as a whole."""
+        """The figures of a repricing's report, by model and in total."""
         act = Act(table, where, {}, [])
         told: dict[str, list[int]] = defaultdict(lambda: [0] * 9)
         for call in self.calls.values():
@@ -174,7 +174,7 @@ class Model:
         return True
 
     def use(self, table: PriceTable | None) -> bool:
-        """The costs that its finished repricings gave, the latest first, up to the last one of all calls."""
+        """Select the finished repricings with this table, the latest first, up to the last one of all calls."""
         acts: list[Act] = []
         for act in reversed(self.acts):
             if act.table == table and not (acts and acts[-1].of_all):
@@ -192,7 +192,7 @@ class Model:
 
 
 def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
-    """What one call adds to the numbers of a report."""
+    """The numbers that one call adds to a report."""
     if before is not None and after is not None:
         return (1, 0, 0, before, after, 0, 0, 0, 0)
     one_sided = (int(after is not None), after or 0, int(before is not None), before or 0)
@@ -211,7 +211,7 @@ def told_by(report: RepriceReport) -> dict[str, list[int]]:
 
 
 class Story:
-    """One trace and its model, and what is done to both."""
+    """One trace and its model, with the steps that change both."""
 
     def __init__(self, store: SqlStore, clock: Ticking) -> None:
         self.store, self.clock, self.model = store, clock, Model()
@@ -219,7 +219,7 @@ class Story:
         self._begun: list[Act] = []
 
     async def begin(self, kind: int, at_call: int | None) -> Call:
-        """A call starts now."""
+        """Start a call now."""
         self.clock.advance()
         usage = TokenUsage(100 + kind, 10)
         call = Call("c" * (len(self.model.calls) + 1), MODELS[kind % 3], self.clock.now_us(), usage, at_call)
@@ -229,7 +229,7 @@ class Story:
         return call
 
     async def end(self, call: Call) -> None:
-        """It ends, a while after it began."""
+        """End the call, some time after its start."""
         source = CostSource.UNPRICED if call.at_call is None else CostSource.COMPUTED
         self.clock.advance()
         ended = self._make.completed(
@@ -259,7 +259,7 @@ class Story:
         self.model.finish(act, self.clock.now_us())
 
     async def interrupt(self, table: PriceTable, where: CallFilter) -> None:
-        """One that is stopped after its first chunk; without calls it comes to its end."""
+        """Stop a repricing after its first chunk. Without calls, it completes."""
         self.clock.advance()
 
         def stop(_done: int, _last: int) -> None:
@@ -299,7 +299,9 @@ class Story:
                 await self.store.use_prices(version)
 
     async def prune(self) -> None:
-        """What is left is asked of the file: which calls go is another test's matter."""
+        """Prune the file, and remove the deleted calls from the model. Another test checks which calls are
+        deleted.
+        """
         await self.store.prune(before=self.clock.now_us() - 20_000_000)
         left = {row.request_id for row in await self.store.calls()}
         for name in self.model.calls.keys() - left:
@@ -311,7 +313,7 @@ class Story:
         await self.store._database.write(sum_up)
 
     async def check(self) -> None:
-        """Every call's cost, and every sum."""
+        """Check every call's cost and every sum."""
         model = self.model
         found = {row.request_id: row.cost and row.cost.nano_usd for row in await self.store.calls() if row.usage}
         assert found == {call.name: model.cost(call) for call in model.calls.values() if call.ended}
@@ -380,7 +382,9 @@ def folder_of(factory: pytest.TempPathFactory) -> Opener:
 
 
 async def told(opened: SqlStore, clock: Ticking, acts: list[tuple[object, ...]], *, ask: bool) -> list[object]:
-    """The answers of a store after each act of a story, if they are asked for. The model is asked each time."""
+    """Return the results of a store after each step of a story, if requested. The model is checked after each
+    step.
+    """
     answers: list[object] = []
     async with opened as store:
         story = Story(store, clock)
@@ -393,7 +397,7 @@ async def told(opened: SqlStore, clock: Ticking, acts: list[tuple[object, ...]],
 
 
 def tell(opener: Opener, acts: list[tuple[object, ...]], *, ask: bool = True) -> list[object]:
-    """Tell a story to a new store."""
+    """Run a story on a new store."""
     clock = Ticking()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repricing, "CHUNK", CHUNK)
@@ -410,7 +414,7 @@ def of_run(run: RepriceRun) -> RepriceRun:
 
 
 async def everything(store: Store) -> dict[str, object]:
-    """What a store says, in any of its words, of calls, costs, repricings and events."""
+    """The results of a store's queries for calls, costs, repricings and events."""
     runs, current = await store.reprice_runs(), await store.current_prices()
     under = [run.version for run in runs if run.state == "finished"][:1]
     queries = [SpendingQuery(by=by, slot_us=5_000_000, since_us=T0, current=by is None) for by in SPENT_BY]
@@ -435,17 +439,19 @@ async def everything(store: Store) -> dict[str, object]:
 def test_every_cost_and_sum_is_that_of_the_model_after_every_act(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]]
 ) -> None:
-    """Repricings of all and of some calls, undone, chosen, interrupted and resumed, under traffic and pruning."""
+    """Repricings of all and of some calls are undone, chosen, interrupted and resumed, while calls are written and
+    pruned.
+    """
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
 @pytest.mark.deep("both stores side by side; the contract has each repricing")
 @given(story=st.lists(acts, min_size=4, max_size=12))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_and_a_server_give_the_answers_of_the_model(
+def test_a_file_and_a_server_give_the_results_of_the_model(
     tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
 ) -> None:
-    """The same story, told to both, with all that they answer after each act."""
+    """The same story runs on both stores. After each step, their results are the same."""
     assert tell(server_of, story) == tell(folder_of(tmp_path_factory), story)
 
 
@@ -464,16 +470,16 @@ STORIES = [
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_stories_that_went_wrong(
+def test_stories_that_failed_before(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]]
 ) -> None:
-    """A version that is used again, undone after going further, or that calls end under."""
+    """A price version is used again, or undone after a longer run, or calls end under it."""
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
 @pytest.mark.parametrize("story", first_is_quick(STORIES, "more stories"))
-def test_they_go_the_same_way_on_a_server(
+def test_the_stories_give_the_same_results_on_a_server(
     tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
 ) -> None:
-    """The answers are those of a file."""
+    """The results are those of a file."""
     assert tell(server_of, story) == tell(folder_of(tmp_path_factory), story)

@@ -43,7 +43,7 @@ from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, 
 
 
 async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:
-    """Price versions and costs are append-only for every tool; a reader may only ask what if."""
+    """Price versions and costs are append-only for every tool. A reader can only do a dry run."""
     await fill(store, make)
     async with TraceStore.open_readonly(store.path) as reader:
         report = await reader.reprice(SECOND, dry_run=True)
@@ -57,7 +57,7 @@ async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) ->
                 other.execute(statement)
 
 
-# The book of repricings: killed and resumed, undone, and what it says of each.
+# The list of repricings: killed and resumed, undone, and their reports.
 
 DIES = """
 import asyncio, os, signal, sys
@@ -91,7 +91,9 @@ asyncio.run(main())
 async def test_a_killed_repricing_is_resumed_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, over: PriceTable | None, by: str
 ) -> None:
-    """After kill -9 nothing has changed; resumed, rows and report are those of one that was never interrupted."""
+    """After kill -9 no cost has changed. After resuming, rows and report equal those of an uninterrupted
+    repricing.
+    """
     for name in ("whole.db", "killed.db"):
         async with TraceStore(tmp_path / name) as store:
             await fill(store, Maker(), 10)
@@ -114,14 +116,14 @@ async def test_a_killed_repricing_is_resumed_to_the_same_result(
             await killed.resume_reprice()
 
 
-# Repricings that are interrupted, resumed, undone and repeated while the file changes under them.
+# Repricings that are interrupted, resumed, undone and repeated while the file changes.
 #
-# Beside each run the test works out, call by call, what the run should report in the end: the cost before as the
-# file says, and the cost after as the price table does.
+# For each run, the test calculates the expected report call by call. The cost before comes from the file, and the
+# cost after from the price table.
 
 
 class Expected:
-    """The sums of a run, worked out call by call from what the file says just before the run finishes."""
+    """The expected sums of a run, calculated call by call from the file just before the run finishes."""
 
     def __init__(self, table: PriceTable, rows: list[CallRow], days: dict[int, int]) -> None:
         self._table = table
@@ -134,7 +136,7 @@ class Expected:
                         self._sums[name][place] += more
 
     def price(self, row: CallRow) -> int | None:
-        """What replaying the call past the price table gives."""
+        """The cost of the call in the price table."""
         assert row.usage is not None
         return self._table.price(row.model, row.usage, T0, served_model=row.served_model).nano_usd
 
@@ -158,7 +160,7 @@ def numbers(of: RepriceSums) -> list[int]:
 
 
 def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
-    """What one call adds to each of the fields."""
+    """The numbers that one call adds to the fields."""
     if before is not None and after is not None:
         return (1, 0, 0, before, after, 0, 0, 0, 0)
     newly = (int(after is not None), after or 0)
@@ -169,7 +171,7 @@ def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
 async def reprice_in_steps(
     store: TraceStore, make: Maker, table: PriceTable, changes: list[object], which: str | None
 ) -> None:
-    """Reprice, with one of `changes` after each chunk; check the report and every cost against the expectation."""
+    """Reprice, with one of `changes` after each chunk. Check the report and every cost."""
     where = CallFilter(model="openai:*") if which == "filter" else CallFilter()
     current, report, begun = await store.current_prices(), None, False
     while report is None:
@@ -204,10 +206,12 @@ steps = st.one_of(
 
 @given(written=st.lists(calls, min_size=4, max_size=16), story=st.lists(steps, min_size=2, max_size=5))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_calls_does(
+async def test_an_interrupted_repricing_equals_pricing_each_call(
     tmp_path_factory: pytest.TempPathFactory, written: list[object], story: list[object]
 ) -> None:
-    """Whatever is repriced over what, undone, written and pruned meanwhile: to the nano-dollar, chunk by chunk."""
+    """Runs are repriced, undone, written and pruned in any order, chunk by chunk. Results agree to the
+    nano-dollar.
+    """
     make = Maker()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repricing, "CHUNK", CHUNK)
@@ -216,7 +220,7 @@ async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_ca
             for step in story:
                 match step:
                     case "undo":
-                        with contextlib.suppress(StoreError):  # where there is nothing to undo
+                        with contextlib.suppress(StoreError):  # if there is no repricing to undo
                             await store.undo_reprice()
                     case "call time":
                         await store.use_prices(None)
@@ -225,7 +229,7 @@ async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_ca
             await assert_in_step(store, [CallFilter()])
 
 
-# The sums that a file keeps are those of its calls, whatever was done to them.
+# The stored sums of a file equal those of its calls after any change.
 
 ENDINGS = [("server_error", 503), ("server_error", None), ("network", None), ("cancelled", None), ("auth", 401)]
 MODELS = ("openai:gpt-5", "openai:gpt-5-mini", "other:thing")
@@ -238,7 +242,7 @@ BY = ((), ("model",), ("provider",), ("day",), ("day", "provider", "model"), ("m
 
 @contextlib.contextmanager
 def call_by_call() -> Iterator[None]:
-    """Inside, no sum is taken from what the file keeps."""
+    """In the block, no sum comes from the stored sums."""
 
     def never(*_: object) -> None:
         return None
@@ -249,7 +253,7 @@ def call_by_call() -> Iterator[None]:
 
 
 async def assert_in_step(store: TraceStore, wheres: list[CallFilter]) -> None:
-    """Every grouping that sums are kept for says under each version what the calls say, one by one."""
+    """Assert that each stored grouping equals the sum over single calls, under each version."""
     versions = [None, "none-such", *(table.version for table in SUM_TABLES)]
     for where in wheres:
         for by in BY:
@@ -291,7 +295,7 @@ sum_steps = st.one_of(
 
 
 def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> list[Envelope]:
-    """A start, an end or both. Those of one call may contradict each other about when it was."""
+    """A start, an end or both. Events of one call may contradict each other about its time."""
     number, which, moment, usage, cost = call
     request, model = f"req_{number}", MODELS[number % len(MODELS)]
     start = make.started(request, model, ts_us=moment)
@@ -305,10 +309,10 @@ def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> 
 
 @given(story=st.lists(sum_steps, min_size=2, max_size=14), wheres=st.lists(filters, min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_the_sums_are_those_of_the_calls_whatever_happened(
+async def test_the_sums_are_those_of_the_calls_after_any_change(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[str, object]], wheres: list[CallFilter]
 ) -> None:
-    """Written in any order, changed by late events, repriced, undone, chosen and pruned: to the nano-dollar."""
+    """Calls are written in any order, changed by late events, repriced, undone, chosen and pruned."""
     make = Maker()
     async with TraceStore(tmp_path_factory.mktemp("sums") / "t.db") as store:
         for step, detail in story:
@@ -320,10 +324,10 @@ async def test_the_sums_are_those_of_the_calls_whatever_happened(
                 case "reprice", (PriceTable() as table, where):
                     await store.reprice(table, where=where)  # type: ignore[arg-type]
                 case "undo", _:
-                    with contextlib.suppress(StoreError):  # where there is nothing to undo
+                    with contextlib.suppress(StoreError):  # if there is no repricing to undo
                         await store.undo_reprice()
                 case "use", table:
-                    with contextlib.suppress(StoreError):  # where that table was never used
+                    with contextlib.suppress(StoreError):  # if that table was never used
                         await store.use_prices(table.version if isinstance(table, PriceTable) else None)
                 case "prune", int(before):
                     await store.prune(before=before)
@@ -333,7 +337,9 @@ async def test_the_sums_are_those_of_the_calls_whatever_happened(
 async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(
     store: TraceStore, make: Maker
 ) -> None:
-    """Two runs of one version, the second undone: it doesn't cover the call, and the sums know it."""
+    """Two runs use one version, and the second run is undone. The undone run does not cover the call, and sums
+    agree.
+    """
     await store.reprice(SUM_TABLES[0])
     await store.write([make.started("late", MODELS[0], ts_us=T0)])
     await store.reprice(SUM_TABLES[0])
@@ -356,7 +362,9 @@ async def fill_days(store: TraceStore, make: Maker, count: int) -> None:
 async def test_costs_by_day_and_model_are_read_from_the_sums(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole days are not added up again, but the calls of a day that the filter cuts are, and other groupings."""
+    """Whole days come from the stored sums. Calls are added up for a day that the filter cuts, and for other
+    groupings.
+    """
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
     await fill_days(store, make, 8)
     sql(store.path, "UPDATE call_sums SET calls = 100")
@@ -379,7 +387,7 @@ async def test_costs_by_day_and_model_are_read_from_the_sums(
 async def test_new_calls_are_summed_up_once_there_are_enough(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of earlier, short-lived writers: the first write of a store counts what is waiting."""
+    """Calls of earlier, short-lived writers are included: the first write of a store counts the waiting calls."""
     await fill_days(store, make, 3)
     assert sql(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 4)
@@ -392,7 +400,7 @@ async def test_new_calls_are_summed_up_once_there_are_enough(
 async def test_sums_that_fail_lose_no_event(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are no part of the transaction that stores events, and costs are right without them."""
+    """Sums are not part of the transaction that stores events, and costs are correct without them."""
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
     sql(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
     await fill_days(store, make, 3)
@@ -406,7 +414,7 @@ async def test_sums_that_fail_lose_no_event(
 async def test_a_file_of_an_earlier_version_gets_its_sums(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of its calls, and of what they cost under the versions that it knows."""
+    """The file gets the sums of its calls, and of their costs under its price versions."""
     path = tmp_path / "old.db"
     async with TraceStore(tmp_path / "new.db") as new:
         await fill_days(new, make, 6)
@@ -426,8 +434,8 @@ async def cost_rows(path: Path) -> list[CostRow]:
         return await store.costs(by=("model",))
 
 
-async def test_a_backup_carries_the_sums(store: TraceStore, make: Maker, tmp_path: Path) -> None:
-    """The copy answers as the file does, from its own sums."""
+async def test_a_backup_has_the_sums(store: TraceStore, make: Maker, tmp_path: Path) -> None:
+    """The copy gives the same results from its own sums."""
     await fill_days(store, make, 6)
     await store._database.write(sum_up)
     await store.reprice(SUM_TABLES[2])
@@ -437,7 +445,7 @@ async def test_a_backup_carries_the_sums(store: TraceStore, make: Maker, tmp_pat
     assert sql(copy, "SELECT sum(calls) FROM call_sums") == [(6,)]
 
 
-# Costs belong to the repricing that gave them: in files of earlier versions, too, and the sums that are kept.
+# Costs belong to the repricing that set them, also in files of earlier versions and in the stored sums.
 
 BOOK = """
     DELETE FROM reprice_run;
@@ -451,10 +459,12 @@ BOOK = """
 """
 
 
-async def test_a_file_with_costs_by_version_keeps_what_is_current(
+async def test_a_file_with_costs_by_version_keeps_its_current_costs(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The costs of a version become those of its latest run, which can be undone; what was interrupted resumes."""
+    """The costs of a version become those of its latest run, which can be undone. An interrupted run is
+    resumed.
+    """
     path = tmp_path / "old.db"
     async with TraceStore(tmp_path / "new.db") as new:
         await fill(new, make)
@@ -479,10 +489,10 @@ async def test_a_file_with_costs_by_version_keeps_what_is_current(
         await assert_in_step(store, [CallFilter()])
 
 
-async def test_a_repricing_that_would_change_something_else_than_it_says_changes_nothing(
+async def test_a_repricing_that_differs_from_its_report_is_rolled_back(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last transaction compares what all calls cost before and after with the report, and raises."""
+    """The last transaction compares the total cost before and after with the report, and raises if they differ."""
     await fill(store, make)
     await store.reprice(FIRST)
     before, current = await store.calls(), await store.current_prices()
@@ -493,10 +503,8 @@ async def test_a_repricing_that_would_change_something_else_than_it_says_changes
     assert (await store.current_prices()).runs == current.runs
 
 
-async def test_what_layers_of_repricings_differ_by_is_known_from_their_sums(
-    store: TraceStore, make: Maker
-) -> None:
-    """Only calls that more than one of them covers are looked at."""
+async def test_differences_between_repricings_come_from_their_sums(store: TraceStore, make: Maker) -> None:
+    """Only calls in more than one repricing are read."""
     await fill(store, make)
     (then,) = await store.costs(by=())
     for table, where in (
@@ -511,14 +519,14 @@ async def test_what_layers_of_repricings_differ_by_is_known_from_their_sums(
         assert found == Difference(now.cost_nano_usd - then.cost_nano_usd, now.unpriced - then.unpriced)
 
 
-# Unknown is a number of its own: what every sum over stored calls says of calls that got no answer.
+# Unknown costs are counted separately in every sum over calls.
 
 TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
 UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
 
 
-async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
-    """They have indexes of their own, so a million calls that are known cost nothing."""
+async def test_counts_of_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
+    """Unknown calls have their own indexes, so a million known calls are not read."""
     from callboard.tracestore.sql.comparison import _WHICH
 
     await a_faulty_day(store, make)
@@ -529,8 +537,10 @@ async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make:
         assert "INDEX calls_" in plan, plan
 
 
-async def test_a_lost_call_is_estimated_by_what_was_sent(tmp_path: Path, make: Maker) -> None:
-    """Its start says how much that was; it is priced for its own moment, and without that figure it is unknown."""
+async def test_a_lost_call_is_estimated_from_its_input(tmp_path: Path, make: Maker) -> None:
+    """The start has the estimated input. The call is priced for its own time. Without that figure its cost is
+    unknown.
+    """
     path = tmp_path / "t.db"
     async with TraceStore(path) as store:
         await store.write([make.started("known", estimated_input_tokens=40), make.started("unknown")])
@@ -549,7 +559,7 @@ async def test_a_lost_call_is_estimated_by_what_was_sent(tmp_path: Path, make: M
 async def test_a_file_of_an_earlier_version_counts_its_unknown_calls(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that it has summed up already, too."""
+    """Unknown calls that are already in sums are counted, too."""
     path, new = tmp_path / "old.db", tmp_path / "new.db"
     async with TraceStore(new) as store:
         await a_faulty_day(store, make)
@@ -568,7 +578,7 @@ async def test_a_file_of_an_earlier_version_counts_its_unknown_calls(
 
 
 def test_a_call_without_an_answer_may_have_used_something() -> None:
-    """One that was refused, or never sent, has not."""
+    """A refused call and a call that was never sent used nothing."""
     unknown: list[tuple[str, int | None]] = [("network", None), ("network", 504), ("server_error", None)]
     unknown += [(each, None) for each in ("cancelled", "process_lost", "other")]
     known = [("server_error", 503), ("auth", 401), ("rate_limit", None), ("invalid_request", None)]
@@ -578,6 +588,6 @@ def test_a_call_without_an_answer_may_have_used_something() -> None:
 
 @given(st.integers(-700_000, 2_900_000))
 def test_a_day_is_its_iso_date(day: int) -> None:
-    """As the calendar of the standard library has it, as far as that goes."""
+    """The date equals that of the standard library, in the library's range."""
     assert iso_day(day) == (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     assert iso_day(day + 400 * 146_097).endswith(iso_day(day)[4:])

@@ -35,12 +35,12 @@ from .trace_making import Maker, sql
 
 
 def runs(path: Path) -> dict[str, str | None]:
-    """How each run ended; None for those that are open."""
+    """The ending of each run. None for an open run."""
     return dict(sql(path, "SELECT run_id, ending FROM runs"))
 
 
 async def start_writer(store: TraceStore, run_id: str = "run_next") -> None:
-    """What a process does that begins to write: its writer runs until one event is committed."""
+    """Run a writer until one event is committed, like a new process."""
     bus = Bus(run_id=run_id)
     core = WriterCore.for_bus(store, bus)
     bus.publish(ActorStarted(actor="x"))
@@ -50,7 +50,7 @@ async def start_writer(store: TraceStore, run_id: str = "run_next") -> None:
 
 
 async def test_a_lost_call_is_failed_in_its_own_run(store: TraceStore, make: Maker) -> None:
-    """Its end is the run's next event, of its last moment, with the ids of the start; its cost is unknown."""
+    """The end is the run's next event at the run's last time, with the ids of the start. Its cost is unknown."""
     ids = {"session_id": "s", "turn_id": "t", "message_id": "m", "caused_by": "c", "tags": {"team": "red"}}
     started = make.started("req_1", attempt=2, **ids)
     last = make(ActorStarted(actor="x"))
@@ -70,8 +70,8 @@ async def test_a_lost_call_is_failed_in_its_own_run(store: TraceStore, make: Mak
     assert runs(store.path)["run_test"] == PROCESS_LOST
 
 
-async def test_the_end_of_a_lost_call_is_what_its_rows_would_be_rebuilt_from(tmp_path: Path, make: Maker) -> None:
-    """All events of a file with a lost run, written into another one, give the same calls."""
+async def test_the_rows_of_a_lost_call_can_be_rebuilt_from_events(tmp_path: Path, make: Maker) -> None:
+    """All events of a file with a lost run, written into another file, give the same calls."""
     async with TraceStore(tmp_path / "trace.db") as store:
         await store.write([make.started(), make.started("req_2"), make.completed("req_2")])
         await start_writer(store)
@@ -81,8 +81,8 @@ async def test_the_end_of_a_lost_call_is_what_its_rows_would_be_rebuilt_from(tmp
         assert await again.calls() == calls
 
 
-async def test_a_run_that_lives_is_left_alone(tmp_path: Path, make: Maker) -> None:
-    """Another store of this or another process that holds the run keeps its calls open, whoever starts."""
+async def test_a_living_run_is_not_ended(tmp_path: Path, make: Maker) -> None:
+    """While a store holds the run, another store does not end its calls."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as living, TraceStore(path) as other:
         living.hold_run("run_test")
@@ -94,9 +94,11 @@ async def test_a_run_that_lives_is_left_alone(tmp_path: Path, make: Maker) -> No
     assert run_locks(path) == []
 
 
-async def test_a_run_is_written_by_one_at_a_time(tmp_path: Path) -> None:
-    """A second store that would write the same run is refused, and the first one's lock stays, its owner's alone.
-    Whatever the umask; a lock that can't be made is an error that names the file."""
+async def test_a_run_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    """A second store that would write the same run is refused. The lock is private for any umask.
+
+    If the lock can't be created, the error names the file.
+    """
     path, old = tmp_path / "trace.db", os.umask(0)
     try:
         async with TraceStore(path) as one, TraceStore(path) as two:
@@ -114,7 +116,7 @@ async def test_a_run_is_written_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -> None:
-    """Opening the file, for reading or for writing something else, leaves a lost run as it is."""
+    """A store that opens the file for reading, or to write something else, does not change a lost run."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
@@ -126,7 +128,7 @@ async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -
 
 
 async def test_a_run_whose_calls_are_open_is_not_ended_by_closing(tmp_path: Path, make: Maker) -> None:
-    """What the store never heard the end of is closed at the next start, like a lost one's."""
+    """The next start ends the open calls, like those of a lost run."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         store.hold_run("run_test")
@@ -138,8 +140,8 @@ async def test_a_run_whose_calls_are_open_is_not_ended_by_closing(tmp_path: Path
         assert len(await store.events()) == 2
 
 
-async def test_what_was_spilled_comes_before_the_end(store: TraceStore, make: Maker) -> None:
-    """A call whose real end waits in a spill file gets that one; until it is written the run stays open."""
+async def test_spilled_events_are_written_before_a_run_is_ended(store: TraceStore, make: Maker) -> None:
+    """If a call's real end is in a spill file, the call gets that end. Before that, the run stays open."""
     started, completed = make.started(), make.completed()
     await store.write([started])
     spill = SpillFile(spill_path(store.path, "run_test"), 10**6)
@@ -152,8 +154,8 @@ async def test_what_was_spilled_comes_before_the_end(store: TraceStore, make: Ma
     assert runs(store.path)["run_test"] == PROCESS_LOST
 
 
-async def test_events_of_a_run_that_was_ended_open_it_again(store: TraceStore, make: Maker) -> None:
-    """A spill file that turns up late is stored, and what it leaves open is closed at the next start."""
+async def test_late_events_open_an_ended_run_again(store: TraceStore, make: Maker) -> None:
+    """Events of a late spill file are stored. The next start ends the calls that are still open."""
     await store.write([make(ActorStarted(actor="x"))])
     assert await store.close_lost_runs() == ["run_test"]
     path = spill_path(store.path, "run_test")
@@ -162,8 +164,10 @@ async def test_events_of_a_run_that_was_ended_open_it_again(store: TraceStore, m
     assert [(row.status, row.error_class) for row in await store.calls()] == [("failed", PROCESS_LOST)]
 
 
-async def test_lock_files_without_a_run_go(store: TraceStore, make: Maker) -> None:
-    """Who died before the first commit left a file, which the next start takes away; a live one's stays."""
+async def test_lock_files_without_a_run_are_removed(store: TraceStore, make: Maker) -> None:
+    """A process that died before its first commit left a lock file. The next start removes it, and keeps living
+    ones.
+    """
     stray = store.path.with_name("trace.db.run-run_stray")
     stray.touch()
     store.hold_run("run_test")
@@ -174,7 +178,7 @@ async def test_lock_files_without_a_run_go(store: TraceStore, make: Maker) -> No
 async def test_a_file_of_version_1_keeps_its_data(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows stay; runs without open calls are over, the others are closed at the next start of a writer."""
+    """Runs without open calls are over. The others are ended at the next start of a writer."""
     path = tmp_path / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file:
         for statement in migrations.MIGRATIONS[0][1]:
@@ -200,10 +204,10 @@ async def test_a_file_of_version_1_keeps_its_data(
 
 @given(cut=st.integers(0, len(story())), starts=st.integers(1, 3))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cut_off_anywhere_every_call_has_one_end(
+def test_after_a_death_at_any_commit_every_call_has_one_end(
     tmp_path_factory: pytest.TempPathFactory, cut: int, starts: int
 ) -> None:
-    """Whatever was committed before the death, and however often one starts afterwards: one end for each start."""
+    """The death may come after any commit, and any number of starts may follow. Each start has exactly one end."""
     path = tmp_path_factory.mktemp("cut") / "trace.db"
     anyio.run(written, path, [[envelope] for envelope in story()[:cut]])
 
@@ -218,7 +222,9 @@ def test_cut_off_anywhere_every_call_has_one_end(
 
 
 def assert_sound(path: Path) -> None:
-    """Every attempt that started has exactly one end, as event and as row; every run's numbers are gapless."""
+    """Assert that every started attempt has exactly one end as event and as row, and that run numbers have no
+    gaps.
+    """
     with contextlib.closing(sqlite3.connect(path)) as file:
         ends = file.execute(
             """
@@ -274,11 +280,15 @@ def killed() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.deep("many kills")
-async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[subprocess.Popen[str]]) -> None:
-    """Of two that write calls one is killed; each start closes what the dead left, never the living's."""
+async def test_processes_are_killed_during_calls_repeatedly(
+    tmp_path: Path, killed: list[subprocess.Popen[str]]
+) -> None:
+    """One of two writers is killed in each round. Each start ends the calls of the dead, never those of the
+    living.
+    """
     path, chance = tmp_path / "trace.db", random.Random(7)
     for _ in range(ROUNDS):
-        for process in killed[-1:]:  # the other one lives on into the next round
+        for process in killed[-1:]:  # the other process continues in the next round
             process.kill()
             process.communicate()
         del killed[-1:]
@@ -302,10 +312,12 @@ async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork beside threads")
-async def test_what_a_forked_child_inherits_keeps_no_lock_of_a_dead_parent(
+async def test_a_forked_child_does_not_hold_the_lock_of_a_dead_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker may outlive a killed host: the file can be written, its run is lost, and its spill file adopted."""
+    """A worker outlives its killed host. The file can be written, the host's run is lost, and its spill file is
+    adopted.
+    """
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
     path = tmp_path / "trace.db"
     process = started(_FORKS_AND_IS_KILLED, path)

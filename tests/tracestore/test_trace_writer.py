@@ -1,4 +1,4 @@
-"""The writer: it commits in batches, and loses no event that it can keep while the store fails."""
+"""The writer commits in batches. While the store fails, it keeps as many events as possible."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-async def test_events_that_come_together_are_committed_together(tmp_path: Path) -> None:
-    """One commit takes what came within its time, and never more than a batch."""
+async def test_events_of_a_short_time_are_committed_together(tmp_path: Path) -> None:
+    """One commit has the events of a short time, and never more than a batch."""
     rig = Rig(tmp_path, WriterOptions(batch_events=10))
     async with rig.running():
         rig.publish(25)
@@ -66,8 +66,8 @@ async def test_events_that_come_together_are_committed_together(tmp_path: Path) 
     assert max(map(len, rig.sink.batches)) == 10
 
 
-async def test_watchers_are_told_of_commits(rig: Rig) -> None:
-    """When they are done, in order, and of each event once, however often the store fails before."""
+async def test_observers_are_notified_of_commits(rig: Rig) -> None:
+    """Observers get each event once, in order, after its commit. Earlier failures of the store do not matter."""
     told: list[int] = []
 
     def watch(envelopes: Sequence[Envelope]) -> None:
@@ -88,8 +88,8 @@ async def test_watchers_are_told_of_commits(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-async def test_a_burst_is_taken_in_a_part_at_a_time(tmp_path: Path, flushed: bool) -> None:
-    """Others on the loop have their turn meanwhile, however many messages the host's redaction must look at."""
+async def test_a_burst_is_taken_in_parts(tmp_path: Path, flushed: bool) -> None:
+    """Other tasks run between parts of a large batch, for any number of messages in the host's redaction."""
     turn = 0
     looked_at: Counter[int] = Counter()
 
@@ -119,7 +119,9 @@ async def test_a_burst_is_taken_in_a_part_at_a_time(tmp_path: Path, flushed: boo
 
 
 async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None:
-    """Published before it, all of it is committed, with or without a pump; a hundred flushes share one commit."""
+    """All events that were published before are committed, with or without a pump. A hundred flushes share one
+    commit.
+    """
     rig.publish(3)
     async with anyio.create_task_group() as group:
         for _ in range(100):
@@ -134,7 +136,7 @@ async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None
 
 
 async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
-    """A closed subscription is written to its end."""
+    """The events of a closed subscription are written to the end."""
     rig.publish(5)
     rig.source.close()
     with anyio.fail_after(5):
@@ -143,7 +145,7 @@ async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
 
 
 async def test_a_flush_ends_while_events_keep_coming(rig: Rig) -> None:
-    """A steady stream of events that somebody weighs meanwhile does not hold it up: only what was there before."""
+    """A flush only waits for the events that were published before, even if new events keep coming."""
     write = rig.sink.write
 
     async def and_more(envelopes: Sequence[Envelope], /) -> None:
@@ -161,8 +163,8 @@ async def test_a_flush_ends_while_events_keep_coming(rig: Rig) -> None:
     assert rig.sink.seqs == [1, 2, 3, 4]
 
 
-async def test_a_passing_failure_is_retried(rig: Rig) -> None:
-    """The batch waits, is tried again, and comes in order; both changes of state are published."""
+async def test_a_temporary_failure_is_retried(rig: Rig) -> None:
+    """The batch waits, is repeated, and is committed in order. Both changes of state are published."""
     rig.sink.failure = DISK_FULL
     async with rig.running():
         rig.publish(2)
@@ -176,7 +178,9 @@ async def test_a_passing_failure_is_retried(rig: Rig) -> None:
 
 
 async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
-    """Events go to a private file, are written back in order when the store recovers, and the file goes."""
+    """Events go to a private file. When the store recovers, they are written back in order, and the file is
+    removed.
+    """
     rig.sink.failure = DISK_FULL
     async with rig.running():
         rig.publish(3)
@@ -195,8 +199,8 @@ async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
     assert not rig.spill.exists()
 
 
-async def test_too_much_in_memory_spills_at_once(tmp_path: Path) -> None:
-    """A flood during the first retry doesn't wait for the third."""
+async def test_a_full_memory_spills_immediately(tmp_path: Path) -> None:
+    """If memory fills up during the first retry, events are spilled before the third."""
     rig = Rig(tmp_path, WriterOptions(first_retry=60, memory_events=4))
     rig.sink.failure = DISK_FULL
     async with rig.running():
@@ -208,7 +212,7 @@ async def test_too_much_in_memory_spills_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
-    """What is lost is known by number; what was kept comes through; a flush tells of the loss once."""
+    """Lost events are known by number, and the others are stored. A flush reports the loss once."""
     rig = Rig(tmp_path, msgspec.structs.replace(QUICK, spill_after=1, spill_bytes=1000))
     rig.sink.failure = DISK_FULL
     async with rig.running():
@@ -229,10 +233,8 @@ async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path
     assert rig.states[-1].lost == lost
 
 
-async def test_a_spill_file_that_cannot_be_written_keeps_a_memoryful(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same full disk takes no spill file either: the oldest events stay in memory, the rest is counted."""
+async def test_without_a_spill_file_events_stay_in_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The full disk has no room for a spill file. The oldest events stay in memory, and the others are counted."""
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -248,8 +250,8 @@ async def test_a_spill_file_that_cannot_be_written_keeps_a_memoryful(
     assert rig.sink.seqs == [1, 2, 3, 4]
 
 
-async def test_one_bad_event_does_not_hold_up_the_others(rig: Rig) -> None:
-    """An error that is no failure of the store is put down to an event, and only that one is lost."""
+async def test_one_bad_event_does_not_stop_the_others(rig: Rig) -> None:
+    """An error that is no failure of the store belongs to one event. Only that event is lost."""
     plain = rig.sink.write
 
     async def picky(envelopes: Sequence[Envelope], /) -> None:
@@ -266,7 +268,7 @@ async def test_one_bad_event_does_not_hold_up_the_others(rig: Rig) -> None:
 
 @pytest.mark.parametrize("taken_away", [False, True])
 async def test_closing_with_a_broken_store_spills(rig: Rig, taken_away: bool) -> None:
-    """What can't be committed goes to the file, for the next start; what somebody deleted is counted as lost."""
+    """Uncommitted events go to the file, for the next start. If the file is deleted, they are counted as lost."""
     rig.sink.failure = DISK_FULL
     rig.publish(3)
     await rig.core.close()
@@ -283,12 +285,12 @@ async def test_closing_with_a_broken_store_spills(rig: Rig, taken_away: bool) ->
     assert rig.sink.seqs == ([4] if taken_away else [1, 2, 3])
 
 
-async def test_what_is_lost_at_the_end_is_told_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer is closed again when more has come while everything else stopped: then only that is told."""
+async def test_losses_at_the_end_are_logged_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a writer is closed again after more events, only the new losses are logged."""
     told: list[object] = []
     monkeypatch.setattr(Log, "error", lambda self, event, **fields: told.append((event, fields["events"])))
     rig.sink.failure = DISK_FULL
-    rig.spill.mkdir()  # so that nothing can be spilled either
+    rig.spill.mkdir()  # so that nothing can be spilled
     for count in (3, 2):
         rig.publish(count)
         await rig.core.close()
@@ -296,7 +298,9 @@ async def test_what_is_lost_at_the_end_is_told_once(rig: Rig, monkeypatch: pytes
 
 
 async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: Maker) -> None:
-    """What another run had to leave is written at the next start, torn last line or not; a live one's is left."""
+    """The next start writes the file's events, with or without an incomplete last line. A living process's file
+    stays.
+    """
     dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
     dead.append([make.started(tags={"a": "b"}), make.completed()])
     dead.close()
@@ -317,7 +321,7 @@ async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: M
 
 
 async def test_a_writer_that_is_cancelled_mid_commit_loses_nothing(store: TraceStore) -> None:
-    """Cancelled at every moment of its work and started again, it has written each event once."""
+    """Cancelled at any moment and started again, the writer writes each event once."""
     bus = Bus()
     core = WriterCore.for_bus(store, bus, options=WriterOptions(batch_events=3, batch_seconds=0))
     for pause in range(30):
@@ -329,7 +333,7 @@ async def test_a_writer_that_is_cancelled_mid_commit_loses_nothing(store: TraceS
 
 
 async def test_a_crash_of_the_actor_loses_nothing(store: TraceStore) -> None:
-    """A new incarnation goes on with the same core; the pump's failure is the actor's crash."""
+    """The next incarnation continues with the same core. A failure of the pump crashes the actor."""
     bus = Bus()
     core = WriterCore.for_bus(store, bus)
     take = core._take
@@ -359,8 +363,8 @@ async def test_a_crash_of_the_actor_loses_nothing(store: TraceStore) -> None:
     assert {"actor.crashed", "actor.restarted", "actor.stopped"} <= {envelope.topic for envelope in stored}
 
 
-async def test_an_actor_without_supervisor_is_just_behaviour() -> None:
-    """TraceWriter is an Actor and refuses messages it doesn't know."""
+async def test_the_writer_works_without_a_supervisor() -> None:
+    """TraceWriter is an Actor and refuses unknown messages."""
     writer = TraceWriter(WriterCore(FakeSink(), FakeSource()))
     assert isinstance(writer, Actor)
     await writer.receive(Flush())
@@ -368,8 +372,8 @@ async def test_an_actor_without_supervisor_is_just_behaviour() -> None:
         await writer.receive("hello")
 
 
-async def test_what_waits_is_weighed_by_what_it_refers_to(rig: Rig) -> None:
-    """An event counts a fixed figure and the content it carries; committed, spilled or lost, it counts no more."""
+async def test_the_size_of_waiting_events_includes_their_content(rig: Rig) -> None:
+    """An event counts a fixed size plus its content. Committed, spilled and lost events no longer count."""
     await rig.core.flush()
     assert rig.core.statistics().waiting_bytes == 0
     rig.publish(2)
@@ -384,11 +388,11 @@ async def test_what_waits_is_weighed_by_what_it_refers_to(rig: Rig) -> None:
     assert rig.core.statistics().waiting_bytes == 0
     rig.publish(3)
     rig.sink.failure = DISK_FULL
-    await rig.core.close()  # which spills
+    await rig.core.close()  # closing spills the events
     assert (rig.core.statistics().waiting_bytes, rig.core.statistics().spilled) == (0, 3)
 
 
-# What follows from a failure of the store, and what waits in memory meanwhile, as plain values.
+# The states after a failure of the store, and the events in memory, as plain values.
 
 
 def envelopes(count: int) -> list[Envelope]:
@@ -409,7 +413,7 @@ def envelopes(count: int) -> list[Envelope]:
     ],
 )
 def test_a_failure_leads_to_one_state(state: StoreState, failures: int, may_spill: bool, then: StoreState) -> None:
-    """After three in a row events are spilled; a file that was full may have room again, if there is one."""
+    """After three failures in a row, events are spilled. A full file may have room again, if there is a file."""
     assert after_failure(state, failures, WriterOptions(spill_after=3), may_spill=may_spill) == then
 
 
@@ -419,8 +423,8 @@ def test_the_wait_doubles_up_to_the_longest() -> None:
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_what_waits_is_taken_from_either_end() -> None:
-    """The oldest are stored, the newest dropped; an empty queue is never too much, and weighs nothing."""
+def test_waiting_events_are_taken_from_both_ends() -> None:
+    """The oldest events are stored, and the newest are dropped. An empty queue has size 0 and exceeds no limit."""
     waiting = Waiting()
     assert not waiting.exceeds(0, 0)
     waiting.add(envelopes(5))
@@ -435,17 +439,17 @@ def test_what_waits_is_taken_from_either_end() -> None:
     assert (len(waiting), waiting.size) == (0, 0)
 
 
-# What is copied beside the database before an answer is handed over.
+# Events that are copied next to the database before a reply is delivered.
 
 
 def copied(rig: Rig) -> list[int]:
-    """The seqs that are in the journal, as whoever adopts it would read them."""
+    """The seqs in the journal, as a process that adopts the journal reads them."""
     paths = [path for path in journal_paths(rig.spill) if path.exists()]
     return sorted(envelope.seq for path in paths for envelope in read_leftover(path, 0, 10_000)[0])
 
 
-async def test_what_is_secured_stands_beside_the_database_until_it_is_committed(tmp_path: Path) -> None:
-    """All that was published before, once, however many answers are handed over; when committed, no longer."""
+async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_path: Path) -> None:
+    """The journal has each published event once, for any number of replies. After the commit, it is empty."""
     rig = Rig(tmp_path)
     for _ in range(5):
         rig.publish(40)
@@ -458,10 +462,10 @@ async def test_what_is_secured_stands_beside_the_database_until_it_is_committed(
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_comes_during_a_commit_outlives_that_commit(
+async def test_events_that_arrive_during_a_commit_stay_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two files, the one that the commit covers is emptied, and the other one stays."""
+    """Of two files, the one that the commit covers is emptied. The other one stays."""
     rig = Rig(tmp_path)
     write = rig.sink.write
 
@@ -482,7 +486,7 @@ async def test_what_comes_during_a_commit_outlives_that_commit(
 
 
 async def test_events_that_were_secured_are_committed_without_others_coming(tmp_path: Path) -> None:
-    """A writer that waits for something to come finds what a caller took from its source."""
+    """The writer also commits events that a caller of secure() took from the source."""
     rig = Rig(tmp_path)
     async with anyio.create_task_group() as group:
         group.start_soon(rig.core.run)
@@ -494,10 +498,10 @@ async def test_events_that_were_secured_are_committed_without_others_coming(tmp_
         group.cancel_scope.cancel()
 
 
-async def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_told(
+async def test_a_journal_that_cannot_be_written_delays_no_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is handed over, the statistics say why it is not safe; later ones are when there is room."""
+    """The reply is delivered, and the statistics have the reason. Later replies are secured when there is room."""
     rig = Rig(tmp_path)
 
     def full(*_: object) -> int:
@@ -515,8 +519,8 @@ async def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_told(
     assert copied(rig) == [1, 2]
 
 
-async def test_a_journal_is_bounded(tmp_path: Path) -> None:
-    """While the store fails it takes no more than a spill file does."""
+async def test_the_size_of_a_journal_is_limited(tmp_path: Path) -> None:
+    """While the store fails, the journal has at most the size of a spill file."""
     rig = Rig(tmp_path, WriterOptions(spill_bytes=1000))
     rig.publish(50)
     await rig.core.secure()
@@ -524,8 +528,8 @@ async def test_a_journal_is_bounded(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in journal_paths(rig.spill) if path.exists()) <= 1000
 
 
-async def test_what_was_secured_when_all_failed_is_there_at_the_next_start(tmp_path: Path) -> None:
-    """A store that fails till the end, and no room to spill: what the journal has isn't lost."""
+async def test_the_next_start_adopts_the_events_of_the_journal(tmp_path: Path) -> None:
+    """The store always fails and there is no room to spill. The events of the journal are not lost."""
     rig = Rig(tmp_path, WriterOptions(spill_bytes=10_000))
     rig.sink.failure = DISK_FULL
     rig.publish(20)
@@ -536,8 +540,8 @@ async def test_what_was_secured_when_all_failed_is_there_at_the_next_start(tmp_p
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
 
 
-async def test_a_file_that_another_process_takes_up_meanwhile_is_taken_up(tmp_path: Path) -> None:
-    """Two that start at once both find it; whoever comes later to it finds what it held in the store."""
+async def test_a_file_can_be_adopted_by_two_processes(tmp_path: Path) -> None:
+    """Two processes adopt the same file. Both find its events in the store."""
     file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
     make = Maker()
     file.append([make(ActorStarted(actor=f"a{n}")) for n in range(6)])
@@ -553,8 +557,8 @@ async def test_a_file_that_another_process_takes_up_meanwhile_is_taken_up(tmp_pa
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 7))
 
 
-async def test_a_file_is_not_taken_up_where_the_store_is_what_is_missing(tmp_path: Path) -> None:
-    """It is there for the next start."""
+async def test_a_file_is_not_adopted_if_the_store_is_missing(tmp_path: Path) -> None:
+    """The file stays for the next start."""
     file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
     file.append([Maker()(ActorStarted(actor="a"))])
     file.close()
@@ -566,8 +570,8 @@ async def test_a_file_is_not_taken_up_where_the_store_is_what_is_missing(tmp_pat
     assert leftovers(tmp_path / "trace.db")
 
 
-async def test_files_of_one_run_are_taken_up_in_the_order_of_their_events(tmp_path: Path) -> None:
-    """Whatever their names and times say: what was spilled first, then what was copied."""
+async def test_files_of_one_run_are_adopted_in_the_order_of_their_events(tmp_path: Path) -> None:
+    """The order does not depend on names and times: the spilled events come first, then the copied ones."""
     database, make = tmp_path / "trace.db", Maker()
     events = [make(ActorStarted(actor=f"a{n}")) for n in range(6)]
     spill = spill_path(database, "run_test")
@@ -583,7 +587,7 @@ async def test_files_of_one_run_are_taken_up_in_the_order_of_their_events(tmp_pa
 async def test_a_run_that_left_an_empty_spill_file_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk let the file be made and nothing be written: the next start finds no lost run."""
+    """A full disk allowed the file but no content. The next start finds no lost run."""
     async with TraceStore(tmp_path / "trace.db") as store:
         store.hold_run("run_test")
         await store.write([Maker()(ActorStarted(actor="a"))])
@@ -605,14 +609,14 @@ async def test_a_run_that_left_an_empty_spill_file_is_closed(
 
 
 class Walked(Event, frozen=True, kw_only=True, tag="host.walked"):
-    """A host's event that has changed its form."""
+    """A host's event whose form has changed."""
 
     SCHEMA = 2
     metres: int
 
 
 def events_of_all_kinds() -> list[Event]:
-    """Those that are stored as they are, those that aren't, and those that need care."""
+    """Events that are stored unchanged, events that are not, and events that need special encoding."""
     strange = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens":\n 7}'))
     make = Maker()
     return [
@@ -631,7 +635,9 @@ def events_of_all_kinds() -> list[Event]:
 
 @pytest.mark.parametrize("chosen", [[], *([n] for n in range(10)), list(range(10)), [0, 4, 1, 0]])
 def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) -> None:
-    """Encoded in one pass, or some with care; each is one line, and is stored as it would be alone."""
+    """Events are encoded in one pass, some of them separately. Each event is one line and is stored as if it were
+    alone.
+    """
     make, events = Maker(), events_of_all_kinds()
     envelopes = [make(events[n], session_id="ses_1", tags={"who": "Zo\u00eb"}) for n in chosen]
     lines = codec.encode_lines(envelopes).splitlines(keepends=True)
@@ -642,8 +648,8 @@ def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) ->
     assert "not to be stored" not in str(lines) + str(texts)
 
 
-async def test_what_a_provider_sent_in_several_lines_is_one_line_of_a_file(tmp_path: Path) -> None:
-    """Gemini's usage is told with line breaks in it: the end of its calls is not lost with the process."""
+async def test_usage_with_line_breaks_is_one_line_of_a_file(tmp_path: Path) -> None:
+    """Gemini's usage contains line breaks. The end of the call is still read after the process dies."""
     make, path = Maker(), tmp_path / "trace.db.spill-run_test.jsonl"
     usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{\n  "promptTokenCount": 7\n}'))
     file = SpillFile(path, 10**6)

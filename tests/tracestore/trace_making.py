@@ -21,7 +21,7 @@ T0 = 1_790_000_000_000_000
 
 
 class Maker:
-    """Makes envelopes of one run, numbered and timed one second apart."""
+    """Makes numbered envelopes of one run, one second apart."""
 
     def __init__(self, run_id: str = "run_test") -> None:
         self.run_id = run_id
@@ -112,7 +112,7 @@ class Maker:
 
 
 def call(make: Maker, number: int, at: int, seconds: int = 1, session: str = "s") -> list[Envelope]:
-    """A call that began `at` seconds after T0, with a tag and a cost of its number."""
+    """A call that began `at` seconds after T0, with a tag and a cost that depend on its number."""
     ids = {"session_id": session, "tags": {"n": str(number)}}
     began = T0 + at * 1_000_000
     start = make.started(f"req_{number}", ts_us=began, **ids)
@@ -126,7 +126,7 @@ def _ids(envelope: Envelope) -> dict[str, object]:
 
 
 def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
-    """What another program gets for the last of these statements, which it makes in one transaction."""
+    """Run statements in one transaction, as another program would. Returns the rows of the last statement."""
     found: list[tuple[Any, ...]] = []
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         for statement in statements:
@@ -135,7 +135,9 @@ def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
 
 
 def copy_by_version(file: sqlite3.Connection) -> None:
-    """Copy the attached trace file ``new`` into one of before costs belonged to runs; with its latest run only."""
+    """Copy the attached trace file ``new`` into an old one whose costs belong to versions. Only the latest run is
+    copied.
+    """
     for table in ("runs", "events", "calls", "sessions", "price_version", "reprice_run"):
         has = {name for _, name, *_ in file.execute(f"PRAGMA new.table_info({table})")}
         wanted = [name for _, name, *_ in file.execute(f"PRAGMA main.table_info({table})")]
@@ -153,7 +155,7 @@ def copy_by_version(file: sqlite3.Connection) -> None:
 
 
 async def make_file_before(migration: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty trace file of the last version that didn't have that migration."""
+    """Create an empty trace file of the last version without that migration."""
     version = [name for name, _ in migrations.MIGRATIONS].index(migration)
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:version])
@@ -168,7 +170,7 @@ UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
 
 
 async def three_calls(store: Store, make: Maker) -> None:
-    """One on each of three days: priced, unpriced, and failed twice before it was cancelled for good."""
+    """Write three calls on three days: one priced, one unpriced, and one that failed twice."""
     cached = TokenUsage(input_tokens=25, cached_input_tokens=75, output_tokens=10)
     one = {"session_id": "s1", "turn_id": "t1", "tags": {"team": "search", 'a"b$.c': "odd"}, "ts_us": T0}
     two = {"session_id": "s1", "turn_id": "t2", "tags": {"team": "ads"}, "ts_us": T0 + DAY_US}
@@ -188,7 +190,7 @@ async def three_calls(store: Store, make: Maker) -> None:
 
 
 async def fill(store: Store, make: Maker, calls: int = 3) -> None:
-    """Calls that completed, failed without usage, and one that is unpriced, over and over."""
+    """Write calls that complete, fail without usage, or are unpriced, in turn."""
     for number in range(calls):
         batch = []
         ids = {"session_id": f"s{number % 2}", "tags": {"team": "a", "n": str(number)}}

@@ -20,7 +20,7 @@ QUICK = WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=2, memor
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that has no event of its own."""
+    """Wait for a condition that has no event."""
     with anyio.fail_after(10):
         while not condition():  # noqa: ASYNC110 - see above
             await anyio.sleep(0.002)
@@ -57,7 +57,7 @@ class FakeSource:
 
 
 class FakeSink:
-    """A store that fails when told to."""
+    """A store that fails on request."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -94,7 +94,7 @@ class Rig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The pump runs meanwhile."""
+        """Run the pump during the block."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.core.run)
             yield

@@ -106,8 +106,8 @@ async def test_another_origin_is_refused(method: str, origin: str) -> None:
             method, "api/cancel" if method == "POST" else "api/me", headers={"origin": origin}
         )
         assert (answer.status_code, "origin" in answer.json()["error"]) == (403, True)
-        own = {"origin": HERE}
-        assert (await client.get("api/me", headers=own)).status_code == 200
+        same_origin = {"origin": HERE}
+        assert (await client.get("api/me", headers=same_origin)).status_code == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -124,17 +124,17 @@ async def test_a_request_from_another_site_is_refused_but_a_link_is_followed(sit
 async def test_a_web_socket_is_refused() -> None:
     """The live view has no web sockets. A browser would open one from any page."""
     async with running() as (engine, _):
-        said: list[object] = []
+        sent: list[object] = []
 
         async def send(message: object) -> None:
-            said.append(message)
+            sent.append(message)
 
         async def receive() -> dict[str, str]:
             return {"type": "websocket.connect"}
 
         scope = {"type": "websocket", "path": "/api/now", "headers": [(b"host", b"127.0.0.1")]}
         await web(engine)(scope, receive, send)  # type: ignore[arg-type]
-        assert said == [{"type": "websocket.close", "code": 1008}]
+        assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 # -- tokens and cookies
@@ -509,8 +509,8 @@ def test_a_vendor_file_is_unchanged(row: dict[str, str]) -> None:
 
 def test_each_vendor_file_is_listed() -> None:
     """A file that is not listed would never be updated."""
-    own = {"vendor.json", "README.txt"}
-    assert {path.name for path in VENDOR.iterdir()} - own == {row["file"] for row in LISTED}
+    unlisted = {"vendor.json", "README.txt"}
+    assert {path.name for path in VENDOR.iterdir()} - unlisted == {row["file"] for row in LISTED}
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
@@ -520,10 +520,10 @@ def test_a_module_imports_existing_files_and_names(path: Path) -> None:
         target = (path.parent / source).resolve()
         assert target.is_file(), source
         text = target.read_text()
-        given = set(re.findall(r"export (?:async )?(?:const|function|class|let) (\w+)", text))
+        exported = set(re.findall(r"export (?:async )?(?:const|function|class|let) (\w+)", text))
         for lot in re.findall(r"export\s*\{([^}]*)\}", text):
-            given |= {each.split(" as ")[-1].strip() for each in lot.split(",")}
-        assert {name.strip() for name in names.split(",")} <= given, source
+            exported |= {each.split(" as ")[-1].strip() for each in lot.split(",")}
+        assert {name.strip() for name in names.split(",")} <= exported, source
 
 
 def test_every_file_has_a_content_type_and_is_served() -> None:

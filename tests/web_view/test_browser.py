@@ -440,8 +440,8 @@ async def test_the_page_of_a_call_has_its_timeline_and_its_prompt(tmp_path: Path
             await page.until("document.querySelectorAll('.waterfall li').length === 3")
             kinds = "[...document.querySelectorAll('.waterfall li')].map((each) => each.classList[0]).join()"
             assert await page.run(kinds) == "call,tool,call"
-            said = await page.text("main")
-            assert all(each in said for each in ("Be brief.", "What is 1 + 2?", "Adding."))
+            text = await page.text("main")
+            assert all(each in text for each in ("Be brief.", "What is 1 + 2?", "Adding."))
             await page.click(".waterfall li:last-child a")
             await page.until("document.querySelector('main').innerText.includes('Three.')")
 

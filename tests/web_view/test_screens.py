@@ -69,8 +69,8 @@ async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
     """Run a repricing and return its last state."""
     async with listening(client, "api/repricing") as states:
         await first(states, "repricing")
-        begun = await client.post("api/reprice", json=asked)
-        assert begun.status_code == 202, begun.text
+        started = await client.post("api/reprice", json=asked)
+        assert started.status_code == 202, started.text
         async for _, state, _ in states:
             if state["state"] in ("done", "failed"):
                 return state
@@ -233,8 +233,8 @@ async def test_content_is_shown_only_if_it_is_captured_unchanged(tmp_path: Path,
             assert ("partial_json" in json.dumps(events)) is shown
             assert {event["type"] for event in events} >= {"text.delta", "tool.use_start", "message.complete"}
             if not shown:
-                said = sum(event.get("characters", 0) for event in events if event["type"] == "text.delta")
-                assert said == len(secret) + len("done")
+                characters = sum(event.get("characters", 0) for event in events if event["type"] == "text.delta")
+                assert characters == len(secret) + len("done")
             if engine.store is not None:
                 session_id = (await engine.sessions())[0].session_id
                 session = await client.get(f"api/sessions/{session_id}")
@@ -451,8 +451,8 @@ async def test_a_call_shows_its_tree_of_turns(tmp_path: Path) -> None:
         """Delegate."""
         return (await engine.generate("s:m", "Go.")).text
 
-    said = Say(calls=[("delegate", {})]), Say("child", pause=go.wait), Say("done")
-    async with running(*said, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+    script = Say(calls=[("delegate", {})]), Say("child", pause=go.wait), Say("done")
+    async with running(*script, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         session = engine.session("s:m", tools=[delegate])
         async with looking(web(engine)) as client:
             async with listening(client, "api/now") as frames:
@@ -838,8 +838,8 @@ async def test_events_are_filtered_by_session_tag_and_time(tmp_path: Path) -> No
                 return events
 
             everything = await found()
-            own = await found(session_id=one.id)
-            assert own == [each for each in everything if each.get("session_id") == one.id] != []
+            of_session = await found(session_id=one.id)
+            assert of_session == [each for each in everything if each.get("session_id") == one.id] != []
             tagged = await found(tag="team:search")
             assert {str(each["topic"]) for each in tagged} >= {"llm.call_started", "llm.call_completed"}
             assert all(each["tags"] == {"team": "search"} for each in tagged)

@@ -96,8 +96,8 @@ def _at(path: str) -> Callable[[CallRow], Cell]:
         return attrgetter(outer)
 
     def read(row: CallRow) -> Cell:
-        whole = getattr(row, outer)
-        value: Cell = None if whole is None else getattr(whole, inner)
+        outer_value = getattr(row, outer)
+        value: Cell = None if outer_value is None else getattr(outer_value, inner)
         return str(value) if isinstance(value, str) else value  # a source is a member of an enum
 
     return read

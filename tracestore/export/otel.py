@@ -51,8 +51,8 @@ class _Open:
         self.span = span
         self.began = began
         self.attributes = attributes
-        self.asked: list[Message] = []
-        self.said: list[Message] = []
+        self.input_messages: list[Message] = []
+        self.output_messages: list[Message] = []
         self.end_ns: int | None = None  # The end of a tool's run, while its result is awaited.
 
 
@@ -216,10 +216,10 @@ class OtelExporter:
         span.set_attributes({"callboard.turn.status": data.status, "callboard.turn.calls": data.calls})
         if data.cost_nano_usd is not None:
             span.set_attribute("callboard.cost.nano_usd", data.cost_nano_usd)
-        if found.asked:
-            span.set_attribute("gen_ai.input.messages", otel_names.input_json(found.asked))
-        if found.said:
-            span.set_attribute("gen_ai.output.messages", otel_names.output_json(found.said))
+        if found.input_messages:
+            span.set_attribute("gen_ai.input.messages", otel_names.input_json(found.input_messages))
+        if found.output_messages:
+            span.set_attribute("gen_ai.output.messages", otel_names.output_json(found.output_messages))
         if data.status in ("failed", "outcome_unknown"):
             error = data.error or ""
             span.set_attribute("error.type", error.partition(":")[0] or "_OTHER")
@@ -232,7 +232,7 @@ class OtelExporter:
             if isinstance(block, ToolResultBlock):
                 self._answered(envelope, block)
         if turn is not None:
-            (turn.said if message.role is Role.ASSISTANT else turn.asked).append(message)
+            (turn.output_messages if message.role is Role.ASSISTANT else turn.input_messages).append(message)
 
     # --- Tools ---
 
@@ -251,7 +251,7 @@ class OtelExporter:
     def _call_of(self, envelope: Envelope, tool_use_id: str) -> ToolUseBlock | None:
         """The call in the turn's last reply, if content is exported."""
         turn = self._open.get(_turn_key(envelope))
-        calls = turn.said[-1].tool_uses if turn is not None and turn.said else ()
+        calls = turn.output_messages[-1].tool_uses if turn is not None and turn.output_messages else ()
         return next((call for call in calls if call.id == tool_use_id), None)
 
     def _tool_ended(self, envelope: Envelope, data: ToolFinished) -> None:
@@ -339,8 +339,8 @@ class OtelExporter:
         found.span.set_attribute("error.type", "lost")
         self._mark_failed(found.span, "")
         last = self._last
-        seen = last is not None and last.run_id == found.began.run_id
-        found.span.end(_end_ns(found.began, last if seen and last is not None else found.began))
+        is_same_run = last is not None and last.run_id == found.began.run_id
+        found.span.end(_end_ns(found.began, last if is_same_run and last is not None else found.began))
 
     def _mark_failed(self, span: Span, text: str) -> None:
         from opentelemetry.trace import Status, StatusCode

@@ -56,9 +56,9 @@ CONVERSATIONS = (CHAT, "generate_content")
 
 def provider_names() -> dict[str, str]:
     """The names of providers in the conventions, by Callboard's names. Only names that differ are listed."""
-    known = [(vendor.name, vendor) for vendor in vendors()]
-    known += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
-    return {name: vendor.telemetry for name, vendor in known if vendor.telemetry is not None}
+    by_name = [(vendor.name, vendor) for vendor in vendors()]
+    by_name += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
+    return {name: vendor.telemetry for name, vendor in by_name if vendor.telemetry is not None}
 
 
 def operation(provider: str) -> str:
@@ -196,7 +196,7 @@ def of_cost(cost: Cost) -> Attributes:
 
 def for_metrics(attributes: Attributes) -> Attributes:
     """The attributes for metrics: only those with few different values."""
-    kept = (
+    names = (
         "gen_ai.operation.name",
         "gen_ai.provider.name",
         "gen_ai.request.model",
@@ -204,7 +204,7 @@ def for_metrics(attributes: Attributes) -> Attributes:
         "server.address",
         "server.port",
     )
-    return {name: attributes[name] for name in kept if name in attributes}
+    return {name: attributes[name] for name in names if name in attributes}
 
 
 def input_json(messages: Sequence[Message]) -> str:

@@ -52,12 +52,12 @@ class Address(NamedTuple):
 def address_of(text: str) -> Address:
     parameters: dict[str, str] = {}
 
-    def taken(found: re.Match[str]) -> str:
+    def take(found: re.Match[str]) -> str:
         parameters[found[1]] = found[2]
         return ""
 
     is_url = text.startswith(("postgresql://", "postgres://"))
-    dsn = (_IN_URL if is_url else _IN_WORDS).sub(taken, text)
+    dsn = (_IN_URL if is_url else _IN_WORDS).sub(take, text)
     if is_url and parameters:
         dsn = dsn.rstrip("?&")
     if (pooler := parameters.get("pooler", "transaction")) != "transaction":
@@ -354,8 +354,8 @@ def server_rows(
             connection.read_only = True
             connection.execute("SET LOCAL TIME ZONE 'UTC'")
             description = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description or ()
-            known = {column.name for column in description}
-            selected = [column for column in columns if column in known]
+            existing = {column.name for column in description}
+            selected = [column for column in columns if column in existing]
             if order not in selected:
                 raise OSError(_EIO, f"the table {table!r} lacks the column {order!r}")
             value = sql.SQL("CASE WHEN octet_length({0}::text) <= %(most)s THEN {0}::text END")

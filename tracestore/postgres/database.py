@@ -428,12 +428,12 @@ async def own_connection(database: Database) -> AsyncIterator[Database]:
             f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
             f"drops them. Use the address of the server itself, without pooler=transaction"
         )
-    own = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
-    await own.open()
+    single = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
+    await single.open()
     try:
-        yield own
+        yield single
     finally:
-        await own.close()
+        await single.close()
 
 
 # --- Free SQL statements ---

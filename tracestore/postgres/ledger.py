@@ -127,13 +127,13 @@ class PostgresLedger:
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
         def work(statements: Statements) -> Answer:
             now_us = _now(statements)
-            balances, wanted = [], []
+            balances, requested = [], []
             for scope in scopes:
                 found = statements.run(_FIND, (WANTED_SECONDS, scope.budget, scope.value))
                 account, asked_for = found[0] if found else (None, 0)
                 balances.append(_balance(statements, account, scope.slot(now_us), node, now_us)[0])
-                wanted.append(bool(asked_for))
-            return Answer(now_us, balances, wanted)
+                requested.append(bool(asked_for))
+            return Answer(now_us, balances, requested)
 
         return await self._database.brief(work)
 
@@ -155,18 +155,18 @@ class PostgresLedger:
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
         dead = await self._database.statement(_DEAD)
-        known = [
+        dead_nodes = [
             (str(node), scope) for node, budget, value in dead if (scope := scopes(budget, value)) is not None
         ]
 
         def work(statements: Statements) -> None:
             now_us = _now(statements)
-            for node, scope in known:
+            for node, scope in dead_nodes:
                 _settle(statements, node, scope, now_us)
 
-        if known:
+        if dead_nodes:
             await self._database.brief(work)
-        return len(known)
+        return len(dead_nodes)
 
 
 def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
@@ -229,10 +229,10 @@ def _size(
     """The size of a requested slice; None if it is refused. A refusal is recorded, so that other nodes return
     unused amounts.
     """
-    balance, own, last = _balance(statements, account, request.slot, node, now_us)
+    balance, allotment, last = _balance(statements, account, request.slot, node, now_us)
     if last >= number:
         return balance.granted
-    size = granted(request, balance, own)
+    size = granted(request, balance, allotment)
     if size is None:
         statements.run("UPDATE ledger_accounts SET wanted_at = clock_timestamp() WHERE id = ?", (account,))
     return size

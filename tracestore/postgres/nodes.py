@@ -98,20 +98,20 @@ class PostgresOwnership:
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
 
-    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+    async def renew(self, node: NodeInfo, previous_lease: int) -> Renewed:
         values: dict[str, SqlValue] = {"node": node.node, "cluster": node.cluster, "name": node.name}
-        values |= {"seconds": node.lease_seconds, "known": known}
+        values |= {"seconds": node.lease_seconds, "known": previous_lease}
 
         def work(statements: Statements) -> Renewed:
             ((lease, is_new),) = statements.run(_RENEW, values)
-            wanted = _wanted(statements, node.node)
-            if lease == known:
-                return Renewed(lease=lease, wanted=wanted)
+            requested = _requested_sessions(statements, node.node)
+            if lease == previous_lease:
+                return Renewed(lease=lease, wanted=requested)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
             # If a node was removed, a takeover of its sessions has no row of the node to lock. So this query waits
             # for the takeover.
             owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
-            return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
+            return Renewed(lease=lease, owned=dict(owned), wanted=requested)
 
         return await self._database.brief(work)
 
@@ -136,7 +136,7 @@ class PostgresOwnership:
             if (found := await self._database.brief(work)) is not None:
                 return found
 
-    async def wanted(self, node: str) -> Sequence[str]:
+    async def requested_sessions(self, node: str) -> Sequence[str]:
         rows = await self._database.statement(_WANTED, (node, WANTED_SECONDS))
         return [session_id for (session_id,) in rows]
 
@@ -175,8 +175,15 @@ class PostgresOwnership:
 def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
     """Convert the rows of a `NODES` query to nodes."""
     return [
-        NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=float(left), sessions=sessions)
-        for node, cluster, name, left, sessions in rows
+        NodeRow(
+            node=node,
+            cluster=cluster,
+            name=name,
+            lives=seconds_left > 0,
+            seconds_left=float(seconds_left),
+            sessions=sessions,
+        )
+        for node, cluster, name, seconds_left, sessions in rows
     ]
 
 
@@ -189,7 +196,7 @@ def _seconds_left(statements: Statements, node: str) -> float | None:
     return float(rows[0][0]) if rows else None
 
 
-def _wanted(statements: Statements, node: str) -> list[str]:
+def _requested_sessions(statements: Statements, node: str) -> list[str]:
     return [session_id for (session_id,) in statements.run(_WANTED, (node, WANTED_SECONDS))]
 
 
@@ -204,9 +211,14 @@ def _owner(statements: Statements, session_id: str, *, lock: bool = False) -> Ow
     named = statements.run(
         f"SELECT name, {SECONDS_LEFT} FROM nodes WHERE node = ? {'FOR UPDATE' if lock else ''}", (node,)
     )
-    name, left = named[0] if named else ("", 0.0)
+    name, seconds_left = named[0] if named else ("", 0.0)
     return Owner(
-        node=node, name=name, epoch=epoch, lives=left > 0, seconds_left=float(left), released=bool(released)
+        node=node,
+        name=name,
+        epoch=epoch,
+        lives=seconds_left > 0,
+        seconds_left=float(seconds_left),
+        released=bool(released),
     )
 
 
@@ -224,8 +236,8 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
         found = _owner(statements, ending.session_id, lock=True)
         if found is not None and (found.node, found.epoch) != (owner, ending.epoch):
             return False
-    left = _seconds_left(statements, owner)
-    return left is not None and left > 0
+    seconds_left = _seconds_left(statements, owner)
+    return seconds_left is not None and seconds_left > 0
 
 
 def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
@@ -316,7 +328,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
     """
     key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
 
-    def taken(connection: psycopg.Connection) -> bool:
+    def try_lock(connection: psycopg.Connection) -> bool:
         connection.execute("BEGIN")
         connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         found = connection.execute(f"SELECT pg_try_advisory_xact_lock({key})").fetchone()
@@ -330,7 +342,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
     link = Link(database.dsn, database.schema, "callboard-postgres-lock", ServerReachability())
     try:
         with translated_errors(database.name):
-            while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above
+            while not await bounded(link.alone(try_lock), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above
                 await anyio.sleep(_TURN_SECONDS)
         yield
     finally:

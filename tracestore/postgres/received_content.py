@@ -175,8 +175,8 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
         elif until_us is not None or (is_here and started.get(names[session_id], at_us) > at_us):
             if until_us is None:
                 statements.run("UPDATE erasures SET before_us = at_us WHERE key = ?", (key,))
-            own = [name for name, session in names.items() if session == session_id and name != session]
-            branches.update((name, max(at_us, branches.get(name, 0))) for name in own)
+            own_names = [name for name, session in names.items() if session == session_id and name != session]
+            branches.update((name, max(at_us, branches.get(name, 0))) for name in own_names)
         else:
             blocked.add(session_id)
     return Barrier(frozenset(blocked), before_us, branches)
@@ -255,10 +255,10 @@ class ContentStoring:
         setups = [setup for setup in self._content.setups if self._living is None or setup[0] in self._living]
         names = {str(setup[0]): self._name_of(setup) for setup in setups}
         named = [(names[setup[0]], setup) for setup in setups]
-        kept = [(name, setup) for name, setup in named if name and not self._barrier.keeps_out(name, setup[3])]
-        branches = {setup[0] for name, setup in kept if not setup[2] and not self._is_known(name)}
-        digests = [setup[5] for _, setup in kept]
-        for name, setup in kept:
+        accepted = [(name, setup) for name, setup in named if name and not self._barrier.keeps_out(name, setup[3])]
+        branches = {setup[0] for name, setup in accepted if not setup[2] and not self._is_known(name)}
+        digests = [setup[5] for _, setup in accepted]
+        for name, setup in accepted:
             self._store_setup(name, setup)
         for message in self._content.messages:
             number = self._number(message[2], message[4])

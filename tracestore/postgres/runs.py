@@ -66,7 +66,7 @@ class Runs:
         self._database = database
         self._clock = clock
         self._path = path
-        self._held: set[str] = set()
+        self._runs: set[str] = set()
         self._leased: set[str] = set()  # The runs with leases in the database.
         self._prices: PriceTable | None = None
         self._delivered: Delivered | None = None
@@ -75,12 +75,12 @@ class Runs:
 
     def hold(self, run_id: str) -> None:
         """Keep a lease on a run until `end_all`. Call this before any event of the run is written."""
-        self._held.add(run_id)
+        self._runs.add(run_id)
         self._keep()
 
     def lease(self, statements: Statements) -> Callable[[], None]:
         """Create missing leases of runs, in the transaction that writes the runs' events."""
-        new = self._held - self._leased
+        new = self._runs - self._leased
         for run_id in sorted(new):
             statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))
         return lambda: self._leased.update(new)
@@ -91,7 +91,7 @@ class Runs:
         self._keep()
         closed = []
         for (run_id,) in await self._database.read(f"{LOST} ORDER BY r.id", (self.lease_seconds,)):
-            if run_id in self._held or is_unwritten(self._path, run_id):
+            if run_id in self._runs or is_unwritten(self._path, run_id):
                 continue
             calls = await self._close(run_id)
             if calls is not None:
@@ -122,17 +122,17 @@ class Runs:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
             self._keeper = None
-        held, self._held, self._leased, self._looks = self._held, set(), set(), False
+        runs, self._runs, self._leased, self._looks = self._runs, set(), set(), False
         now = self._clock.now_us()
 
         def work(statements: Statements) -> None:
-            for run_id in sorted(held):
+            for run_id in sorted(runs):
                 if not is_unwritten(self._path, run_id):
                     statements.run(END_IN_ORDER, (now, run_id))
                 statements.run("DELETE FROM run_leases WHERE run_id = ?", (run_id,))
 
         try:
-            if held and self._database.is_open:
+            if runs and self._database.is_open:
                 await self._database.write(work)
         except StoreError as error:
             _log.warning("run_not_ended", error=str(error))

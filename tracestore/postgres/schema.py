@@ -91,7 +91,7 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
     """The version of the schema, NULL if it is not Callboard's, and the number of its tables."""
-    (known, tables) = connection.execute(
+    (has_meta, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
                (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -99,7 +99,7 @@ def _found(connection: psycopg.Connection, schema: str) -> Row:
         """,
         (schema, schema),
     ).fetchall()[0]
-    if not known:
+    if not has_meta:
         return None, tables
     return connection.execute("SELECT coalesce(max(version), 0) FROM schema_history").fetchall()[0][0], tables
 

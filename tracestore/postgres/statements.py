@@ -109,9 +109,9 @@ def _rounds(insert: Insert, values: list[SqlValue]) -> Iterable[Sequence[int] | 
     if len(set(names)) == len(names):
         return (None,)
     rounds: list[list[int]] = []
-    seen: dict[tuple[SqlValue, ...], int] = {}
+    round_of: dict[tuple[SqlValue, ...], int] = {}
     for place, name in enumerate(names):
-        number = seen[name] = seen.get(name, -1) + 1
+        number = round_of[name] = round_of.get(name, -1) + 1
         if number == len(rounds):
             rounds.append([])
         rounds[number].append(place)

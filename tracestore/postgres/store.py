@@ -90,11 +90,11 @@ class PostgresStore(SqlStore):
         self._opening = anyio.Lock()
         # repricings of one host run one after the other, so that the last one is current
         self._repricing = anyio.Lock()
-        self._wanted = False  # True between `open` and `close`, even if the database could not be opened
+        self._is_opened = False  # True between `open` and `close`, even if the database could not be opened
         self._days: set[int] = set()  # days whose partitions exist
         self._takes_in = take_in
         self._waiting = NOTHING_WAITS
-        self._seen: frozenset[Path] = frozenset()  # Files at `path` that could not be stored.
+        self._failed_files: frozenset[Path] = frozenset()  # Files at `path` that could not be stored.
         self._looking = anyio.Lock()
 
     @classmethod
@@ -165,13 +165,13 @@ class PostgresStore(SqlStore):
         """
         async with self._looking:
             found = await waiting_events(self._path) if waiting_files(self._path) else NOTHING_WAITS
-            seen = frozenset(found.files)
-            if seen and (needed or seen != self._seen):
+            files = frozenset(found.files)
+            if files and (needed or files != self._failed_files):
                 await self._adopted()
                 found = await waiting_events(self._path)
                 if found and not needed:
                     warn_of(found, f"{self.name} is read-only for this user now")
-            self._waiting, self._seen = found, frozenset(found.files)
+            self._waiting, self._failed_files = found, frozenset(found.files)
         if found and needed:
             raise left_over(found)
 
@@ -190,7 +190,7 @@ class PostgresStore(SqlStore):
             return  # the files stay in place for the caller
 
     async def open(self) -> None:
-        self._wanted = True
+        self._is_opened = True
         async with self._opening:
             if self._database.is_open:
                 return
@@ -207,7 +207,7 @@ class PostgresStore(SqlStore):
             self._database.before_reading = self._take_in
 
     async def close(self) -> None:
-        self._wanted = False
+        self._is_opened = False
         self._database.before_reading = None
         try:
             await self._living.end_all()
@@ -249,7 +249,7 @@ class PostgresStore(SqlStore):
 
     async def _open_at_last(self) -> None:
         """Open the database now, if it could not be reached when the store was opened."""
-        if self._wanted and not self._database.is_open:
+        if self._is_opened and not self._database.is_open:
             await self.open()
 
     async def _store(

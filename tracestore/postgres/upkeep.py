@@ -119,14 +119,14 @@ class ServerPruning(pruning.Pruning):
 
 def _drop_month(statements: Statements, name: str, first_us: int) -> dict[str, int]:
     statements.run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-    ((events, kept),) = statements.run(f"SELECT count(*), count(*) FILTER (WHERE {_STAYS}) FROM {name} AS e")
-    if kept > min(events / 2, KEPT_AT_MOST):
+    ((events, remaining),) = statements.run(f"SELECT count(*), count(*) FILTER (WHERE {_STAYS}) FROM {name} AS e")
+    if remaining > min(events / 2, KEPT_AT_MOST):
         return {}
     statements.run(
         f"CREATE TEMPORARY TABLE kept_events ON COMMIT DROP AS SELECT e.* FROM {name} AS e WHERE {_STAYS}"
     )
     statements.run(f"DROP TABLE {name}")
-    if kept:
+    if remaining:
         columns = [
             column
             for (column,) in statements.run(
@@ -137,7 +137,7 @@ def _drop_month(statements: Statements, name: str, first_us: int) -> dict[str, i
         listed = ", ".join(columns)
         ensure_months(statements, [first_us])
         statements.run(f"INSERT INTO events ({listed}) SELECT {listed} FROM kept_events")
-    return {"events": events - kept}
+    return {"events": events - remaining}
 
 
 def _vacuum_full(connection: psycopg.Connection, table: str) -> None:
@@ -172,7 +172,7 @@ async def condition(database: Database, path: Path, lease_seconds: float) -> Sto
         living=open_runs - lost,
         lost=lost,
         open_calls=calls,
-        spilled=tuple((left, left.stat().st_size) for left in leftovers(path)),
+        spilled=tuple((leftover, leftover.stat().st_size) for leftover in leftovers(path)),
         file_bytes=size,
         free_bytes=0,
         shrinkable=True,
@@ -203,28 +203,28 @@ async def check(database: Database, seconds: float) -> list[str]:
     """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and the reports of amcheck if
     that extension is installed.
     """
-    own = Database(database.dsn, schema=database.schema, readonly=True, single=True)
-    await own.open()
+    single = Database(database.dsn, schema=database.schema, readonly=True, single=True)
+    await single.open()
     try:
-        return await own.alone(lambda connection: _faults(connection, seconds, database.name))
+        return await single.alone(lambda connection: _faults(connection, seconds, database.name))
     finally:
-        await own.close()
+        await single.close()
 
 
 def _faults(connection: psycopg.Connection, seconds: float, name: str) -> list[str]:
     import psycopg
 
-    def asked(sql: str) -> list[tuple[Any, ...]]:
+    def query(sql: str) -> list[tuple[Any, ...]]:
         return connection.execute(cast("Any", sql)).fetchall()
 
     connection.execute(cast("Any", f"SET statement_timeout = {max(1, round(seconds * 1000))}"))
     try:
-        faults = [f"index {index} is invalid" for (index,) in asked(_INVALID)]
-        faults += [f"{failures} pages with a wrong checksum" for (failures,) in asked(_CHECKSUMS) if failures]
-        for (schema,) in asked(_AMCHECK):
-            for index, oid in asked(_INDEXES):
+        faults = [f"index {index} is invalid" for (index,) in query(_INVALID)]
+        faults += [f"{failures} pages with a wrong checksum" for (failures,) in query(_CHECKSUMS) if failures]
+        for (schema,) in query(_AMCHECK):
+            for index, oid in query(_INDEXES):
                 try:
-                    asked(f'SELECT "{schema}".bt_index_check({int(oid)})')
+                    query(f'SELECT "{schema}".bt_index_check({int(oid)})')
                 except (psycopg.errors.IndexCorrupted, psycopg.errors.DataCorrupted) as error:
                     faults.append(f"{index}: {error}")
                 except psycopg.errors.InsufficientPrivilege as error:

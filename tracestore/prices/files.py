@@ -240,7 +240,7 @@ class _Reader:
         top = self._mapping(root, "the file")
         if "tables" not in top:
             return (self._table(top, "")[1],)
-        self._known(top, ("tables",), "")
+        self._check_keys(top, ("tables",), "")
         entries = self._list(top["tables"], "tables")
         dated = [
             self._table(self._mapping(entry, f"tables[{index}]"), f"tables[{index}].")
@@ -255,21 +255,22 @@ class _Reader:
         return tuple(table for _, table in sorted(dated, key=lambda pair: pair[0] or 0))
 
     def _table(self, table: dict[str, Node], where: str) -> tuple[int | None, PriceList]:
-        self._known(table, _TABLE_KEYS, where)
+        self._check_keys(table, _TABLE_KEYS, where)
         moment = self._moment(table.get("date"), f"{where}date")
         label = self._text(table.get("label"), f"{where}label") or self._path.stem
         rows: list[PriceRow] = []
         for index, entry in enumerate(self._list(table.get("prices", ""), f"{where}prices")):
             entry_place = f"{where}prices[{index}]"
             rows += self._rows(self._mapping(entry, entry_place), f"{entry_place}.")
-        given = self._mapping(table.get("aliases") or {}, f"{where}aliases")
+        alias_nodes = self._mapping(table.get("aliases") or {}, f"{where}aliases")
         aliases = [
-            PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}")) for pattern, node in given.items()
+            PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}"))
+            for pattern, node in alias_nodes.items()
         ]
         return moment, PriceList(rows, label, aliases, f"{self._path}: {where}prices")
 
     def _rows(self, entry: dict[str, Node], where: str) -> list[PriceRow]:
-        self._known(entry, _ROW_KEYS, where)
+        self._check_keys(entry, _ROW_KEYS, where)
         model = self._text(entry.get("model"), f"{where}model")
         if not model or ":" not in model:
             self._fail(f"{where}model", "provider:name, with '*' for any text", entry.get("model"))
@@ -282,7 +283,7 @@ class _Reader:
         for index, node in enumerate(self._list(entry.get("tiers", []), f"{where}tiers")):
             tier_place = f"{where}tiers[{index}]."
             tier = self._mapping(node, tier_place.rstrip("."))
-            self._known(tier, _TIER_KEYS, tier_place)
+            self._check_keys(tier, _TIER_KEYS, tier_place)
             tiers.append((self._tokens(tier.get("above"), f"{tier_place}above"), tier, tier_place))
         return [
             PriceRow(
@@ -377,14 +378,14 @@ class _Reader:
             self._fail(where, "a list", node)
         return node
 
-    def _known(self, mapping: dict[str, Node], keys: tuple[str, ...], where: str) -> None:
+    def _check_keys(self, mapping: dict[str, Node], keys: tuple[str, ...], where: str) -> None:
         for key in mapping:
             if key not in keys:
                 raise ConfigurationError(f"{self._path}: unknown key {where}{key}; expected {', '.join(keys)}")
 
     def _fail(self, where: str, expected: str, found: Node | None = None) -> NoReturn:
-        seen = "nothing" if found is None or found == "" else repr(found)[:80]
-        raise ConfigurationError(f"{self._path}: {where}: expected {expected}, found {seen}")
+        found_text = "nothing" if found is None or found == "" else repr(found)[:80]
+        raise ConfigurationError(f"{self._path}: {where}: expected {expected}, found {found_text}")
 
 
 def _is_date(text: str) -> bool:

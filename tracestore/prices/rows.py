@@ -346,13 +346,13 @@ class Matcher:
         return found
 
     def _ranked(self, model: str, served_model: str | None, priced_as: str | None) -> list[Match]:
-        own = [match for name in _names(model, model, served_model) for match in self._search(name)]
+        direct = [match for name in _names(model, model, served_model) for match in self._search(name)]
         if priced_as is None:
-            listed = [*own]
+            listed = [*direct]
         else:
             other = [match for name in _names(priced_as, model, served_model) for match in self._search(name)]
-            listed = [match for match in own if not match.row.reference]
-            listed += [*other, *(match for match in own if match.row.reference)]
+            listed = [match for match in direct if not match.row.reference]
+            listed += [*other, *(match for match in direct if match.row.reference)]
         return sorted(listed, key=lambda match: match.row.reference)
 
     def _search(self, name: str) -> Iterator[Match]:
@@ -374,30 +374,30 @@ class Matcher:
         names: dict[str, str] = {}
         waiting = [(name, "")]
         while waiting and len(names) < _MOST_NAMES:
-            own = dict(self._chain(*waiting.pop(0), set(names)))
-            names |= own
-            if any(step in self._exact for step in own):
+            chained = dict(self._chain(*waiting.pop(0), set(names)))
+            names |= chained
+            if any(step in self._exact for step in chained):
                 break
-            for step, how in own.items():
+            for step, how in chained.items():
                 for parts, alias in self._aliases_with_star(step):
                     if "*" in alias.target and fits(parts, step.lower()):
                         target = alias.target.replace("*", _covered(parts, step))
                         waiting.append((target, _then(how, f"alias {alias.pattern} is {target}")))
         return names
 
-    def _chain(self, name: str, how: str, seen: set[str]) -> Iterator[tuple[str, str]]:
+    def _chain(self, name: str, how: str, seen_names: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the names that a model's aliases lead to, and the same names without a date."""
-        if name in seen or len(seen) >= _MOST_NAMES:
+        if name in seen_names or len(seen_names) >= _MOST_NAMES:
             return
-        seen.add(name)
+        seen_names.add(name)
         yield name, how
         fixed = self._fixed_alias(name)
         if fixed is not None:
             pattern, target = fixed
-            yield from self._chain(target, _then(how, f"alias {pattern} is {target}"), seen)
+            yield from self._chain(target, _then(how, f"alias {pattern} is {target}"), seen_names)
         undated = _DATED.sub("", name)
         if undated != name:
-            yield from self._chain(undated, _then(how, f"{undated} without its date"), seen)
+            yield from self._chain(undated, _then(how, f"{undated} without its date"), seen_names)
 
     def _fixed_alias(self, name: str) -> tuple[str, str] | None:
         text = name.lower()

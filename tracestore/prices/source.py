@@ -348,10 +348,10 @@ def _sizes(rates: _Rates, where: _Fields, left_out: set[str]) -> Iterator[_Field
 
 def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
     exact = dollars * 10**12 / units
-    whole = exact.to_integral_value(ROUND_HALF_UP)
-    if whole != exact:
+    rounded = exact.to_integral_value(ROUND_HALF_UP)
+    if rounded != exact:
         left_out.add("fractions of a pico-USD, rounded")
-    return int(whole)
+    return int(rounded)
 
 
 def parse(data: bytes, source: str) -> Json:

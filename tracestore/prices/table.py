@@ -182,9 +182,9 @@ class PriceTable:
             label: The label of the new table; None takes the label of the overrides.
         """
         replaced = {row.model for row in overrides.rows}
-        kept = [row for row in self.rows if row.model not in replaced]
+        unchanged = [row for row in self.rows if row.model not in replaced]
         return PriceTable(
-            [*kept, *overrides.rows],
+            [*unchanged, *overrides.rows],
             overrides.label if label is None else label,
             aliases=(*overrides.aliases, *(alias for alias in self.aliases if alias not in overrides.aliases)),
         )

@@ -103,9 +103,9 @@ def forget_mark(trace: Path, target: str) -> bool:
         raise StoreError(f"a program is shipping {trace} to {target}. Stop it first")
     try:
         path = mark_path(trace, target)
-        known = path.exists()
+        existed = path.exists()
         remove_quietly(path)
-        return known
+        return existed
     finally:
         turn.give_up()
 
@@ -199,9 +199,9 @@ class Registered(msgspec.Struct, frozen=True):
 class RegisteredFiles:
     """The machine's folder of registered files, for one shipper."""
 
-    def __init__(self, folder: Path, own: Path, target: str, prices: PriceTable | None) -> None:
+    def __init__(self, folder: Path, own_path: Path, target: str, prices: PriceTable | None) -> None:
         self._folder = folder
-        self._own = own.absolute()
+        self._own_path = own_path.absolute()
         self._target = target
         self._prices = prices
         self.delivered: Delivered | None = None
@@ -211,15 +211,15 @@ class RegisteredFiles:
     def register(self) -> None:
         """Register the file of this shipper. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = self._place(self._own)
+        place = self._place(self._own_path)
         if not place.exists():
             draft = place.with_suffix(".tmp")
-            draft.write_bytes(msgspec.json.encode(Registered(str(self._own), self._target)))
+            draft.write_bytes(msgspec.json.encode(Registered(str(self._own_path), self._target)))
             draft.replace(place)
 
     def done(self) -> None:
         """Record that this shipper's own file is completely shipped and has ended."""
-        self.forget(self._own)
+        self.forget(self._own_path)
 
     def forget(self, path: Path) -> None:
         """Remove the registration of a file that needs no more work."""
@@ -240,7 +240,7 @@ class RegisteredFiles:
             except (OSError, msgspec.MsgspecError):
                 continue
             path = Path(entry.file)
-            if entry.target != self._target or path == self._own:
+            if entry.target != self._target or path == self._own_path:
                 continue
             if path.exists():
                 found.append(path)

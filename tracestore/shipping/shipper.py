@@ -92,7 +92,7 @@ class ShippingPlan:
             return Ask()
         return Send(self.position, self._limit)
 
-    def asked(self, position: Position) -> None:
+    def confirmed(self, position: Position) -> None:
         """Record the target's position: it has all events up to it."""
         self.position, self.state = position, "shipping"
 
@@ -213,7 +213,7 @@ class TraceShipper:
         self._state: ShippingState = "shipping"
         self._reason = ""
         self._shipped = self._behind = self._logged = self._passed_over = 0
-        self._wanted = self._served = 0  # counters of the requests to ship everything: made, and fulfilled
+        self._requested = self._served = 0  # counters of the requests to ship everything: made, and fulfilled
         self._wake = anyio.Event()
         self._changed = anyio.Event()
 
@@ -269,8 +269,8 @@ class TraceShipper:
             StoreError: The shared store or the file can't be used now.
         """
         before = self._shipped
-        self._wanted += 1
-        mine = self._wanted
+        self._requested += 1
+        mine = self._requested
         self._course.wake()
         while self._served < mine:
             await self._step(at_once=True)
@@ -284,8 +284,8 @@ class TraceShipper:
         Returns:
             False if the shared store can't be used, or if the wait took longer than `seconds`.
         """
-        self._wanted += 1
-        mine = self._wanted
+        self._requested += 1
+        mine = self._requested
         self._course.wake()
         self._wake.set()
         with anyio.move_on_after(seconds):
@@ -327,10 +327,10 @@ class TraceShipper:
         step = self._course.next(anyio.current_time())
         if isinstance(step, Pause):
             return step.seconds
-        if not (at_once or self._wanted > self._served or self._turn.take()):
+        if not (at_once or self._requested > self._served or self._turn.take()):
             self._source.recent.forget()
             return self._options.look_seconds
-        wanted = self._wanted
+        requested = self._requested
         try:
             if isinstance(step, Ask):
                 await self._ask()
@@ -338,7 +338,7 @@ class TraceShipper:
                 if await self._send(step):
                     await self._end_runs()
                     self._course.nothing_left(anyio.current_time())
-                    self._served = wanted
+                    self._served = requested
                     self._behind = 0
                 self._become("shipping", "")
         except (StoreError, OSError) as error:
@@ -357,7 +357,7 @@ class TraceShipper:
         position = await self._source.confirmed(await self._target.position(self._origin))
         self._erased = 0 if position == START else await self._target.erased(self._origin)
         self._open_runs = set(await self._target.open_runs(self._origin))
-        self._course.asked(position)
+        self._course.confirmed(position)
 
     async def _send(self, step: Send) -> bool:
         """Send the events after a position. Returns whether all events are sent."""

@@ -296,10 +296,10 @@ _SETUPS = """
 """
 
 
-def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
+def _bodies(statements: Statements, digests: set[bytes | None]) -> list[Row]:
     """The bodies of these hashes, and the bodies that they refer to."""
     found: dict[bytes, Row] = {}
-    waiting = [digest for digest in wanted if digest is not None]
+    waiting = [digest for digest in digests if digest is not None]
     while waiting:
         digest = waiting.pop()
         if digest in found:

@@ -362,16 +362,16 @@ def _reap() -> None:
     threading.main_thread().join()
     while True:
         with _reaper_lock:
-            left = [
+            idle = [
                 (_outlives_main(owner), id(connection), connection, owner)
                 for connection, owner in _open_connections.items()
             ]
-            if not left:
+            if not idle:
                 _reaper = None
                 return
         # A host's non-daemon thread may still be closing its engine. The main thread has ended, so connections of
         # the main thread are stopped first.
-        for wait, _, connection, owner in sorted(left):
+        for wait, _, connection, owner in sorted(idle):
             if wait:
                 owner.join()
             connection.stop()

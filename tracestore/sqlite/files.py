@@ -93,7 +93,7 @@ class HeldFile:
     def __init__(self, path: Path, flags: int) -> None:
         """Open a file, never through a symlink. A new file has mode 0600."""
         self.descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        _held.add(self)
+        _locked_files.add(self)
 
     def try_lock(self, *, shared: bool = False) -> bool:
         """Take the lock without waiting, or return False."""
@@ -122,17 +122,17 @@ class HeldFile:
 
     def close(self) -> None:
         """Close the file, which releases its lock. Closing twice is harmless."""
-        if self in _held:
-            _held.remove(self)
+        if self in _locked_files:
+            _locked_files.remove(self)
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
 
 
-_held: set[HeldFile] = set()
+_locked_files: set[HeldFile] = set()
 
 
 def _close_all() -> None:
-    for file in list(_held):
+    for file in list(_locked_files):
         file.close()
 
 

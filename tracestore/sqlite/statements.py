@@ -193,7 +193,7 @@ class FilledColumns:
     """The columns of each INSERT that have had a value so far. Other columns are omitted, so they are NULL."""
 
     def __init__(self) -> None:
-        self._known: dict[Insert, tuple[Insert, list[int]]] = {}
+        self._narrowed: dict[Insert, tuple[Insert, list[int]]] = {}
 
     def only(self, insert: Insert, values: list[SqlValue]) -> tuple[Insert, list[SqlValue]]:
         """Return an INSERT and its rows from the flat list `values`, without the columns that never had a
@@ -203,23 +203,23 @@ class FilledColumns:
         rows = len(values) // width
         if not rows:
             return insert, values
-        narrow, places = self._known.get(insert, (insert, []))
+        narrow, places = self._narrowed.get(insert, (insert, []))
         if len(places) < width:
             empty = [place for place in range(width) if place not in places]
             filled = [place for place in empty if values[place::width].count(None) < rows]
             if filled:
                 places = sorted({*places, *filled})
                 narrow = insert._replace(columns=tuple(insert.columns[place] for place in places))
-                self._known[insert] = narrow, places
+                self._narrowed[insert] = narrow, places
         if not places:
             return insert, values
-        kept: list[SqlValue] = [_NULL] * (rows * len(places))
+        narrow_values: list[SqlValue] = [_NULL] * (rows * len(places))
         for at, place in enumerate(places):
             column = values[place::width]
             if any(map(is_, column, repeat(None))):  # `in` would compare texts with None, not only identities
                 column = [_NULL if value is None else value for value in column]
-            kept[at :: len(places)] = column
-        return narrow, kept
+            narrow_values[at :: len(places)] = column
+        return narrow, narrow_values
 
 
 def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:

@@ -184,22 +184,22 @@ class Runs:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._held: dict[str, RunLock] = {}
-        self._wanted: set[str] = set()  # runs to lock, including runs that could not be locked yet
+        self._locks: dict[str, RunLock] = {}
+        self._to_lock: set[str] = set()  # runs to lock, including runs that could not be locked yet
 
     def hold(self, run_id: str) -> None:
         """Lock this run until `end_all`. Call it before writing events of the run. Raises StoreError."""
-        self._wanted.add(run_id)
-        if run_id not in self._held:
-            self._held[run_id] = RunLock(self._database.path, run_id)
+        self._to_lock.add(run_id)
+        if run_id not in self._locks:
+            self._locks[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
         """Try again to lock runs that could not be locked before, or whose lock file was removed. Raises
         StoreError.
         """
-        for run_id in self._wanted:
-            if run_id in self._held and not self._held[run_id].is_in_place:
-                self._held.pop(run_id).close()
+        for run_id in self._to_lock:
+            if run_id in self._locks and not self._locks[run_id].is_in_place:
+                self._locks.pop(run_id).close()
             self.hold(run_id)
 
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
@@ -226,9 +226,9 @@ class Runs:
         """Remove lock files of processes that died before their first write or after their last write."""
         path = self._database.path
         remove_named_locks(path)
-        left = set(await open_runs(self._database))
+        open_run_ids = set(await open_runs(self._database))
         for run_id in run_locks(path):
-            if run_id not in left:
+            if run_id not in open_run_ids:
                 with free_run_lock(path, run_id) as lock:
                     if lock is not None:
                         lock.remove()
@@ -238,10 +238,10 @@ class Runs:
 
         A run with open calls, or with events in its spill file, is left to the next start.
         """
-        held, self._held = self._held, {}
-        self._wanted.clear()
+        locks, self._locks = self._locks, {}
+        self._to_lock.clear()
         path, now = self._database.path, self._clock.now_us()
-        ended = [run_id for run_id in held if not is_unwritten(path, run_id)]
+        ended = [run_id for run_id in locks if not is_unwritten(path, run_id)]
 
         def work(statements: Statements) -> None:
             for run_id in ended:
@@ -253,7 +253,7 @@ class Runs:
         except StoreError as error:
             _runs_log.warning("run_not_ended", error=str(error))
         finally:
-            for lock in held.values():
+            for lock in locks.values():
                 lock.remove()
 
 

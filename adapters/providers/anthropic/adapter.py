@@ -28,7 +28,7 @@ from ...operations.wires import (
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall, get
+from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model
@@ -266,8 +266,8 @@ class MessagesWire(ChatWire):
         return OtherWires(batches=MessageBatches())
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """The limits of requests and tokens. `reset_at` is the reset time of the token limit (RFC 3339), or else
-        of the request limit.
+        """The limits of requests and tokens. `reset_at` is the reset time of the token limit (RFC 3339). If it is
+        missing, the reset time of the request limit.
         """
         prefix = "anthropic-ratelimit-"
         if not any(name.startswith(prefix) for name in headers):

@@ -28,7 +28,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
     sampling: Literal["free", "one", "none"]
     """The supported parameters of temperature and top_p: both (``free``), only ``one`` of them, or ``none``."""
     beginnings: bool = False
-    """Whether the model continues its own last message. Models since Opus 4.6 refuse to."""
+    """Whether the model continues its own last message. Models since Opus 4.6 reject such requests."""
     forced_tools: bool = True
     """Whether a tool call can be required if budgeted thinking is off."""
     cache_minimum: int = 1024

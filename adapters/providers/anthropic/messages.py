@@ -33,8 +33,8 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import is_remote, media_bytes, media_type_of, repair_text
-from ...requests.fitted_history import FittedHistory, Loss, encoded, left_out
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.history_target import FittedHistory, Loss, encoded, left_out
 from .response import CONTAINER, FALLBACK
 
 # --- Opaque blocks in requests ---
@@ -75,7 +75,7 @@ def own_blocks(history: FittedHistory) -> OwnBlocks:
 def open_container(history: FittedHistory) -> str | None:
     """The container with the waiting tools of the last turn. The request must name it.
 
-    None after a user message: no tool waits then, and an expired container would be rejected.
+    None after a user message, because no tool waits, and an expired container would be rejected.
     """
     for message in reversed(history.messages):
         for block in reversed(message.content):
@@ -148,13 +148,11 @@ def sent_citation(data: JsonObject) -> JsonObject:
 
 
 IN_WORDS = "in_words"
-"""The field of `provider_raw` that contains the provider's original block, for a block that was replaced by its
-text.
-"""
+"""The field of `provider_raw` with the provider's original block, for a block that was replaced by text."""
 
 
 def in_words(block: JsonObject) -> str | None:
-    """The text of a search result, or of a document with its own content; None for any other content. Other
+    """The text of a search result, or of a document that has content blocks; None for any other block. Other
     providers receive this text.
     """
     match block:
@@ -177,7 +175,7 @@ def _texts(content: list[Json]) -> str | None:
 
 
 def without_nulls(data: JsonObject) -> JsonObject:
-    """Convert a reply's block for a request, which may omit optional fields but not set them to null."""
+    """Convert a reply's block for a request. A request may omit optional fields, but not set them to null."""
     return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
 
 
@@ -239,7 +237,7 @@ class ServerTraits(NamedTuple):
     DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
     """
     blank_results: bool = True
-    """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
+    """Whether a tool's result may have no visible text. Otherwise a short text is sent."""
 
 
 ANTHROPIC = ServerTraits()
@@ -269,7 +267,8 @@ class _Writer:
         self.provider = history.adapter
         self.losses: list[Loss] = []
         self.own_blocks = own_blocks(history)
-        self.toolsets: dict[str, Json] = {}  # the toolset of each call, by Callboard's id, for its result
+        # the toolset of each call, for the call's result, by Callboard's id of the call
+        self.toolsets: dict[str, Json] = {}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         history, plain = self.history, self.history.plain

@@ -1,7 +1,7 @@
 """The body of a Messages API request. Pure.
 
-This module writes tools, the form of the reply, and the headers of beta features. `messages` writes the history,
-`settings` sampling and thinking, and `caching` the breakpoints.
+This module writes tools, cache breakpoints, the form of the reply, and the headers of beta features. `messages`
+writes the history, and `settings` sampling and thinking.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from callboard.bus.values.messages import CallWarning, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.content import encode_json
-from ...requests.fitted_history import Loss, Target, ToolIdRule, WireCall
 from ...requests.history import fit_history
+from ...requests.history_target import Loss, Target, ToolIdRule, WireCall
 from ...requests.schemas import instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
 from ...requests.tools import encoded_tool, fold_root
@@ -43,7 +43,7 @@ from .settings import Tuning, check_choice, fit_schema, output_limit
 MOST = 4
 TTLS = ("5m", "1h")
 _BYTES_PER_TOKEN = 3  # a low number, so that a prompt of doubtful length gets a breakpoint
-_IMAGE_BYTES = 3_000  # the bytes that an image counts for, at any size
+_IMAGE_BYTES = 3_000  # the bytes with which an image of any size is counted
 _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
 
@@ -84,7 +84,7 @@ def keep_latest(body: JsonObject) -> None:
 
 
 def _homes(blocks: Json) -> Iterator[list[Json]]:
-    """Yield lists of blocks in the order of the prompt: first a list, then the lists inside its blocks."""
+    """Yield lists of blocks in the order of the prompt. A list comes before the lists inside its blocks."""
     if isinstance(blocks, list):
         yield blocks
         for block in blocks:
@@ -137,14 +137,14 @@ def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[
     return [spot for spot in spots if spot is not None]
 
 
-def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot | None]:
+def _in_messages(messages: list[Json], size: int, least: int) -> list[_Spot | None]:
     """The last user block before the last reply, and the last block."""
-    last = len(messages) - 1
-    former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
+    last = reply = len(messages) - 1
+    while reply > 0 and _field(messages[reply], "role") != "assistant":
+        reply -= 1
     enough = _long_enough_with(messages, size, least)
-    for number in (former, last):
-        if number >= enough and isinstance(content := _field(messages[number], "content"), list):
-            yield _last(content)
+    contents = [_field(messages[number], "content") for number in (reply - 1, last) if number >= enough]
+    return [_last(content) for content in contents if isinstance(content, list)]
 
 
 _PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
@@ -216,7 +216,7 @@ def _field(message: Json, name: str) -> Json:
 
 
 def _parts(body: JsonObject) -> Iterator[JsonObject]:
-    """Everything that may have a breakpoint, in the order of the prompt."""
+    """Every element that may have a breakpoint, in the order of the prompt."""
     messages = body["messages"]
     contents = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
     for blocks in (body.get("tools"), body.get("system"), *contents):
@@ -350,16 +350,13 @@ class _Writer:
 
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
         """The traits of the server, from the options or the model's name."""
-        claude, back = _kind_of(self.target.model or "", self.model is not None)
-        option = options.get(THINKING_BACK)
-        back = option if isinstance(option, str) else back
-        thinking = extra.get("thinking")
-        off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
-        return ServerTraits(
+        name, back, thinking = self.target.model or "", options.get(THINKING_BACK), extra.get("thinking")
+        return _traits_of(
+            name,
+            is_claude=self.model is not None or "claude" in name.lower(),
             errors_in_words=options.get(ERRORS_IN_WORDS) is True,
-            unsigned_thinking=back != "signed",
-            thinking_stand_in=" " if back == "with_calls" and not off else None,
-            blank_results=claude,
+            thinking_back=back if isinstance(back, str) else None,
+            thinks=not (isinstance(thinking, dict) and thinking.get("type") == "disabled"),
         )
 
     def _body(self, extra: JsonObject, habits: ServerTraits) -> JsonObject:
@@ -439,7 +436,8 @@ class _Writer:
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
-        check_tool_choice(choice, [tool.get("name") for tool in tools if isinstance(tool, dict)])
+        if choice is not None:
+            check_tool_choice(choice, [tool.get("name") for tool in tools if isinstance(tool, dict)])
         wire_choice: JsonObject
         match choice.mode if choice is not None else None:
             case None | "auto" | "none" if not tools:
@@ -464,11 +462,18 @@ class _Writer:
 
 
 @lru_cache(maxsize=256)
-def _kind_of(model: str, is_listed: bool) -> tuple[bool, str]:
-    """Whether a model is a Claude, and the form of its thinking in requests."""
-    if is_listed or "claude" in model.lower():
-        return True, "signed"
-    return False, "with_calls" if _WANT_THINKING.search(model) else "unsigned"
+def _traits_of(
+    model: str, *, is_claude: bool, errors_in_words: bool, thinking_back: str | None, thinks: bool
+) -> ServerTraits:
+    """The traits of a server. `thinking_back` is the form of the model's thinking in requests, if configured."""
+    form = "signed" if is_claude else "with_calls" if _WANT_THINKING.search(model) else "unsigned"
+    back = thinking_back or form
+    return ServerTraits(
+        errors_in_words=errors_in_words,
+        unsigned_thinking=back != "signed",
+        thinking_stand_in=" " if back == "with_calls" and thinks else None,
+        blank_results=is_claude,
+    )
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:

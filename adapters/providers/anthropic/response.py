@@ -168,7 +168,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
         case {"type": kind, "to": {"model": str(model)}} if kind == FALLBACK and model:
-            assembler.model = model  # this model wrote the later content; the reply and its usage count as its own
+            assembler.model = model  # this model wrote the later content, so the reply and its usage have its name
         case _:
             pass
 
@@ -186,7 +186,7 @@ def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> Non
 
 
 def end_block(assembler: Assembler, state: WireBlock) -> None:
-    """Close a block, with the data that only its end has."""
+    """Close a block, with the data that only the block's end has."""
     key, block = state.key, state.block
     match state.kind:
         case "text":
@@ -222,7 +222,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     Raises AdapterError for an error with HTTP 200, and msgspec's decoding errors.
     """
     reply = decode_reply(body)
-    usage = read_usage(reply.usage)
+    usage = whole_usage(reply.usage)
     if reply.error != ABSENT:
         raise error_in_reply(decode_json(body), assembler.provider)
     if reply.content is None and reply.stop_reason is None:
@@ -237,7 +237,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
             begin_block(assembler, state)
             end_block(assembler, state)
     keep_container(assembler, reply.container, reply.stop_reason)
-    finish(assembler, reply.stop_reason, reply.stop_details, token_usage(usage, raw=reply.usage.copy()))
+    finish(assembler, reply.stop_reason, reply.stop_details, usage)
 
 
 def begin_message(assembler: Assembler, reply: Reply) -> None:
@@ -249,13 +249,19 @@ def begin_message(assembler: Assembler, reply: Reply) -> None:
 
 
 def note_details(assembler: Assembler, message: Reply | Delta, around: Reply | Event) -> None:
+    diagnostics = around.diagnostics if isinstance(around, Reply) else None
+    if (
+        message.stop_sequence is message.stop_details is message.container is None
+        and around.context_management is around.input_transformations is diagnostics is None
+    ):
+        return  # the usual case
     details = {
         "stop_sequence": message.stop_sequence,
         "stop_details": message.stop_details,
         "container": message.container,
         "context_management": around.context_management,
         "input_transformations": around.input_transformations,
-        "diagnostics": around.diagnostics if isinstance(around, Reply) else None,
+        "diagnostics": diagnostics,
     }
     for name, value in details.items():
         if value:
@@ -314,9 +320,8 @@ def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
     """Merge the usage of a `message_delta` into the usage at the stream's start. Later counts replace earlier
     ones.
 
-    A zero does not replace a count, because several servers send zeros for fields that they don't count. The
-    exception is a final usage that counts the prompt again: a zero next to another count of the prompt is then
-    valid.
+    A zero does not replace a count, because several servers send zeros for fields that they don't count. There is
+    one exception: if the final usage counts the prompt again, its zeros for the prompt are valid.
     """
     counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
     merged = dict(before)
@@ -352,9 +357,23 @@ class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     cache_creation_input_tokens: _Count = 0
     cache_creation: _PlainWrites = _PlainWrites()
     service_tier: Literal["standard"] = "standard"
+    inference_geo: Literal["not_available", "global"] = "global"
 
 
-def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
+_decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
+
+
+def whole_usage(raw: msgspec.Raw) -> TokenUsage | None:
+    """Like `token_usage`, for the usage object of a whole reply."""
+    raw_usage = raw.copy()
+    try:
+        found = _plain_counts(_decode_plain_usage(raw), raw_usage, final=True)
+    except msgspec.ValidationError:
+        found = None
+    return found or _any_usage(read_usage(raw), raw_usage, final=True)
+
+
+def token_usage(usage: JsonObject, *, final: bool = True) -> TokenUsage | None:
     """Counts from a usage object; None if it has none.
 
     The provider's input count excludes cache reads and writes, and its output count includes reasoning. A missing
@@ -362,16 +381,21 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     Usage of compactions is added. Usage of other models (an advisor, or a model that declined) is only in `raw`
     and makes the figures partial.
     """
-    raw_usage = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    raw_usage = msgspec.Raw(msgspec.json.encode(usage))
     return _plain_usage(usage, raw_usage, final) or _any_usage(usage, raw_usage, final)
 
 
 def _plain_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
-    """The counts of a consistent `_PlainUsage`, as `_any_usage` reads it; None for any other."""
+    """The counts of a consistent `_PlainUsage`, as `_any_usage` returns them; None if the usage is not
+    consistent.
+    """
     try:
-        plain = msgspec.convert(usage, _PlainUsage)
+        return _plain_counts(msgspec.convert(usage, _PlainUsage), raw_usage, final)
     except msgspec.ValidationError:
         return None
+
+
+def _plain_counts(plain: _PlainUsage, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
     written = plain.cache_creation_input_tokens
     if plain.cache_creation.ephemeral_1h_input_tokens or plain.cache_creation.ephemeral_5m_input_tokens > written:
         return None
@@ -457,8 +481,8 @@ def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int
     """Return the tokens written to the cache, and how many of them were written for an hour. `split` is the result
     of `_split`.
 
-    The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens
-    count as written for an hour only if all tokens at the start were.
+    The final total of a stream has no split by lifetime, so the split at the start is used. Additional tokens were
+    written for an hour only if all tokens at the start were.
     """
     total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:

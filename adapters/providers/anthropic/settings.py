@@ -277,7 +277,9 @@ class _Fitter:
         fitted["additionalProperties"] = False
 
     def _reference(self, schema: JsonObject, path: str) -> JsonObject:
-        """Write a reference. It must be alone, so other keywords next to it are moved to a schema around it."""
+        """Write a reference. A reference allows no other keywords next to it, so they are moved to a schema around
+        it.
+        """
         target = schema["$ref"]
         if not isinstance(target, str) or target.removeprefix(_DEFINITION) not in self._definitions:
             raise NotStrict(f"{path}: a reference to {target!r}, which is not a definition of the schema")

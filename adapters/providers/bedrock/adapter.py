@@ -31,7 +31,7 @@ from ...operations.openai_wires import ByType, cohere_capabilities, cohere_field
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply, Transport
 

@@ -1,4 +1,4 @@
-"""An adapter of any type with a cassette as its provider, for tests and demos."""
+"""An adapter of any type that gets its replies from a cassette, for tests and demos."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...config import AdapterConfig
 from ...contract import ProviderAdapter
 from ...provider import create_adapter
 from ...requests.settings import read_options
-from ...transport.client import new_transport
+from ...transport.connection_pool import new_transport
 from ...transport.transport import Transport, given_keys
 
 

@@ -36,7 +36,7 @@ from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall, get
+from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions, merge_own_options
 from . import interactions_response as response
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES

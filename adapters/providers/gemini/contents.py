@@ -1,11 +1,11 @@
 """A fitted history as contents of generateContent. Pure.
 
-* Contents are `user` or `model`; the last is the user's.
+* The role of a content is `user` or `model`. The last content has the role `user`.
 * The results of one reply's calls are in one content: exactly one result per call, and nothing else.
 * A signature is sent back in its own part. Newer models require a signature on the first call of each turn. A call
   that another model made gets a fixed value instead.
 * A result is an object. Only newer models accept media in it. For other models, the media follow it.
-* Visible thoughts are a summary for people. Only signed ones are sent back.
+* Visible thoughts are a summary for people. Only signed thoughts are sent back.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from callboard.bus.values.messages import CallWarning, Message, Role
 
 from ...contract import CanonicalRequest
 from ...requests.content import WEB, is_remote, media_bytes, media_type_of
-from ...requests.fitted_history import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from ...requests.history import FAILED_SILENTLY
+from ...requests.history_target import FittedHistory, Loss, Target, ToolIdRule, encoded, left_out
 from . import wire
 from .data import Model
 

@@ -27,8 +27,8 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted_history import FittedHistory, Loss
 from ...requests.history import FAILED_SILENTLY, fit_history
+from ...requests.history_target import FittedHistory, Loss
 from ...requests.settings import (
     changed,
     check_demands,
@@ -50,7 +50,7 @@ CONTENT_TYPES = frozenset({"text", "image", "audio", "document", "video"})
 """The types of content inside a step. An opaque block of any other type is sent as a separate step."""
 
 _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
-"""Possible extra fields of a medium from a host, in the `provider_raw` of its block."""
+"""Extra fields that a host may set in the `provider_raw` of media."""
 
 
 def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
@@ -80,7 +80,7 @@ class _Writer:
         return self.steps
 
     def _add(self, kind: str, content: Iterable[Json]) -> None:
-        """Add content to the last step if that step has this kind, or else to a new step."""
+        """Add content to the last step if the step has this kind. Otherwise add a new step."""
         last = self.steps[-1] if self.steps else {}
         before = last.get("content") if last.get("type") == kind else None
         if isinstance(before, list):

@@ -1,12 +1,12 @@
 """A stream of the Interactions API: events of the steps of one reply.
 
     interaction.created          the reply's id and model
-    interaction.status_update    its status so far
-    step.start, step.delta, step.stop       one step, perhaps with content at its start
+    interaction.status_update    the current status
+    step.start, step.delta, step.stop       one step; the start may have content
     interaction.completed        the last status, and the usage
     error                        the interaction has failed
 
-A body without ``interaction.completed`` was cut off. A delta without an open step starts one.
+A body without ``interaction.completed`` was cut off. A delta without an open step starts a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STEP_OF = {
 class OpenStep:
     kind: str
     step: JsonObject
-    """The step so far, for a step that is kept unchanged."""
+    """The collected fields of a step that is kept unchanged."""
     key: int = 0
     annotations: list[Json] = field(default_factory=list)
     summary: list[Json] = field(default_factory=list)

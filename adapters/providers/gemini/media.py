@@ -32,7 +32,7 @@ from ...operations.media_wire import (
     video_usage,
 )
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import merge_options, own_options
 from ...videos import VideoCapabilities, VideoJob, VideoRequest, VideoStatus, VideoTerms, VideoVariant
 from .contents import IMAGE_TYPES
@@ -100,7 +100,7 @@ _decode_images = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, by the protocol of its conversations."""
+    """Gemini's images, over the same protocol as its conversations."""
 
     version: str = "v1beta"
     """The API's version in the path."""
@@ -161,7 +161,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
 
 
 def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
-    """The error for an image that was blocked because of its content; None otherwise."""
+    """The error for an image that was blocked because of its content; None if the image was not blocked."""
     if feedback is not None and feedback.blockReason:
         reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
     for reason, message in reasons:

@@ -16,8 +16,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
-from ...requests.fitted_history import FittedHistory
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory
 from ...requests.schemas import (
     describe,
     describe_constraints,
@@ -70,7 +70,7 @@ def _fitted(schema: JsonObject) -> JsonObject | None:
 
 
 def takes_nothing(schema: JsonObject) -> bool:
-    """Whether an object has no properties. Some models require that such a schema is omitted."""
+    """Whether an object schema has no properties. Some models require that such a schema is omitted."""
     return not schema.get("properties") and schema.keys() <= {
         "type", "properties", "additionalProperties", "required", "title", "$schema", "description",
     } and schema.get("additionalProperties") in (None, False)  # fmt: skip

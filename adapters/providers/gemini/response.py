@@ -101,7 +101,7 @@ class ReplyReader:
         self._finish_reason: str | None = None
         self._finish_message = ""
         self._block_reason: str | None = None
-        self._key = 0  # the block that the next fragment of its kind joins
+        self._key = 0  # the key of the block to which the next fragment of the same kind is added
         self._kind = ""  # the kind of that block: text, thinking, or anything else for none
         self._signed: list[Json] = []  # signed pieces of that block
         self._about_block = NOTHING  # extra fields of that block
@@ -239,7 +239,8 @@ class ReplyReader:
             return
         before = self._about.get(kind)
         if kind == "logprobsResult" and isinstance(before, dict) and isinstance(value, dict):
-            value = _extended(before, value)  # logprobs cover only the chunk; other fields cover the reply so far
+            # logprobs are only those of the chunk; other fields are those of the reply up to here
+            value = _extended(before, value)
         self._about[kind] = value
         if kind == "groundingMetadata":
             self._usage.fees = grounding_fees(value, self.assembler.model)

@@ -78,7 +78,7 @@ class Candidate(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Token counts. In a stream, they are the counts so far. Zero counts are usually omitted."""
+    """Token counts. In a stream, each is the count up to the current chunk. Zero counts are usually omitted."""
 
     promptTokenCount: object = None
     cachedContentTokenCount: object = None
@@ -172,13 +172,14 @@ _decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 class UsageCounts:
     """A reply's counts.
 
-    Each chunk reports the counts so far, sometimes not all of them. For each count, the last value applies.
+    Each chunk reports the counts up to that chunk. A chunk may omit some counts. The last reported value of each
+    count is used.
     """
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
         """The billed counts other than tokens, by rate name. They come from the reply, not from its usage."""
-        self._former: Usage | None = None  # the counts so far, before the usage's fields last changed
+        self._former: Usage | None = None  # the counts before the usage's fields last changed
         self._latest = ABSENT
         self._form: bytes | None = None  # the latest usage without its digits; None before the first
         self._prompted = False  # whether the latest usage has the prompt's count
@@ -217,7 +218,9 @@ class UsageCounts:
         return plain or self._any_total(final=final)
 
     def _plain_total(self) -> TokenUsage | None:
-        """The counts of a consistent `_PlainUsage`, as `_any_total` reads it; None for any other."""
+        """The counts of a consistent `_PlainUsage`, as `_any_total` returns them; None if the usage is not
+        consistent.
+        """
         try:
             last = _decode_plain_usage(self._latest)
         except msgspec.MsgspecError:
@@ -315,8 +318,8 @@ class PartialArguments:
     def add(self, piece: PartialArg) -> None:
         """Add a piece to the value at its path. A second string is appended; a piece without a value is ignored.
 
-        Some servers repeat the text so far. So a longer string that starts with the earlier text replaces that
-        text, unless a string was already appended at this path.
+        Some servers repeat the earlier text in each piece. So a longer string that starts with the earlier text
+        replaces that text, unless a string was already appended at this path.
         """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)

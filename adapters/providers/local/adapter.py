@@ -43,7 +43,7 @@ from ...http.stream import with_long_timeouts
 from ...provider import create_adapter
 from ...requests import settings
 from ...requests.content import current_turn
-from ...transport.client import new_transport
+from ...transport.connection_pool import new_transport
 from ...transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
 from .child import LocalServerSettings, check_installed, choose_model
 from .process import LocalServer, SharedServer
@@ -162,7 +162,7 @@ class LocalAdapter:
 
     @property
     def server(self) -> LocalServer | None:
-        """The server, for its address and statistics; None before its first use and after `close()`."""
+        """The server, for its address and statistics; None before the first use and after `close()`."""
         return self._transport.server
 
     @property
@@ -184,8 +184,8 @@ class LocalAdapter:
         await self._transport.acquire()
 
     async def health_check(self) -> AdapterHealth:
-        """Check that the server answers, or could be started if it doesn't run. The check starts no server and
-        raises nothing.
+        """Check that the server answers, or that it could be started if it doesn't run. The check starts no server
+        and raises nothing.
         """
         server = self.server
         if server is None or not server.running:

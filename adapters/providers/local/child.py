@@ -179,7 +179,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                # Ctrl-C in the terminal must reach only the parent, which then stops this child in its own order.
+                # Ctrl-C in the terminal must reach only the parent, which stops this child later.
                 start_new_session=True,
             )
         except OSError as error:
@@ -213,7 +213,9 @@ class Child:
         return self._process.poll()
 
     async def wait_ready(self) -> str:
-        """The server's address, once it answers. Raises ConfigurationError or ServerError if it fails."""
+        """Wait until the server answers, and return its address. Raises ConfigurationError or ServerError if the
+        start fails.
+        """
         # The thread may be abandoned: after a cancellation the process is killed, so the thread reads the end of
         # the pipe.
         line = await anyio.to_thread.run_sync(
@@ -245,7 +247,7 @@ class Child:
         if self._stdin.closed:
             return
         with contextlib.suppress(OSError):
-            # Closing alone is not noticed if a forked copy of this process keeps the pipe open.
+            # The child does not notice the close if a forked copy of this process keeps the pipe open.
             self._stdin.write(b"\n")
         self._stdin.close()
 

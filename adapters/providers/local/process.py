@@ -250,7 +250,7 @@ class LocalServer:
 class SharedServer:
     """A handle to a server that all users with equal settings on one event loop share.
 
-    The first `acquire` starts it, the last `release` stops it. Several `acquire` calls on one handle count as one.
+    The first `acquire` starts it, the last `release` stops it. More `acquire` calls on one handle have no effect.
     Call `acquire` again to restart a dead server.
     """
 
@@ -268,7 +268,7 @@ class SharedServer:
 
     async def acquire(self) -> LocalServer:
         """Return the running server. Raises the errors of `LocalServer.start`, and ServerError if the handle is
-        released during the wait. A failed `acquire` leaves the handle as it was.
+        released during the wait. A failed `acquire` does not change the handle.
         """
         if self._claim is None:
             self._claim = _Shared.claim(self.settings, self._start_timeout)
@@ -313,9 +313,9 @@ class SharedServer:
 class _Shared:
     """A server and the number of handles with a claim, in the table of its event loop.
 
-    The table is a RunVar, which exists as long as the loop. If a loop is dropped, the server's finalizer ends the
-    server. An entry stays while its server stops, so that a new user waits for the stop and a fixed port is free
-    again. The table has one entry for each set of settings in use.
+    The table is a RunVar, so it exists as long as the event loop. If a loop is dropped, the server's finalizer
+    ends the server. An entry stays while its server stops, so that a new user waits for the stop and a fixed port
+    is free again. The table has one entry for each set of settings in use.
     """
 
     _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(

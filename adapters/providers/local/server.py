@@ -59,7 +59,7 @@ def start_server(configuration: Configuration) -> Any:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = configuration["model_path"]
-    parameters.model_alias = {configuration["model_alias"]}  # otherwise replies name the path as the model
+    parameters.model_alias = {configuration["model_alias"]}  # otherwise replies have the path as the model's name
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = configuration["port"]
     parameters.api_keys = [configuration["api_key"]]
@@ -110,8 +110,8 @@ def main() -> None:
     # unbuffered, because `select` does not see buffered data
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         configuration: Configuration = json.loads(stdin.readline())
-    # If a launcher started this process, the configured parent is not its direct parent and can't be watched. This
-    # is checked now, because a direct parent may be gone when the model is loaded.
+    # If a launcher started this process, the configured parent is not its direct parent and can't be watched. The
+    # check is made now, because a direct parent may have ended when the model is loaded.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
     # A library's output must not be mistaken for the answer, so file descriptor 1 is redirected to stderr.
     answer = os.dup(1)

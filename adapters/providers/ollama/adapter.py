@@ -21,7 +21,7 @@ from ...replies.assembler import Assembler
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.estimate import at_most
-from ...requests.fitted_history import WireCall, bearer, get
+from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply
 from . import response

@@ -39,8 +39,8 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefini
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
-from ...requests.fitted_history import FittedHistory, Loss, Target, WireCall
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Loss, Target, WireCall
 from ...requests.schemas import without_booleans
 from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
 from ...requests.tools import fold_root
@@ -67,8 +67,8 @@ UNKNOWN = AdapterCapabilities(
     supports_parallel_tool_calls=True,
     accepted_image_media_types=IMAGE_MEDIA_TYPES,
 )
-"""The assumed capabilities of a model before its lookup. If a capability is missing, the server's error names
-it.
+"""The assumed capabilities of a model before its lookup. If the model lacks one, the server's error names the
+missing capability.
 """
 
 
@@ -194,7 +194,9 @@ class Windows:
         self._sizes: dict[str, int] = {}
 
     def choose(self, model: str, needed: int, limit: int | None) -> int:
-        """The window for a call. It is at least as large as the window with which the model was last loaded."""
+        """The window for a call. The window is never smaller than the window with which the model was last
+        loaded.
+        """
         size = max(window_size(needed, limit), self._sizes.get(model, 0))
         put(self._sizes, model, size)
         return size

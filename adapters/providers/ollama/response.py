@@ -77,7 +77,7 @@ class WireReply(msgspec.Struct, gc=False):
     done: bool | None = None
     done_reason: Json = None
     error: Json = None
-    """The error of a failed request. All other fields are missing then."""
+    """The error of a failed request. If it is set, all other fields are missing."""
     total_duration: Json = None
     load_duration: Json = None
     prompt_eval_count: Json = None
@@ -171,10 +171,7 @@ def error_in_reply(error: Json, provider: str) -> AdapterError:
 
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
-"""The stop reasons by `done_reason`.
-
-Any other is ``provider_specific``, such as ``load`` and ``unload`` after an empty request.
-"""
+"""Any other reason is ``provider_specific``, such as ``load`` and ``unload`` after an empty request."""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -262,7 +259,8 @@ class ReplyReader:
 
 
 def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
-    """Feed a whole reply to the assembler and finish it. The server may have streamed it without being asked.
+    """Feed a whole reply to the assembler and finish it. Some servers stream a reply although streaming was not
+    requested.
 
     Raises AdapterError, or msgspec's decoding errors.
     """

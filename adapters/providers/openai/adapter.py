@@ -31,7 +31,7 @@ from ...replies.assembler import Assembler
 from ...replies.decoders import SseDecoder
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
-from ...requests.fitted_history import WireCall, bearer, get
+from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
 from ...requests.tools import input_cleaner
 from ...transport.transport import exchange

@@ -1,8 +1,8 @@
 """OpenAI's models, error texts and quirks of servers as data, because they change monthly.
 
-A model's list of efforts decides about other options. A model that can't reason supports no reasoning options or
-items. A reasoning model rejects sampling parameters. An unknown model gets all requested parameters. The models
-are in `models.json`; see `adapters.provider`.
+A model's list of efforts also determines other options. A model without efforts can't reason, and supports no
+reasoning options or items. A reasoning model rejects sampling parameters. An unknown model gets all requested
+parameters. The models are in `models.json`; see `adapters.provider`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from callboard.bus.values.base import Json
 from ...http.classify import ErrorType, error_without_status, read_error_value
 from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
-from ...requests.fitted_history import ToolIdRule
+from ...requests.history_target import ToolIdRule
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     stateless: bool = True
     """Whether `store` and `include` are sent."""
     reasoning: bool = True
-    """Whether the server accepts reasoning options and its own reasoning items."""
+    """Whether the server accepts reasoning options, and reasoning items from earlier replies."""
     keeps_developer: bool = True
     """Whether the server supports the developer role."""
     images: bool = True

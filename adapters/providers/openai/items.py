@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from ...requests.content import media_bytes, repair_text, write_data_url
-from ...requests.fitted_history import FittedHistory, Loss, encoded
+from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
@@ -108,7 +108,7 @@ class OwnItems:
         return "an item of this kind can't be sent back without storage"
 
     def caller(self, data: JsonObject) -> JsonObject:
-        """The `caller` of a call and of its result. A program that is not sent is omitted."""
+        """The `caller` of a call and of its result. A program is omitted if it is not sent."""
         caller = data.get("caller")
         if not isinstance(caller, dict):
             return {}
@@ -123,7 +123,7 @@ class OwnItems:
     def _is_ours(self, block: OpaqueBlock) -> bool:
         """Whether an item may be sent to this model.
 
-        Another model's reasoning may not, and a compaction always may.
+        Another model's reasoning must not be sent. A compaction can always be sent.
         """
         return block.kind == COMPACTION or block.provider_raw.model in (None, self._model)
 
@@ -178,7 +178,9 @@ class _Writer:
         self.losses: list[Loss] = []
         self.items, done = encoded(history, "responses", _plain)
         self.encoded = done - len(self.items)
-        """The number of items that `items` lacks, because its first one is the JSON of several."""
+        """The difference between the number of items and the length of `items`: the first element of `items` is
+        the JSON of several items.
+        """
         for place, text in enumerate(history.plain[done:], done):
             self.items.append(_plain(text, place))
         self.reasoning: list[Json] = []  # ids of the written items
@@ -251,7 +253,7 @@ class _Writer:
             reason = None
             match block:
                 case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
-                    continue  # its item is in a later block and is sent from there
+                    continue  # the reasoning item is in a later block and is sent from there
                 case ThinkingBlock():
                     reason = self._reason_to_omit(block, follower)
                 case OpaqueBlock():

@@ -15,8 +15,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
-from ...requests.fitted_history import FittedHistory, Target
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Target
 from ...requests.settings import (
     CUSTOM,
     check_demands,

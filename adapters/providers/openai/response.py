@@ -1,11 +1,11 @@
 """Content from output items, whole or streamed.
 
 An `OutputItem` gets deltas, if any, and then the whole item, which is authoritative. Text that is missing in the
-deltas is emitted from the whole item. Opaque data (ids, encrypted reasoning, phases) come from it alone. A message
-becomes one text block for each part. A reasoning item becomes one thinking block for each part of its summary, or
-of its raw reasoning; the last one has the item itself. A function call and a custom tool's call become a tool use.
-Other items are kept unchanged. An item after reasoning records the reasoning item (`after`), because the two may
-be sent back only together.
+deltas is emitted from the whole item. Opaque data (ids, encrypted reasoning, phases) come only from the whole
+item. A message becomes one text block for each part. A reasoning item becomes one thinking block for each part of
+its summary, or of its raw reasoning; the last one has the item itself. A function call and a custom tool's call
+become a tool use. Other items are kept unchanged. An item after reasoning records the reasoning item (`after`),
+because the two may be sent back only together.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class OutputItem:
         self.call_id: str | None = None
         self.index: int | None = None
         """The server's index of the item, which another item may share."""
-        self._reply: Reply = proxy(reply)  # the reply owns its items
+        self._reply: Reply = proxy(reply)  # a weak reference, because the reply owns its items
         self._assembler = reply.assembler
         self._implicit_end = reply.quirks.late_ends
         self._part: int | None = None
@@ -223,7 +223,7 @@ class OutputItem:
             self._arguments.append(fragment)
 
     def custom_input(self, fragment: str) -> None:
-        """Add text to a custom tool's call, which has this text as its only argument."""
+        """Add text to a custom tool's call. This text is the call's only argument."""
         if fragment:
             started = self._assembler.block_text(self._key) if self.placed else self._arguments
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if started else 0 : -len(_CUSTOM_TAIL)])

@@ -1,10 +1,10 @@
 """Events of the Responses API for an assembler.
 
-An event's kind and `output_index` identify its item. If the index is missing or shared, `item_id` decides, because
-some servers change ids from event to event. `call_id` decides at a call's end. If nothing matches, the event
-belongs to the last open item of the kind. Blocks keep the order of the items. An announced item without content
-emits nothing, so that an attempt without content can be retried. Events of later items wait for `_head`, the first
-such item.
+An event's kind and `output_index` identify its item. The index comes first, because some servers change ids from
+event to event. If the index is missing or shared, `item_id` is used, and at a call's end `call_id`. If nothing
+matches, the event belongs to the last open item of the kind. Blocks keep the order of the items. An announced item
+without content emits nothing, so that an attempt without content can be retried. Events of later items wait for
+`_head`, the first such item.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class ResponsesNormaliser(SseNormaliser):
         return item
 
     def _at(self, kind: str, index: int, item_id: str | None) -> OutputItem | None:
-        """The item of a kind at an index. If several items share the index, the id decides, or else the last open
-        item is taken.
+        """The item of a kind at an index. If several items share the index, the item with the id is used, or else
+        the last open item.
         """
         items = [item for item in self._of_kind(kind) if item.index == index]
         if len(items) < 2:
@@ -219,7 +219,7 @@ class ResponsesNormaliser(SseNormaliser):
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
         """End an item without an end event, with the copy of the item in the response.
 
-        The copy is found by the item's ids, or else by its position.
+        The copy is found by the item's ids, or by its position if no id matches.
         """
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
         named = [each for each in output if self._is_named(item, read_or_default(Item, each))]
@@ -291,7 +291,7 @@ def _part_done(item: OutputItem, event: Event) -> None:
 def _begin_call(item: OutputItem, event: Event) -> None:
     wire = read_or_default(Item, event.item)
     item.begin_call(wire)
-    if item.kind != CUSTOM:  # the announcement's empty text would count as the argument
+    if item.kind != CUSTOM:  # the empty text of the announcement would be taken as the argument
         item.all_arguments(as_arguments(wire.arguments))
 
 

@@ -1,6 +1,6 @@
 """Fields of the Responses API, a lenient decoder, and usage.
 
-Every field is optional, because servers omit any of them. A field of the wrong type counts as absent. `read`
+Every field is optional, because servers omit any of them. A field of the wrong type is treated as absent. `read`
 first decodes a struct as a whole, and field by field only if that fails. Nested values stay raw until needed.
 """
 
@@ -345,7 +345,9 @@ def read_usage(
 
 
 def _read_plain_usage(data: msgspec.Raw, service_tier: str | None) -> TokenUsage | None:
-    """The counts of a consistent `_PlainUsage`, as `_read_any_usage` reads it; None for any other."""
+    """The counts of a consistent `_PlainUsage`, as `_read_any_usage` returns them; None if the usage is not
+    consistent.
+    """
     try:
         wire = _PLAIN_USAGE.decode(data)
     except msgspec.MsgspecError:

@@ -23,7 +23,7 @@ from ...operations.openai_wires import MARK, FileBatches, OpenAIBatches, OpenAIE
 from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...replies.assembler import Assembler
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall, bearer, get
+from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions
 from ...requests.tools import input_cleaner
 from ...transport.transport import HttpReply
@@ -102,7 +102,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         return get(f"{self._jobs}?{query}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
-        # The filter leaves only jobs created close to this one, so one page of a hundred is enough.
+        # The filter returns only jobs with nearly the same creation time, so one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
     def _job(self, job: _Job, provider: str) -> BatchJob:

@@ -1,7 +1,8 @@
 """Fragments of a streamed reply: tool calls, reasoning in tags, and searches.
 
 A call starts with a new index, or with a new id and a name. A later id without a name is ignored. Names are never
-joined. A fragment without an index belongs to the call of its id, or else to the last call.
+joined. A fragment without an index belongs to the call with the fragment's id, or to the last call if no id
+matches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Call:
     id: str = ""
     name: str = ""
     extra: Json = None
-    size: int = 0  # characters of arguments so far
+    size: int = 0  # the number of received characters of the arguments
     waiting: list[str] = field(default_factory=list)  # arguments before the name
     batch: int = -1  # the number of the delta in which the call started
     free_form: bool = False
@@ -120,7 +121,7 @@ class ToolCalls:
         if current is None or not name or not current.name:
             return current
         if wire_id:
-            # a call may get its id late; but if it has arguments or another id already, this is a new call
+            # a call may get its id late; but if the call already has arguments or another id, this is a new call
             late = not current.id and not current.size and self._may_be(current, name)
             return current if late else None
         return None if self._is_another(current, name) else current
@@ -273,7 +274,7 @@ class Searches:
                 self._ran.add(str(tool.get("index", place)))
 
     def added_to(self, usage: TokenUsage | None) -> TokenUsage | None:
-        """Add the searches to the usage's details, unless the usage or the server's cost includes them already."""
+        """Add the searches to the usage's details, unless the usage or the server's cost already includes them."""
         searches = len(self._ran) or int(self._cites)
         if usage is None or not searches or usage.reported_cost_nano_usd is not None:
             return usage

@@ -31,8 +31,8 @@ from callboard.bus.values.messages import Message, Role
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import encode_json, join_text, media_bytes, write_data_url
-from ...requests.fitted_history import FittedHistory, Loss, encoded
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
+from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 
@@ -222,7 +222,7 @@ class _Writer:
         self.messages = separated
 
     def _only_text(self, message: Message) -> bool:
-        """Whether a user message is text alone, and does not follow a user message."""
+        """Whether a user message has only text, and does not follow a user message."""
         if self.messages and self.messages[-1]["role"] == "user":
             return False
         return message.plain_text is not None or all(
@@ -279,7 +279,7 @@ class _Writer:
         return wire
 
     def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
-        """Convert texts to parts, if the host gave one of them fields."""
+        """Convert texts to parts, if the host set fields of at least one text."""
         texts = [block for block in content if isinstance(block, TextBlock)]
         if all(block.provider_raw is None for block in texts):
             return None
@@ -408,9 +408,9 @@ MOST = 4
 
 _MARK = "cache_control"
 _PLACE = b"\0"
-"""A byte that JSON can't have. It stands for the cached beginning of the history."""
+"""A byte that JSON can't have. It marks the place of the cached beginning of the history."""
 _INNER = ("content", "tool_calls", "function")
-"""The fields whose values may have marks, too."""
+"""The fields whose values may also have marks."""
 
 
 def encode_body(body: JsonObject) -> bytes:
@@ -473,8 +473,8 @@ def _count(value: Json) -> int:
 
 
 def _without(value: Json, *, only_empty: bool) -> tuple[Json, int]:
-    """Copy a value without the marks on empty texts, or without its first mark. Return the number of removed
-    marks, too.
+    """Copy a value without the marks on empty texts, or without its first mark. Return also the number of removed
+    marks.
     """
     if isinstance(value, list):
         entries, removed = list(value), 0

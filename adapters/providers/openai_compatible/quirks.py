@@ -52,13 +52,13 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether a request must set the limit of output tokens, because the server's default is very short."""
 
     max_stop: int = 4
-    """The largest number of stop sequences. Further ones are dropped with a warning."""
+    """The largest number of stop sequences. Additional stop sequences are dropped with a warning."""
 
     tool_id_length: int = 40
     """The largest length of a tool call id."""
 
     tool_id_alphanumeric: bool = False
-    """Whether tool call ids have letters and digits only, and exactly `tool_id_length` of them."""
+    """Whether tool call ids must have only letters and digits, and exactly `tool_id_length` characters."""
 
     tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
     """The supported modes of tool choice. If ``none`` is missing, the tools are omitted instead."""
@@ -87,7 +87,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether a tool's result has the tool's name."""
 
     blank_results: bool = True
-    """Whether a tool's result may be without visible text. Otherwise a short text replaces it."""
+    """Whether a tool's result may have no visible text. Otherwise a short text is sent."""
 
     null_content: bool = True
     """The content of an assistant message that has only tool calls: null if True, an empty string if False.
@@ -418,7 +418,7 @@ _LOCAL_SERVERS = frozenset({"lmstudio"})
 """Servers on the user's own machine, with free models."""
 
 _VERSION = re.compile(r"/v\d\w*$|/openai$")
-"""Base URLs with this ending, to which only the endpoint's name is appended."""
+"""Base URLs with this ending get only the endpoint's name appended."""
 
 
 def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:

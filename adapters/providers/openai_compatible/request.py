@@ -19,8 +19,8 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
-from ...requests.fitted_history import FittedHistory, Target, ToolIdRule
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Target, ToolIdRule
 from ...requests.schemas import moonshot_schema
 from ...requests.settings import (
     CUSTOM,

@@ -2,7 +2,7 @@
 
 A whole reply is a stream of one delta. `ReplyReader` accepts all forms of a reply and feeds the Assembler. Rules:
 
-* If two fields have the reasoning, one of them is read. The last usage applies, wherever it is.
+* If two fields have the reasoning, only one field is read. The last usage in the stream is used.
 * A reply with tool calls that ends regularly has the stop reason of tool calls, even if the server reports
 another.
 * The protocol has no end marks for blocks, so text, reasoning and calls may close each other (`implicit_end`).
@@ -91,7 +91,7 @@ class ReplyReader:
         self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
         self._calls = ToolCalls(assembler)
         self._thinking = 0  # the number of the current block of opaque reasoning
-        self._details: list[Json] | None = None  # the details of that block so far
+        self._details: list[Json] | None = None  # the details of the current block
         self._wholes = 0
         self._text_started = False
         self._tier: str | None = None
@@ -128,7 +128,7 @@ class ReplyReader:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text block is open, so that a text chunk only extends it."""
+        """Whether a text block is open. A text chunk then only extends the block."""
         return self._text_started and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
@@ -166,7 +166,7 @@ class ReplyReader:
         message = choice.delta if choice.delta is not None else choice.message
         self.saw_choice = True
         if choice.delta is not None and choice.message is not None:
-            self._message_so_far = choice.message  # Perplexity sends the text so far next to each delta
+            self._message_so_far = choice.message  # next to each delta, Perplexity sends the text up to that delta
         if message is not None:
             self._message(message)
         if choice.logprobs:

@@ -184,7 +184,8 @@ class WireDetails(msgspec.Struct, gc=False):
 
 
 class WireUsage(msgspec.Struct, gc=False):
-    """Token counts, wherever servers put them. Integers may be floats, and any may be missing.
+    """Token counts in all the places where servers put them. Integers may be floats, and each count may be
+    missing.
 
     Mistral's `num_cached_tokens` is ignored: it counts the server's internal cache, which is billed as usual.
     """
@@ -301,7 +302,9 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
 
 
 def _read_plain_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | None:
-    """The counts of a consistent `PlainUsage`, as `_read_any_usage` reads it; None for any other."""
+    """The counts of a consistent `PlainUsage`, as `_read_any_usage` returns them; None if the usage is not
+    consistent.
+    """
     try:
         wire = _PLAIN_USAGE.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -57,7 +57,7 @@ from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
 from ...requests import settings
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import check_demands
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 
@@ -183,7 +183,7 @@ def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
 
 
 class UsageStep(msgspec.Struct, frozen=True, tag="used"):
-    """The usage of the reply, known from its start."""
+    """The usage of the reply, known from the start of the reply."""
 
     usage: TokenUsage
 
@@ -297,7 +297,7 @@ class ScriptedTransport:
         self._open = 0
 
     def statistics(self) -> TransportStatistics:
-        """The statistics. Replies in progress count as in use."""
+        """The statistics. Replies in progress are counted as in use."""
         return TransportStatistics(clients=0, in_use=self._open)
 
     async def send(self, request: HttpRequest) -> HttpReply:

@@ -31,8 +31,8 @@ from ...replies.normaliser import SseNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most
-from ...requests.fitted_history import FittedHistory, Target, WireCall, bearer, get
 from ...requests.history import fit_history
+from ...requests.history_target import FittedHistory, Target, WireCall, bearer, get
 from ...requests.settings import SharedOptions, check_demands, merge_own_options, read_options
 from ...transport.transport import HttpReply
 
@@ -50,7 +50,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     reply: str = "Assistant:"
     """The text at the end of the prompt, which the model continues."""
     stop: tuple[str, ...] = ("\nUser:",)
-    """The texts that end the reply. They count towards the server's limit of stop sequences."""
+    """The texts that end the reply. They are included in the server's limit of stop sequences."""
     strip: bool = True
     """Whether white space before the reply is dropped."""
 
@@ -147,7 +147,9 @@ _PROTECTED = frozenset({"details", "return_full_text"})
 """Parameters that a host can't change. Without them, the reply has no usage, or includes the prompt."""
 
 _OPTIONS = "tgi"
-"""The key of further parameters in a request, such as ``repetition_penalty``, besides the adapter's own name."""
+"""The key of more parameters in a request, such as ``repetition_penalty``. The adapter's own name is another
+key.
+"""
 
 
 def write_request(
@@ -290,10 +292,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "tool_error": InvalidRequestError,
     "missing_template_vertices": InvalidRequestError,
 }
-"""The exceptions by `error_type`.
-
-``validation`` is missing, because a prompt that is too long has that type, too.
-"""
+"""``validation`` is missing, because a prompt that is too long has the same type."""
 
 _VALIDATION = "validation"
 _VALIDATION_STATUS = 422

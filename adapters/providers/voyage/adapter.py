@@ -19,7 +19,7 @@ from ...operations.answers import EmbeddingOnlyWire
 from ...operations.openai_wires import read_reply
 from ...operations.wires import EmbeddingReply
 from ...requests.content import encode_json
-from ...requests.fitted_history import WireCall
+from ...requests.history_target import WireCall
 from ...requests.settings import SharedOptions, merge_own_options
 
 PATH = "/v1/embeddings"

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from callboard.adapters.providers.anthropic.response import STOP_REASONS, read_usage, token_usage
+from callboard.adapters.providers.anthropic.response import STOP_REASONS, whole_usage
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ..source import (
@@ -153,7 +153,7 @@ class ClaudeCode:
         self._agents: dict[str, _Place] = {}  # the places of sub-agents with their own files, by session and agent
         self._orphans: set[str] = set()  # sub-agents whose calls were returned before their place was known
         self._sessions: dict[str, Path] = {}  # the file of each session
-        self._whole: set[str] = set()  # sessions whose file was read from its start
+        self._complete_sessions: set[str] = set()  # sessions whose file was read from its start
 
     def places(self) -> Sequence[Path]:
         config_dirs = os.environ.get("CLAUDE_CONFIG_DIR")
@@ -185,7 +185,7 @@ class ClaudeCode:
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
         if file.session is not None and not start.read_to:
-            self._whole.add(file.session)
+            self._complete_sessions.add(file.session)
         reader = _Reader(file, self, start, content=content)
         for line in lines(stream, start):
             yield from reader.line(line)
@@ -196,8 +196,8 @@ class ClaudeCode:
         again.
         """
         key = f"{session}/{agent}"
-        if key not in self._agents and session in self._sessions and session not in self._whole:
-            self._whole.add(session)
+        if key not in self._agents and session in self._sessions and session not in self._complete_sessions:
+            self._complete_sessions.add(session)
             file = SourceFile(path=self._sessions[session], session=session)
             with contextlib.suppress(OSError), file.path.open("rb") as stream:
                 for _ in self.read(file, stream):
@@ -233,14 +233,14 @@ class _Reader:
         self._content = content
         self._state = _decode_state(start.state) if start.state else _State()
         self._call: ImportedCall | None = None  # the latest call, which the next line may correct
-        self._given = 0
+        self._call_count = 0
         self._mark = start
         self._last_usage: tuple[bytes, TokenUsage | None] = b"", None  # the last usage as JSON, and its tokens
 
     def line(self, line: Line) -> Iterator[Item]:
-        if self._given >= _CALLS_BETWEEN_MARKS:
+        if self._call_count >= _CALLS_BETWEEN_MARKS:
             yield from self._take()
-            self._given = 0
+            self._call_count = 0
             yield self._marked()
         fault = broken_line(line)
         if fault is not None:
@@ -249,7 +249,7 @@ class _Reader:
             try:
                 record = _decode_line(line.data)
                 call = self._note(record, line)
-                said = self._said(record, line) if self._content else None
+                message = self._message_of(record, line) if self._content else None
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 yield UnreadablePart(line=line.number, why=why_not(error))
             except _IncompleteLine as error:
@@ -257,11 +257,11 @@ class _Reader:
             else:
                 yield from self._linked
                 self._linked.clear()
-                if said is not None:
-                    yield said
+                if message is not None:
+                    yield message
                 if call is not None:
                     yield from self._add(call)
-        if line.whole:
+        if line.complete:
             self._mark = Mark(read_to=line.end, line=line.number)
 
     def end(self) -> Iterator[Item]:
@@ -281,11 +281,11 @@ class _Reader:
 
     def _take(self) -> Iterator[Item]:
         if self._call is not None:
-            self._given += 1
+            self._call_count += 1
             yield self._call
             self._call = None
 
-    def _said(self, line: _Line, at: Line) -> ImportedMessage | None:
+    def _message_of(self, line: _Line, at: Line) -> ImportedMessage | None:
         """The message of a line. Messages of sub-agents are left out, because they belong to another
         conversation.
         """
@@ -432,12 +432,12 @@ class _Reader:
 
     def _usage(self, raw: msgspec.Raw) -> TokenUsage | None:
         """The tokens of a line. Most lines of a reply have equal tokens, so the last result is cached."""
-        told = bytes(raw)
-        if told != self._last_usage[0]:
-            usage = token_usage(read_usage(raw), raw=raw)
+        encoded = bytes(raw)
+        if encoded != self._last_usage[0]:
+            usage = whole_usage(raw)
             if usage is not None:
                 usage = msgspec.structs.replace(usage, raw=None, service_tier=name(usage.service_tier))
-            self._last_usage = told, usage
+            self._last_usage = encoded, usage
         return self._last_usage[1]
 
     def _place(self, line: _Line) -> _Place:
@@ -502,7 +502,9 @@ def _folder_of(cwd: str) -> str:
     return re.sub("[^a-zA-Z0-9]", "-", cwd)
 
 
-def _forget(known: dict[str, object] | dict[str, str] | dict[str, _Place], most: int = _MOST_REMEMBERED) -> None:
+def _forget(
+    remembered: dict[str, object] | dict[str, str] | dict[str, _Place], most: int = _MOST_REMEMBERED
+) -> None:
     """Remove the oldest entry of a dict that is full."""
-    if len(known) > most:
-        del known[next(iter(known))]
+    if len(remembered) > most:
+        del remembered[next(iter(remembered))]

@@ -139,7 +139,7 @@ class Codex:
     def __init__(self) -> None:
         self._turns: dict[str, list[tuple[int, str]]] = {}  # the start and name of each turn, by session
         self._sessions: dict[str, Path] = {}  # the file of each session
-        self._whole: set[str] = set()  # sessions whose file was read from its start
+        self._complete_sessions: set[str] = set()  # sessions whose file was read from its start
 
     def places(self) -> Sequence[Path]:
         home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex").expanduser()
@@ -166,20 +166,24 @@ class Codex:
     ) -> Iterator[Item]:
         state = _decode_state(start.state) if start.state else _State()
         if file.session is not None and not start.read_to:
-            self._whole.add(file.session)
+            self._complete_sessions.add(file.session)
             self._turns.pop(file.session, None)
-        mark, given = start, 0
+        mark, call_count = start, 0
         for line in lines(stream, start):
-            if given >= _CALLS_BETWEEN_MARKS:
-                given = 0
+            if call_count >= _CALLS_BETWEEN_MARKS:
+                call_count = 0
                 yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
             item = self._item(line, state, file)
             if item is not None:
-                given += isinstance(item, ImportedCall)
+                call_count += isinstance(item, ImportedCall)
                 yield item
-            if content and b'"response_item"' in line.data and (said := _said(line, state, file)) is not None:
-                yield said
-            if line.whole:  # An incomplete last line is read again later. Its sums are then known.
+            if (
+                content
+                and b'"response_item"' in line.data
+                and (message := _message_of(line, state, file)) is not None
+            ):
+                yield message
+            if line.complete:  # An incomplete last line is read again later. Its sums are then known.
                 mark = Mark(read_to=line.end, line=line.number)
         yield msgspec.structs.replace(mark, state=_encode_state(state).decode())
 
@@ -272,7 +276,7 @@ class Codex:
         if state.parent is None or state.above is not None:
             return state.above
         file = self._sessions.get(state.parent)
-        if file is not None and state.parent not in self._whole:
+        if file is not None and state.parent not in self._complete_sessions:
             with contextlib.suppress(OSError), file.open("rb") as stream:
                 for _ in self.read(SourceFile(path=file, session=state.parent), stream):
                     pass
@@ -307,7 +311,7 @@ class _ResponseItem(msgspec.Struct):
 _decode_item = msgspec.json.Decoder(_ResponseItem).decode
 
 
-def _said(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
+def _message_of(line: Line, state: _State, file: SourceFile) -> ImportedMessage | None:
     """The message of a line. A fork repeats earlier messages."""
     try:
         record = _decode_item(line.data)

@@ -105,8 +105,8 @@ class GeminiCli:
 
     def places(self) -> Sequence[Path]:
         variable, folder, inner = self._home
-        given = os.environ.get(variable)
-        return [(Path(given).expanduser() if given else Path.home()) / folder / inner]
+        folder_variable = os.environ.get(variable)
+        return [(Path(folder_variable).expanduser() if folder_variable else Path.home()) / folder / inner]
 
     def files(self, place: Path) -> Iterable[SourceFile]:
         if place.is_file():
@@ -144,7 +144,7 @@ class GeminiCli:
                 for message in messages:
                     yield from self._call(message, session, record, file)
                     if content:
-                        yield from _said(message, session)
+                        yield from _messages_of(message, session)
 
     def _object(self, file: SourceFile, stream: BinaryIO, *, content: bool) -> Iterator[Item]:
         data = read_whole(stream)
@@ -165,7 +165,7 @@ class GeminiCli:
             named = name(session.session_id) or file.session
             yield from self._call(message, named, Record(0, raw), file)
             if content:
-                yield from _said(message, named)
+                yield from _messages_of(message, named)
 
     def _call(
         self, message: _Message, session: str | None, record: Record, file: SourceFile
@@ -199,7 +199,7 @@ class QwenCode(GeminiCli):
     _provider = "qwen"
 
 
-def _said(message: _Message, session: str | None) -> Iterator[ImportedMessage]:
+def _messages_of(message: _Message, session: str | None) -> Iterator[ImportedMessage]:
     """The content of a message. Tool calls are in a later line of the same message."""
     mine, at = message.id or message.uuid, moment(message.timestamp)
     if mine is None or at is None or session is None or message.type is None:
@@ -214,8 +214,14 @@ def _said(message: _Message, session: str | None) -> Iterator[ImportedMessage]:
 
 def _usage(message: _Message) -> TokenUsage | None:
     if message.tokens is not None:
-        own = message.tokens
-        counts = (own.input, own.output, own.cached, own.thoughts, own.tool)
+        counts_of_reply = message.tokens
+        counts = (
+            counts_of_reply.input,
+            counts_of_reply.output,
+            counts_of_reply.cached,
+            counts_of_reply.thoughts,
+            counts_of_reply.tool,
+        )
     elif message.usage is not None:
         reported = message.usage
         counts = (

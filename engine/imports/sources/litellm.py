@@ -86,8 +86,8 @@ class LiteLlm:
 
     def read_server(self, dsn: str, start: Mark = START, *, content: bool = False) -> Iterator[Item]:
         last, count = start.state, start.line
-        wanted = (*_COLUMNS, *_CONTENT) if content else _COLUMNS
-        for row in server_rows(dsn, "LiteLLM_SpendLogs", wanted, _ORDER, after=last, overlap=_OVERLAP):
+        columns = (*_COLUMNS, *_CONTENT) if content else _COLUMNS
+        for row in server_rows(dsn, "LiteLLM_SpendLogs", columns, _ORDER, after=last, overlap=_OVERLAP):
             yield from items_of(row, 0, content=content)
             last, count = row[_ORDER] or last, count + 1
             if not count % _ROWS_BETWEEN_MARKS:
@@ -143,8 +143,8 @@ def items_of(row: Mapping[str, Json], line: int, *, content: bool) -> Iterator[I
         return
     session = call.session or call.identity
     yield msgspec.structs.replace(call, session=session)
-    asked = _stored(row.get("messages")) or object_of(row.get("proxy_server_request")).get("messages")
-    yield from conversation(session, call.started_at, asked, _stored(row.get("response")))
+    sent = _stored(row.get("messages")) or object_of(row.get("proxy_server_request")).get("messages")
+    yield from conversation(session, call.started_at, sent, _stored(row.get("response")))
 
 
 _TOOLS: Final = ("call_mcp_tool", "list_mcp_tools")
@@ -194,24 +194,28 @@ def _call(row: Mapping[str, Json], line: int) -> ImportedCall | UnreadablePart:
 def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
     if row.get("cache_hit") in ("True", "true", True):
         return TokenUsage()
-    whole = object_of(metadata.get("usage_object"))
+    usage_object = object_of(metadata.get("usage_object"))
     more = object_of(metadata.get("additional_usage_values"))
     prompt, completion = (
-        object_of(whole.get("prompt_tokens_details")),
-        object_of(whole.get("completion_tokens_details")),
+        object_of(usage_object.get("prompt_tokens_details")),
+        object_of(usage_object.get("completion_tokens_details")),
     )
-    written = object_of(whole.get("cache_creation")) or object_of(prompt.get("cache_creation_token_details"))
+    written = object_of(usage_object.get("cache_creation")) or object_of(
+        prompt.get("cache_creation_token_details")
+    )
     read = count_of(
-        whole.get("cache_read_input_tokens"), prompt.get("cached_tokens"), more.get("cache_read_input_tokens")
+        usage_object.get("cache_read_input_tokens"),
+        prompt.get("cached_tokens"),
+        more.get("cache_read_input_tokens"),
     )
     reasoning = count_of(completion.get("reasoning_tokens"))
-    tools = object_of(whole.get("server_tool_use"))
+    tools = object_of(usage_object.get("server_tool_use"))
     usage = tokens(
-        total_input=count_of(row.get("prompt_tokens"), whole.get("prompt_tokens")),
-        output=count_of(row.get("completion_tokens"), whole.get("completion_tokens")),
+        total_input=count_of(row.get("prompt_tokens"), usage_object.get("prompt_tokens")),
+        output=count_of(row.get("completion_tokens"), usage_object.get("completion_tokens")),
         read=read,
         written=count_of(
-            whole.get("cache_creation_input_tokens"),
+            usage_object.get("cache_creation_input_tokens"),
             prompt.get("cache_write_tokens"),
             prompt.get("cache_creation_tokens"),
             more.get("cache_creation_input_tokens"),
@@ -219,11 +223,12 @@ def _usage(row: Mapping[str, Json], metadata: JsonObject) -> TokenUsage:
         hour=count_of(written.get("ephemeral_1h_input_tokens")),
         reasoning=reasoning or None,
     )
-    tier = object_of(metadata.get("cost_breakdown")).get("service_tier") or whole.get("service_tier")
+    tier = object_of(metadata.get("cost_breakdown")).get("service_tier") or usage_object.get("service_tier")
     return msgspec.structs.replace(
         usage,
         details=details_of(web_search=count_of(tools.get("web_search_requests"))),
         service_tier=tier_in(
-            "fast" if whole.get("speed") == "fast" else unusual_tier(text_of(tier)), whole.get("inference_geo")
+            "fast" if usage_object.get("speed") == "fast" else unusual_tier(text_of(tier)),
+            usage_object.get("inference_geo"),
         ),
     )

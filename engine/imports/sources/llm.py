@@ -30,11 +30,11 @@ class Llm:
 
     def places(self) -> Sequence[Path]:
         user_path = os.environ.get("LLM_USER_PATH")
-        known = [
+        default_folders = [
             Path.home() / ".config" / "io.datasette.llm",
             Path.home() / "Library" / "Application Support" / "io.datasette.llm",
         ]
-        folders = [Path(user_path).expanduser()] if user_path else known
+        folders = [Path(user_path).expanduser()] if user_path else default_folders
         return [folder for folder in folders if (folder / "logs.db").exists()] or folders[:1]
 
     def files(self, place: Path) -> Iterable[SourceFile]:
@@ -43,8 +43,8 @@ class Llm:
     def read(
         self, file: SourceFile, stream: BinaryIO, start: Mark = START, *, content: bool = False
     ) -> Iterator[Item]:
-        wanted = (*_WANTED, *_CONTENT) if content else _WANTED
-        for row in foreign_rows(file.path, "responses", wanted, ("datetime_utc", "id")):
+        columns = (*_WANTED, *_CONTENT) if content else _WANTED
+        for row in foreign_rows(file.path, "responses", columns, ("datetime_utc", "id")):
             call = _call(row)
             if content and isinstance(call, ImportedCall):
                 call = msgspec.structs.replace(call, session=call.session or call.identity)

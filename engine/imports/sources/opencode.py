@@ -128,7 +128,7 @@ class OpenCode:
                 if content:
                     folder = file.path.parents[2] / "part" / file.path.stem
                     for path in sorted(folder.glob("*.json")):
-                        yield from _said(path.stem, path.read_bytes(), message, file.session)
+                        yield from _messages_of(path.stem, path.read_bytes(), message, file.session)
             return
         yield from _database(file.path, content=content)
 
@@ -144,11 +144,11 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
         if not isinstance(data, str | bytes):
             continue
         session = sessions.get(row.get("session_id"), {})
-        told = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
+        record = {**session, "id": row.get("id"), "session_id": row.get("session_id")}
         message = yield from _message(data)
         if message is None:
             continue
-        for call in _call(message, told):
+        for call in _call(message, record):
             above, tool = started.get(row.get("session_id"), (None, None))
             if isinstance(call, ImportedCall) and call.depth and above in messages:
                 turn = name(messages[above].parent_id) or call.parent_turn
@@ -162,7 +162,9 @@ def _database(path: Path, *, content: bool) -> Iterator[Item]:
         for part in _parts(path):
             message = messages.get(part.get("message_id"))
             if message is not None:
-                yield from _said(str(part.get("id")), part["data"], message, text_of(part.get("session_id")))
+                yield from _messages_of(
+                    str(part.get("id")), part["data"], message, text_of(part.get("session_id"))
+                )
 
 
 def _parts(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -184,7 +186,9 @@ def _started(path: Path) -> dict[object, tuple[str, str | None]]:
     return found
 
 
-def _said(part_id: str, data: bytes | str, message: _Message, session: str | None) -> Iterator[ImportedMessage]:
+def _messages_of(
+    part_id: str, data: bytes | str, message: _Message, session: str | None
+) -> Iterator[ImportedMessage]:
     """The content of one part of a message, if the part is complete."""
     part, at = decoded(data), message.time.created
     if not isinstance(part, dict) or at is None or session is None or message.role is None:

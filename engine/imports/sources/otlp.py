@@ -175,16 +175,16 @@ def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]
         if content and isinstance(found, ImportedCall):
             session = found.session or found.turn or found.identity
             found = msgspec.structs.replace(found, session=session)
-            yield from conversation(session, found.started_at, _told(span, _ASKED), _told(span, _SAID))
+            yield from conversation(session, found.started_at, _content_of(span, _ASKED), _content_of(span, _SAID))
         yield found
 
 
-def _told(span: Span, names: Sequence[str]) -> Json:
+def _content_of(span: Span, names: Sequence[str]) -> Json:
     """The messages in attributes: one value, or parts with numbered names."""
     named = span.attributes
-    whole = next((named[each] for each in names if each in named), None)
-    if whole is not None:
-        return whole
+    content = next((named[each] for each in names if each in named), None)
+    if content is not None:
+        return content
     found: dict[int, JsonObject] = {}
     for key, value in named.items():
         start = next((each for each in names if key.startswith(f"{each}.")), None)
@@ -283,8 +283,8 @@ def _spans_of_json(value: Json) -> Iterator[Span]:
 
 def _span_of_json(span: JsonObject, resource: Attributes) -> Span:
     context = object_of(span.get("context"))
-    given = span.get("attributes")
-    attributes = given if isinstance(given, dict) else _attributes(_list(span, "attributes"))
+    attributes_json = span.get("attributes")
+    attributes = attributes_json if isinstance(attributes_json, dict) else _attributes(_list(span, "attributes"))
     code = object_of(span.get("status")).get("code")
     return Span(
         trace_id=str(span.get("traceId") or span.get("trace_id") or context.get("trace_id") or ""),

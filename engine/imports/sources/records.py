@@ -60,7 +60,7 @@ def json_records(stream: BinaryIO, start: Mark = START) -> Iterator[Record | Unr
             yield UnreadablePart(line=line.number, why="the line is too long")
         elif text:
             yield Record(line.number, text)
-        if line.whole:
+        if line.complete:
             mark = Mark(read_to=line.end, line=line.number)
             if not line.number % 100:
                 yield mark
@@ -319,8 +319,8 @@ def message_of(value: Json, role: str = "user", message_id: str | None = None) -
     inner = value
     blocks: list[ContentBlock] = []
     if isinstance(value, dict):
-        told = value.get("role")
-        role = told if isinstance(told, str) else role
+        role_name = value.get("role")
+        role = role_name if isinstance(role_name, str) else role
         inner = next((value[name] for name in ("content", "parts") if value.get(name) is not None), None)
         if role in ("tool", "function") and "tool_call_id" in value:
             blocks, inner = [ToolResultBlock(str(value["tool_call_id"]), _text(inner))], None
@@ -343,8 +343,8 @@ def made(role: str, blocks: Iterable[ContentBlock], message_id: str | None = Non
         kind = Role.ASSISTANT
     if kind is None:
         return None
-    kept = tuple(block for block in blocks if isinstance(block, _KINDS[kind]))
-    return Message(kind, kept, message_id) if kept else None
+    matching = tuple(block for block in blocks if isinstance(block, _KINDS[kind]))
+    return Message(kind, matching, message_id) if matching else None
 
 
 def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Message]:
@@ -372,17 +372,17 @@ def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Mes
         yield found
 
 
-def conversation(session: str, at: int, asked: Json, said: Json) -> Iterator[ImportedMessage]:
+def conversation(session: str, at: int, sent: Json, received: Json) -> Iterator[ImportedMessage]:
     """The messages of a call. Later calls repeat them, so a message's id is a hash of its content.
 
     Args:
         session: The session's id.
         at: The time of the call, in microseconds since the epoch.
-        asked: The messages of the request.
-        said: The reply.
+        sent: The messages of the request.
+        received: The reply.
     """
     counts: Counter[str] = Counter()
-    for message in (*messages_of(asked), *messages_of(said, "assistant")):
+    for message in (*messages_of(sent), *messages_of(received, "assistant")):
         tools = [
             block.tool_use_id if isinstance(block, ToolResultBlock) else block.id
             for block in message.content
@@ -409,10 +409,10 @@ def _block(block: Json) -> ContentBlock | None:
         return TextBlock(block)
     if not isinstance(block, dict):
         return None
-    told = block.get("type")
+    stated_kind = block.get("type")
     kind = (
-        told
-        if isinstance(told, str)
+        stated_kind
+        if isinstance(stated_kind, str)
         else next((name for name in ("functionCall", "functionResponse") if name in block), "text")
     )
     inner = next((found for name in (kind, "function") if isinstance(found := block.get(name), dict)), block)
@@ -422,8 +422,8 @@ def _block(block: Json) -> ContentBlock | None:
         text = _text(_first(block, "text", "content"))
         return TextBlock(text) if text else None
     if kind in _USE or inner is block.get("function"):
-        name, given = str(_first(inner, "name", "toolName")), _first(inner, "arguments", "input", "args")
-        return ToolUseBlock(_id(block, inner), name, _object(given))
+        name, arguments = str(_first(inner, "name", "toolName")), _first(inner, "arguments", "input", "args")
+        return ToolUseBlock(_id(block, inner), name, _object(arguments))
     if kind in _RESULT:
         text = _text(_first(inner, "content", "output", "response", "result"))
         return ToolResultBlock(_id(block, inner), text, block.get("is_error") is True)

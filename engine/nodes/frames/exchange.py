@@ -118,7 +118,7 @@ class Follower:
         self._unknown_at = (
             now + timing.new if new else now
         )  # after this time, a stream that no node has shown to exist counts as nonexistent
-        self._known = False  # whether a frame or the owner has shown that the stream exists
+        self._stream_exists = False  # whether a frame or the owner has shown that the stream exists
         self._ended: Frame | None = None  # an end that must be applied after the stored frames
 
     @property
@@ -129,7 +129,7 @@ class Follower:
     @property
     def settled(self) -> bool:
         """Whether the end of the stream is known, so that a reader can start there."""
-        return self.over or (self._known and not self._stale and not self.mirror.behind)
+        return self.over or (self._stream_exists and not self._stale and not self.mirror.behind)
 
     @property
     def wake_at(self) -> float:
@@ -138,11 +138,11 @@ class Follower:
 
     # --- Incoming facts ---
 
-    def frame(self, frame: Frame, now: float, *, kept: bool = False) -> None:
-        if self._stale and not kept and (self._ended is not None or frame.ending is not None):
+    def frame(self, frame: Frame, now: float, *, stored: bool = False) -> None:
+        if self._stale and not stored and (self._ended is not None or frame.ending is not None):
             self._ended = self._ended or frame
             return
-        self._known = True
+        self._stream_exists = True
         if self.mirror.receive(frame):
             self._owner_at, self._next = now, "owner"
             self._due = now if self._stale else now + self._timing.quiet
@@ -155,7 +155,9 @@ class Follower:
         ended, self._ended = self._ended, None
         if ended is not None:
             self.frame(ended, now)
-        self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet) if self._known else now
+        self._due = (
+            now + (self._timing.gap if self.mirror.behind else self._timing.quiet) if self._stream_exists else now
+        )
 
     def reconnected(self, now: float) -> None:
         """Record a reconnection: frames may have been missed."""
@@ -167,7 +169,7 @@ class Follower:
         if answer is None:
             self._next, self._due = "store", now
             return
-        self._known, self._owner_at = True, now
+        self._stream_exists, self._owner_at = True, now
         self.mirror.node = answer.node
         self.mirror.expect(answer.next_seq)
         self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet)
@@ -185,10 +187,10 @@ class Follower:
             case Ending():
                 self.mirror.end(answer)
             case "alive":
-                self._known = True
-            case "no answer" if not self._known and lost:
+                self._stream_exists = True
+            case "no answer" if not self._stream_exists and lost:
                 self.mirror.give_up(unknown_anywhere(self.mirror.log.stream_id))
-            case "nothing" if not self._known and now >= self._unknown_at:
+            case "nothing" if not self._stream_exists and now >= self._unknown_at:
                 self.mirror.give_up(unknown_anywhere(self.mirror.log.stream_id))
             case "nothing" if lost:
                 self.mirror.end(Ending("outcome_unknown", "its node no longer answers"))
@@ -245,7 +247,7 @@ class Subjects:
         self._root = f"callboard.{cluster}"
 
     @property
-    def kept(self) -> str:
+    def stored_pattern(self) -> str:
         """The pattern of all frames that the broker stores."""
         return f"{self._root}.streams.>"
 
@@ -253,7 +255,7 @@ class Subjects:
         """The subject to which the owner of a stream sends its frames."""
         return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
 
-    def wanted(self, node: str) -> str:
+    def request_subject(self, node: str) -> str:
         """The subject on which a node is notified that another node waits for one of its sessions."""
         return f"{self._root}.wanted.{token(node)}"
 
@@ -277,7 +279,7 @@ class Subjects:
         """The subject for requests to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
 
-    def asked(self, node: str) -> str:
+    def ask_pattern(self, node: str) -> str:
         """The pattern of all requests to a node, or to all nodes if the name is empty."""
         return f"{self._root}.ask.{token(node)}.*"
 
@@ -369,7 +371,7 @@ class FrameBroker(Protocol):
         Returns None if there is no receiver, no answer in time, or no connection.
         """
 
-    def kept(self, subject: str) -> AsyncIterator[bytes]:
+    def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
         """The frames that the broker has stored, in the order in which they were sent."""
 
     async def forget(self, subject: str) -> None:

@@ -59,7 +59,7 @@ class Mirror:
         """The highest epoch that a frame had."""
         self.ahead = 0
         """The highest known number of the owner's events."""
-        self._held: dict[int, Frame] = {}
+        self._early_frames: dict[int, Frame] = {}
 
     @property
     def next_seq(self) -> int:
@@ -78,7 +78,7 @@ class Mirror:
         if self.over or frame.epoch < self.epoch:
             return False
         if frame.epoch > self.epoch:
-            self._held.clear()
+            self._early_frames.clear()
         self.epoch, self.session_id, self.log.session_id = frame.epoch, frame.session_id, frame.session_id
         if frame.ending is not None:
             self.end(frame.ending)
@@ -123,23 +123,23 @@ class Mirror:
     def _hold(self, frame: Frame) -> None:
         if frame.next_seq <= self.next_seq or not _consistent(frame):
             return
-        known = self._held.get(frame.first_seq)
-        if known is None and len(self._held) >= MOST_HELD:
-            furthest = max(self._held)
+        other = self._early_frames.get(frame.first_seq)
+        if other is None and len(self._early_frames) >= MOST_HELD:
+            furthest = max(self._early_frames)
             if furthest <= frame.first_seq:
                 return
-            del self._held[furthest]
-        if known is None or known.next_seq < frame.next_seq:
-            self._held[frame.first_seq] = frame
+            del self._early_frames[furthest]
+        if other is None or other.next_seq < frame.next_seq:
+            self._early_frames[frame.first_seq] = frame
 
     def _following(self) -> Frame | None:
         """The next frame with new events and without a gap. Frames without new events are dropped."""
-        for first_seq in sorted(self._held):
-            frame = self._held[first_seq]
+        for first_seq in sorted(self._early_frames):
+            frame = self._early_frames[first_seq]
             if frame.next_seq <= self.next_seq:
-                del self._held[first_seq]
+                del self._early_frames[first_seq]
             elif frame.folded or first_seq <= self.next_seq:
-                return self._held.pop(first_seq)
+                return self._early_frames.pop(first_seq)
             else:
                 break
         return None

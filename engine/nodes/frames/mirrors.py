@@ -133,8 +133,8 @@ class RemoteReader(StreamReader[TurnEvent]):
 
     def statistics(self) -> ReaderStatistics:
         """A snapshot of this reader's position."""
-        seen = super().statistics()
-        return ReaderStatistics(seen.seq, max(seen.lag, 0), seen.delivered, seen.resets)
+        local = super().statistics()
+        return ReaderStatistics(local.seq, max(local.lag, 0), local.delivered, local.resets)
 
 
 _log = Log("engine.frames")
@@ -172,7 +172,7 @@ class _Mirrored:
         self._waiting: list[Signal] = []
 
     @property
-    def wanted(self) -> bool:
+    def is_followed(self) -> bool:
         """Whether the mirror has readers and its stream has not ended."""
         return not self.log.closed and bool(self.log.readers)
 
@@ -181,8 +181,8 @@ class _Mirrored:
             self._waiting.append(signal := new_signal())
             await signal.wait()
 
-    def receive(self, _subject: str, payload: bytes, _reply: str = "", *, kept: bool = False) -> None:
-        """Process a message. `kept` is True if the broker had stored it."""
+    def receive(self, _subject: str, payload: bytes, _reply: str = "", *, stored: bool = False) -> None:
+        """Process a message. `stored` is True if the broker had stored it."""
         follower = self.follower
         try:
             frame = self._assembly.frame(payload)
@@ -192,10 +192,10 @@ class _Mirrored:
         if frame is None or follower is None:
             return
         due = follower.wake_at
-        follower.frame(frame, anyio.current_time(), kept=kept)
+        follower.frame(frame, anyio.current_time(), stored=stored)
         if self._waiting:
             self.notify_settled()
-        if follower.wake_at < due or not self.wanted:
+        if follower.wake_at < due or not self.is_followed:
             self.woken.set()
 
     def notify_settled(self) -> None:
@@ -311,7 +311,7 @@ class Mirrors:
         subscription: Subscription | None = None
         try:
             subscription = await self._listen(mirrored)
-            while mirrored.wanted:
+            while mirrored.is_followed:
                 mirrored.notify_settled()
                 mirrored.woken = anyio.Event()
                 question = follower.question(anyio.current_time())
@@ -338,8 +338,8 @@ class Mirrors:
 
     async def _replay(self, mirrored: _Mirrored) -> None:
         try:
-            async for payload in self._broker.kept(self._subjects.of_stream(mirrored.stream_id)):
-                mirrored.receive("", payload, kept=True)
+            async for payload in self._broker.stored_frames(self._subjects.of_stream(mirrored.stream_id)):
+                mirrored.receive("", payload, stored=True)
         except OSError as error:
             _log.info("frames_not_replayed", stream_id=mirrored.stream_id, error=str(error))
 

@@ -69,7 +69,7 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The session's setup at the turn's start; empty if the frame with it is missing."""
     appended: dict[int, Message]
     """The messages that the turn had added to the history, by their index."""
-    left: tuple[Message, ...]
+    unanswered: tuple[Message, ...]
     """The messages that it would have added if it had ended after its last frame.
 
     They are the user's messages without a reply, and the part of the reply that has arrived. Empty if no part has
@@ -172,7 +172,7 @@ class _Turn:
             for position, packed in sorted(self._appended.items())
             if (message := _message(packed)) is not None
         }
-        said = [] if beginning is None else [one for packed in beginning.said if (one := _message(packed))]
+        messages = [] if beginning is None else [one for packed in beginning.said if (one := _message(packed))]
         end = events[-1] if events and isinstance(events[-1], TurnComplete) else None
         return RetainedTurn(
             stream_id=self._log.stream_id,
@@ -183,14 +183,18 @@ class _Turn:
             status=end.status if end is not None else self._ending.status if self._ending is not None else None,
             finished=end is not None,
             appended=appended,
-            left=() if end is not None else _left(said, events, {one.id for one in appended.values()}),
+            unanswered=()
+            if end is not None
+            else _unanswered(messages, events, {one.id for one in appended.values()}),
         )
 
 
-def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
+def _unanswered(
+    messages: list[Message], events: tuple[TurnEvent, ...], stored_ids: set[str | None]
+) -> tuple[Message, ...]:
     """The messages that an interrupted turn leaves."""
     accumulator = StreamAccumulator()
-    waiting = list(said)
+    waiting = list(messages)
     start = MessageStart()
     for event in events:
         accumulator.process(event)
@@ -198,9 +202,9 @@ def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | N
             waiting.append(Message(Role.USER, event.content, id=event.message_id, steers=True))
         elif isinstance(event, MessageStart):
             start = event
-    if not accumulator.started or accumulator.message_id in known or not accumulator.content:
+    if not accumulator.started or accumulator.message_id in stored_ids or not accumulator.content:
         return ()
-    return (*(one for one in waiting if one.id not in known), _reply(start, accumulator))
+    return (*(one for one in waiting if one.id not in stored_ids), _reply(start, accumulator))
 
 
 def _reply(start: MessageStart, accumulator: StreamAccumulator) -> Message:
@@ -295,12 +299,12 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
     if not session_id:
         return None
     history = await store.events(session_id=session_id, topic="session.*", since=since, limit=None)
-    own = [envelope for envelope in history if envelope.turn_id == stream_id]
-    ends = [envelope.data for envelope in own if isinstance(envelope.data, SessionTurnCompleted)]
+    events_of_turn = [envelope for envelope in history if envelope.turn_id == stream_id]
+    ends = [envelope.data for envelope in events_of_turn if isinstance(envelope.data, SessionTurnCompleted)]
     if not ends:
         return None
-    said = {message.id: message for message in await store.messages(session_id) if message.id is not None}
-    spelled = tuple(_spelled(own, said))
+    by_id = {message.id: message for message in await store.messages(session_id) if message.id is not None}
+    spelled = tuple(_spelled(events_of_turn, by_id))
     end = next((each for each in ends if each.status == "outcome_unknown"), ends[-1])
     if not spelled:
         return None
@@ -309,12 +313,12 @@ async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Sto
     return Stored((*spelled, TurnComplete(end.status, end.error)), owner)
 
 
-def _spelled(own: Iterable[Envelope], said: dict[str, Message]) -> Iterator[TurnEvent]:
+def _spelled(events_of_turn: Iterable[Envelope], by_id: dict[str, Message]) -> Iterator[TurnEvent]:
     step = 0
-    for envelope in own:
+    for envelope in events_of_turn:
         if not isinstance(envelope.data, SessionMessageAppended):
             continue
-        message = said.get(envelope.message_id or "")
+        message = by_id.get(envelope.message_id or "")
         if message is None:
             continue
         if message.role is Role.ASSISTANT:
@@ -400,10 +404,10 @@ def options_in(packed: bytes) -> StoredTurnOptions | None:
     return None if saved is None or saved.setup is None else stored_turn_options(saved.setup.asked_with)
 
 
-def in_its_first_turn(saved: SavedSession, kept: RetainedTurns) -> SavedSession:
+def in_its_first_turn(saved: SavedSession, retained: RetainedTurns) -> SavedSession:
     """A session whose owner died in its first turn, so that its messages are only in the frames."""
-    turn = kept.unfinished
-    started = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
+    turn = retained.unfinished
+    started = bool(retained.beyond(0)) or (turn is not None and turn.history == 0)
     if saved.messages or saved.missing != (NOTHING_SAID,) or not started:
         return saved
     return msgspec.structs.replace(saved, missing=())

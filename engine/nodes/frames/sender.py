@@ -60,9 +60,9 @@ class Framer:
         """Whether all events are sent and no more will follow."""
         return self.log.closed and self._sent >= self.log.next_seq
 
-    def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
+    def begin(self, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
         """Record the turn's start: the number of messages before it, its messages, the session's setup."""
-        self._beginning = Beginning(history, tuple(map(pack_message, said)), opening)
+        self._beginning = Beginning(history, tuple(map(pack_message, messages)), opening)
 
     def append(self, position: int, message: Message) -> None:
         """Record a message that has entered the history."""
@@ -187,10 +187,10 @@ class FrameSender:
         followed = self._open[log.stream_id] = _Followed(framer, cancel)
         log.notify(lambda: self._note(followed))
 
-    def begin(self, stream_id: str, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
+    def begin(self, stream_id: str, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
         """Record a turn's start, see `Framer.begin`."""
         if (followed := self._open.get(stream_id)) is not None:
-            followed.framer.begin(history, said, opening)
+            followed.framer.begin(history, messages, opening)
             self._note(followed)
 
     def appended(self, stream_id: str, position: int, message: Message) -> None:
@@ -288,7 +288,7 @@ class FrameSender:
                 if not publish(subject, packet):
                     self._lost += 1
 
-    def asked(self, _subject: str, payload: bytes, reply: str) -> None:
+    def answer(self, _subject: str, payload: bytes, reply: str) -> None:
         """Answer a request if the stream belongs to this node. Otherwise another node may answer."""
         ask = read_ask(payload)
         if ask is None or not reply or not self._speaks_for(ask.stream_id):
@@ -366,16 +366,18 @@ class Frames(LocalStreams):
         self._streams = streams
         self._broker = broker
         self._subjects = subjects
-        self._asked = (subjects.asked(node), subjects.asked(""))
+        self._ask_patterns = (subjects.ask_pattern(node), subjects.ask_pattern(""))
 
     # --- Interface for turns and readers ---
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
         self.sender.follow(log, session_id, cancel)
 
-    def begin(self, turn_id: str, state: SessionState, asked: StoredTurnOptions, said: Sequence[Message]) -> None:
-        opening = packed_opening(state, asked) if state.epoch else b""
-        self.sender.begin(turn_id, len(state.messages), said, opening)
+    def begin(
+        self, turn_id: str, state: SessionState, options: StoredTurnOptions, messages: Sequence[Message]
+    ) -> None:
+        opening = packed_opening(state, options) if state.epoch else b""
+        self.sender.begin(turn_id, len(state.messages), messages, opening)
 
     def appended(self, turn_id: str, position: int, message: Message) -> None:
         self.sender.appended(turn_id, position, message)
@@ -397,20 +399,20 @@ class Frames(LocalStreams):
 
     async def retained_turns(self, session_id: str) -> RetainedTurns:
         """The messages in the stored frames of a session, for the node that takes the session over."""
-        return await self._kept(self._subjects.of_session(session_id))
+        return await self._retained(self._subjects.of_session(session_id))
 
     async def delivered(self, stream_id: str, message_id: str) -> int:
         """The number of output tokens of a message that are in the stored frames; 0 if there are none."""
-        for turn in (await self._kept(self._subjects.of_stream(stream_id))).turns:
-            for message in (*turn.left, *turn.appended.values()):
+        for turn in (await self._retained(self._subjects.of_stream(stream_id))).turns:
+            for message in (*turn.unanswered, *turn.appended.values()):
                 if message.id == message_id and message.metadata is not None:
                     return message.metadata.usage.output_tokens
         return 0
 
-    async def _kept(self, subject: str) -> RetainedTurns:
+    async def _retained(self, subject: str) -> RetainedTurns:
         frames: list[Frame] = []
         assembly = Assembly()
-        async for payload in self._broker.kept(subject):
+        async for payload in self._broker.stored_frames(subject):
             try:
                 frame = assembly.frame(payload)
             except UnreadableFrame:
@@ -434,7 +436,7 @@ class Frames(LocalStreams):
 
     async def run(self) -> None:
         """Send, answer and fill mirrors until cancelled."""
-        questions = [await self._broker.subscribe(subject, self.sender.asked) for subject in self._asked]
+        questions = [await self._broker.subscribe(subject, self.sender.answer) for subject in self._ask_patterns]
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._broker.run)

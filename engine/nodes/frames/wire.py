@@ -303,10 +303,10 @@ class Assembly:
                 del self._parts[next(iter(self._parts))]
             return None
         del self._parts[key]
-        whole = b"".join(parts[index] for index in sorted(parts))
-        if zlib.crc32(whole) != packet.check:
+        joined = b"".join(parts[index] for index in sorted(parts))
+        if zlib.crc32(joined) != packet.check:
             raise UnreadableFrame("the parts of a frame do not match")
-        frame = read_packet(whole)
+        frame = read_packet(joined)
         if isinstance(frame, Part):
             raise UnreadableFrame("a nested frame part")
         return frame

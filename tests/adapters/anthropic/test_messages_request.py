@@ -1,4 +1,4 @@
-"""Requests on the wire. Expected bodies are written by hand from wire facts."""
+"""Requests on the wire. The expected bodies are written by hand from facts about the wire."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.request import write_request
-from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
@@ -76,7 +76,7 @@ def opaque(kind: str, **data: Json) -> OpaqueBlock:
 
 
 def test_the_contracts_first_example() -> None:
-    """Example 9.1 of the adapter contract, word for word."""
+    """This is example 9.1 of the adapter contract, word for word."""
     asked = CanonicalRequest(
         request_id="req_01HZ",
         model="anthropic:claude-sonnet-4-6",
@@ -106,10 +106,10 @@ def test_the_contracts_first_example() -> None:
     ("", True, f"Error: {FAILED_SILENTLY}"),
     ("all well", False, "all well"),
 ])  # fmt: skip
-def test_a_server_that_overlooks_failures_is_told_in_words(
+def test_a_failed_result_has_a_text_for_servers_that_ignore_is_error(
     content: str | tuple[TextBlock, ...], is_error: bool, expected: Json
 ) -> None:
-    """llama.cpp does not show the model `is_error`; whoever does still gets it."""
+    """llama.cpp does not show `is_error` to the model. Other servers still get the field."""
     asked = request(
         messages=(
             Message.user("Go"),
@@ -125,8 +125,8 @@ def test_a_server_that_overlooks_failures_is_told_in_words(
     assert result.get("is_error", False) is is_error
 
 
-def test_reasoning_goes_back_word_for_word() -> None:
-    """Signed, redacted and omitted reasoning, in its place before the call."""
+def test_reasoning_is_sent_back_unchanged() -> None:
+    """Signed, redacted and omitted reasoning is in its place before the call."""
     call = ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1"))
     blocks = (
         ThinkingBlock("Hm ", "c2ln", ours()),
@@ -152,20 +152,20 @@ def test_reasoning_goes_back_word_for_word() -> None:
     OpaqueBlock("custom", ProviderRaw("openai", {"type": "custom"})),
 ])  # fmt: skip
 def test_reasoning_that_would_be_refused_is_left_out_and_reported(block: ContentBlock) -> None:
-    """Unsigned or foreign: the rest of the message stays, and the caller is told."""
+    """Unsigned or foreign reasoning is left out with a warning. The rest of the message stays."""
     wire = write(Message.user("Go"), Message.assistant((block, TextBlock("a"))), Message.user("On"))
     assert written(wire)["messages"] == [user(says("Go")), assistant(says("a")), user(says("On"))]
     assert codes(wire) == ["content_dropped"]
 
 
-def test_a_message_with_nothing_left_disappears() -> None:
-    """Its neighbours of the same role become one."""
+def test_a_message_without_content_is_removed() -> None:
+    """The neighbours of the empty message have the same role and become one message."""
     wire = write(Message.user("Go"), Message.assistant((ThinkingBlock("Hm"),)), Message.user("On"))
     assert written(wire)["messages"] == [user(says("Go"), says("On"))]
 
 
-def test_server_tools_go_back_without_the_replys_nulls() -> None:
-    """A reply's optional fields may be null, a request's may not; content may."""
+def test_server_tools_are_sent_back_without_nulls() -> None:
+    """Optional fields of a reply may be null, but those of a request may not. Only the content may be null."""
     found: JsonObject = {"type": "web_search_result", "url": "https://x.test", "page_age": None}
     blocks = (
         opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={"q": "x"}, caller=None),
@@ -192,7 +192,7 @@ def test_server_tools_go_back_without_the_replys_nulls() -> None:
 
 
 def test_a_paused_server_tool_waits_for_its_result_across_messages() -> None:
-    """The continuation begins with the result; both belong to one turn."""
+    """The continuation begins with the result. Call and result belong to one turn."""
     call = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
     result = opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[])
     paused = (Message.user("Go"), Message.assistant((call,)))
@@ -202,8 +202,8 @@ def test_a_paused_server_tool_waits_for_its_result_across_messages() -> None:
     )
 
 
-def test_a_server_tool_without_its_partner_is_left_out() -> None:
-    """A reply that was cancelled in between must not spoil every later request."""
+def test_a_server_tool_without_its_other_half_is_left_out() -> None:
+    """A cancelled reply must not make every later request fail."""
     call = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
     stray = opaque("web_fetch_tool_result", tool_use_id="srvtoolu_2", content={})
     asked = request(
@@ -219,8 +219,10 @@ def test_a_server_tool_without_its_partner_is_left_out() -> None:
     assert codes(wire) == ["content_dropped", "content_dropped"]
 
 
-def test_of_what_was_said_before_another_model_went_on_only_text_and_whole_searches_go_back() -> None:
-    """As the vendor's guide to refusals has it. What went before an earlier change is no different."""
+def test_after_a_change_of_model_only_text_and_complete_searches_are_sent_back() -> None:
+    """This follows the vendor's guide to refusals. Content before an earlier change of model is treated the
+    same.
+    """
     change = opaque("fallback", **{"from": {"model": "a"}, "to": {"model": "b"}})
     search = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
     found = opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[])
@@ -246,22 +248,22 @@ def test_of_what_was_said_before_another_model_went_on_only_text_and_whole_searc
     assert {loss.reason for loss in wire.losses} == {"its model declined, and another model continued"}
 
 
-def test_a_reply_to_be_continued_may_not_end_in_white_space() -> None:
-    """Only the very last text is trimmed."""
+def test_a_reply_to_be_continued_loses_its_last_white_space() -> None:
+    """Only the last text is trimmed."""
     messages = sent(Message.user("Go"), Message.assistant("a "), Message.user("On"), Message.assistant("b \n"))
     assert messages == [user(says("Go")), assistant(says("a ")), user(says("On")), assistant(says("b"))]
 
 
 def test_names_of_betas_become_a_header() -> None:
-    """Those of the configuration and of the request, each once."""
+    """The header has the betas of the configuration and of the request, each once."""
     asked = request(model="claude-test", provider_options={"anthropic": {"beta_headers": ["b", "c", "b"]}})
     wire = write_request(asked, provider="anthropic", options={"beta_headers": "a, b"}, stream=False)
     assert wire.headers["anthropic-beta"] == "a,b,c"
     assert "beta_headers" not in written(wire)
 
 
-def test_an_adapter_of_another_name_keeps_its_own_blocks_apart() -> None:
-    """A second server of this protocol doesn't get Anthropic's signatures, and has options of its own."""
+def test_an_adapter_with_another_name_has_its_own_blocks() -> None:
+    """A second server with this protocol does not get Anthropic's signatures, and has its own options."""
     thinking = ThinkingBlock("Hm", "c2ln", ours())
     asked = request(
         messages=(Message.user("Go"), Message.assistant((thinking, TextBlock("a"))), Message.user("On")),
@@ -272,7 +274,7 @@ def test_an_adapter_of_another_name_keeps_its_own_blocks_apart() -> None:
     assert (written(wire)["top_k"], written(wire)["x"]) == (2, 1)
 
 
-# -- media, containers and what a reply that was stopped leaves behind
+# -- media, containers and stopped replies
 
 
 PDF = b"%PDF-1.7"
@@ -285,7 +287,7 @@ PDF = b"%PDF-1.7"
     (DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
         {"type": "text", "media_type": "text/plain", "data": "a☃"}),
 ])  # fmt: skip
-def test_documents_stand_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
+def test_documents_are_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
     named = msgspec.structs.replace(document, name="a.pdf")
     wire = write(
         Message.user("Go"),
@@ -297,8 +299,8 @@ def test_documents_stand_in_results_with_their_names(document: DocumentBlock, so
     assert wire.warnings == ()
 
 
-def test_a_reply_that_was_stopped_while_it_was_thinking_does_not_end_in_reasoning() -> None:
-    """The final block of an assistant message can't be reasoning; what stands before it stays."""
+def test_a_reply_stopped_during_reasoning_does_not_end_in_reasoning() -> None:
+    """The last block of an assistant message must not be reasoning. Earlier blocks stay."""
     blocks = (TextBlock("a"), ThinkingBlock("Hm", "c2ln", ours()), RedactedThinkingBlock("x", ours()))
     asked = request(
         model="anthropic:claude-test",
@@ -315,8 +317,8 @@ def test_a_reply_that_was_stopped_while_it_was_thinking_does_not_end_in_reasonin
     assert "never sent" in lines[0]["reason"]
 
 
-def test_reasoning_goes_to_the_model_whose_it_is() -> None:
-    """A signature is no other model's; back at its own model it is there again."""
+def test_reasoning_is_only_sent_to_its_own_model() -> None:
+    """A signature belongs to one model. Back at that model, the reasoning is sent again."""
     history = (Message.user("Go"), Message.assistant((ThinkingBlock("Hm", "c2ln", ours()), TextBlock("a"))))
     other = write_request(
         request(model="anthropic:claude-other", messages=(*history, Message.user("On"))),
@@ -340,8 +342,8 @@ def test_a_direct_callers_call_keeps_its_caller_after_its_turn() -> None:
     )
 
 
-def test_ids_that_are_no_text_name_nothing() -> None:
-    """A proxy may send anything; the message that holds it must not break the conversation."""
+def test_ids_that_are_not_text_are_ignored() -> None:
+    """A proxy can send any value. A message with such an id must not break the conversation."""
     odd: JsonObject = {"type": "code_execution_20250825", "tool_id": ["srvtoolu_1"]}
     blocks = (
         opaque("server_tool_use", id=["srvtoolu_1"], name="code_execution", input={}),
@@ -353,8 +355,10 @@ def test_ids_that_are_no_text_name_nothing() -> None:
     assert call == {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 
 
-def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
-    """A call of a tool's code is answered where it waits; a container that has expired would be refused."""
+def test_the_container_is_sent_only_during_a_turn() -> None:
+    """A call of a tool's code waits in the container. After the turn, the container may have expired and would be
+    refused.
+    """
     caller: JsonObject = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
     waiting = (
         opaque("server_tool_use", id="srvtoolu_1", name="code_execution", input={}),
@@ -378,14 +382,14 @@ def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
 
 
 def sent_to(model: str, *messages: Message, **options: Json) -> list[Json]:
-    """The messages that a model gets."""
+    """Return the messages that a model gets."""
     asked: CanonicalRequest = request(model=f"anthropic:{model}", messages=messages)
     given: JsonObject = {"auto_cache": False, **options}
     return messages_of(write_request(asked, provider="anthropic", options=given, stream=False))
 
 
 def thinking_of(found: list[Json]) -> list[Json]:
-    """The blocks of thinking."""
+    """The thinking blocks of messages."""
     return [
         block
         for message in msgspec.convert(found, list[dict[str, Json]])
@@ -396,8 +400,8 @@ def thinking_of(found: list[Json]) -> list[Json]:
 
 @pytest.mark.parametrize("signature", [None, ""])
 @pytest.mark.parametrize("model", ["deepseek-v4-pro", "kimi-k2.6", "MiniMax-M2", "glm-4.7", "local"])
-def test_unsigned_thinking_goes_back_to_models_other_than_claude(model: str, signature: str | None) -> None:
-    """DeepSeek and Moonshot refuse calls without it. Anthropic refuses thinking without its signature."""
+def test_unsigned_thinking_is_sent_back_to_models_other_than_claude(model: str, signature: str | None) -> None:
+    """DeepSeek and Moonshot refuse calls without thinking. Anthropic refuses thinking without its signature."""
     history = (
         Message.user("Go"),
         Message.assistant(
@@ -414,8 +418,8 @@ def the_call() -> JsonObject:
     return {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 
 
-def test_calls_without_thinking_get_a_stand_in_where_the_server_wants_some() -> None:
-    """The calls came from another provider. Without thinking, or at other servers, nothing stands in."""
+def test_calls_without_thinking_get_a_placeholder_if_the_server_needs_it() -> None:
+    """The calls came from another provider. Without thinking, and for other servers, there is no placeholder."""
     history = (
         Message.user("Go"),
         Message.assistant([TextBlock("Wait."), ToolUseBlock("toolu_1", "f", {})]),
@@ -438,8 +442,8 @@ def test_calls_without_thinking_get_a_stand_in_where_the_server_wants_some() -> 
 
 
 @pytest.mark.parametrize("blank", ["", "  ", [], [TextBlock("\n")]])
-def test_a_blank_result_gets_a_word_at_models_other_than_claude(blank: object) -> None:
-    """Kimi's endpoint refuses a result without content. Anthropic takes it."""
+def test_a_blank_result_gets_a_text_for_models_other_than_claude(blank: object) -> None:
+    """Kimi's endpoint refuses a result without content. Anthropic accepts it."""
     for model, content in (("kimi-k2.6", "(no output)"), ("claude-opus-4-6", None)):
         history = (
             Message.user("Go"),

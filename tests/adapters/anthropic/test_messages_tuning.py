@@ -14,7 +14,7 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.anthropic.data import find_model
 from callboard.adapters.providers.anthropic.request import write_request
 from callboard.adapters.providers.anthropic.settings import fit_schema
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
@@ -34,7 +34,7 @@ def write(model: str, **changes: object) -> WireCall:
 
 
 def tuned(wire: WireCall) -> JsonObject:
-    """What tunes the reply."""
+    """The settings of the reply."""
     body: JsonObject = msgspec.json.decode(wire.body)
     names = ("thinking", "output_config", "temperature", "top_p", "metadata")
     return {name: body[name] for name in names if name in body}
@@ -73,7 +73,7 @@ def test_what_is_no_such_model_is_not_guessed_at(name: str) -> None:
     assert find_model(name) is None
 
 
-# -- sampling and who asks
+# -- sampling and the user's id
 
 
 @pytest.mark.parametrize(("model", "left"), [
@@ -118,7 +118,7 @@ def test_a_model_that_thinks_takes_no_sampling() -> None:
     ("claude-sonnet-5", "none", {"thinking": {"type": "disabled"}}, []),
     ("claude-opus-5-5", "none", {"output_config": {"effort": "low"}}, ["parameter_changed"]),
 ])  # fmt: skip
-def test_an_effort_becomes_what_the_model_has_for_it(
+def test_an_effort_becomes_the_setting_of_the_model(
     model: str, asked: str, sent: JsonObject, warned: list[str]
 ) -> None:
     """A budget is at most half of the reply's limit, which is 8,000 here."""
@@ -133,8 +133,10 @@ def test_the_hosts_own_budget_goes_first_and_no_effort_with_it(model: str) -> No
     assert tuned(wire) == {"thinking": own}
 
 
-def test_no_budget_is_asked_for_that_would_be_refused() -> None:
-    """With too little output, a demanded call, or in a tool loop that began without the model's own thinking."""
+def test_a_budget_that_would_be_refused_is_left_out() -> None:
+    """A budget is left out with too little output, with a forced call, and in a tool loop without the model's own
+    thinking.
+    """
     small = write("claude-sonnet-4-5", reasoning_effort="high", max_output_tokens=1024)
     forced = write("claude-sonnet-4-5", reasoning_effort="high", tools=(TOOL,), tool_choice=ToolChoice("required"))
     call = ToolUseBlock("tu_1", "read", {})
@@ -154,7 +156,7 @@ def test_no_budget_is_asked_for_that_would_be_refused() -> None:
     assert tuned(own) == {"thinking": {"type": "enabled", "budget_tokens": 4000}}
 
 
-# -- what can't be left out
+# -- settings that can't be left out
 
 
 def test_a_demanded_call_is_refused_where_the_model_refuses_it() -> None:
@@ -183,7 +185,7 @@ def test_more_output_than_the_model_gives_is_lowered() -> None:
     )
 
 
-# -- Schemas as Anthropic takes them: shapes are enforced, sizes are told, and what can't be said is not sent.
+# -- Schemas in Anthropic's form: shapes are enforced, limits become text, and unsupported keywords are not sent.
 
 
 REFUSED: JsonObject = {
@@ -203,7 +205,7 @@ REFUSED: JsonObject = {
     "default": 7,
     "examples": [1],
 }
-"""What the API answers with "For 'integer' type, property 'minimum' is not supported" and the like."""
+"""Keywords that the API refuses with errors such as "For 'integer' type, property 'minimum' is not supported"."""
 
 
 def sent(**fields: object) -> tuple[JsonObject, WireCall]:
@@ -220,8 +222,10 @@ def holding(keyword: str, kind: str = "integer") -> JsonObject:
 
 @pytest.mark.parametrize("keyword", REFUSED)
 @pytest.mark.parametrize("strict_tool", [False, True])
-def test_a_refused_keyword_is_told_and_not_sent(keyword: str, strict_tool: bool) -> None:
-    """In the format of the reply and in strict tools, wherever it stands; the host's schema stays as it was."""
+def test_a_refused_keyword_becomes_text(keyword: str, strict_tool: bool) -> None:
+    """The keyword moves into a description, at any place of the reply's schema and of strict tools. The host's
+    schema does not change.
+    """
     kind = "array" if keyword in ("minItems", "maxItems", "uniqueItems") else "integer"
     schema = holding(keyword, kind)
     before = copy.deepcopy(schema)
@@ -273,8 +277,8 @@ UNSAYABLE: list[JsonObject] = [
 
 
 @pytest.mark.parametrize("schema", UNSAYABLE)
-def test_a_shape_that_the_grammar_cannot_say_is_told_in_the_system_text(schema: JsonObject) -> None:
-    """Closed instead, a dictionary would always come back empty. The loss of enforcement is a warning."""
+def test_a_shape_that_the_grammar_lacks_is_described_in_the_system_text(schema: JsonObject) -> None:
+    """If it were closed, a dictionary would always be empty. The lost enforcement causes a warning."""
     body, wire = sent(output_schema=schema, system_prompt="Brief.")
     assert "output_config" not in body
     system = body["system"]
@@ -285,8 +289,8 @@ def test_a_shape_that_the_grammar_cannot_say_is_told_in_the_system_text(schema: 
 
 
 @pytest.mark.parametrize("schema", [schema for schema in UNSAYABLE if "properties" in schema])
-def test_a_tool_that_insists_on_strict_mode_must_have_a_schema_for_it(schema: JsonObject) -> None:
-    """It says where the fault is; the same tool without strict mode is sent as it is."""
+def test_a_tool_that_requires_strict_mode_must_have_a_supported_schema(schema: JsonObject) -> None:
+    """The error has the place of the fault. Without strict mode, the same tool is sent unchanged."""
     with pytest.raises(InvalidRequestError, match=r"tool 'f' can't be strict: \$"):
         sent(tools=(ToolDefinition("f", "", schema, strict=True),))
     body, _ = sent(tools=(ToolDefinition("f", "", schema),))
@@ -320,8 +324,8 @@ def _grown(inner: st.SearchStrategy[JsonObject]) -> st.SearchStrategy[JsonObject
 
 @settings(max_examples=150)
 @given(st.recursive(_leaves, _grown, max_leaves=8))
-def test_the_vendors_own_transformation_has_nothing_left_to_do(schema: JsonObject) -> None:
-    """The SDK moves into the description what the API refuses; of a fitted schema it moves nothing."""
+def test_the_vendors_own_transformation_changes_nothing(schema: JsonObject) -> None:
+    """The SDK moves refused keywords into the description. In a fitted schema, it changes nothing."""
     from anthropic import transform_schema
 
     fitted = fit_schema(schema)

@@ -1,6 +1,6 @@
 """Cache breakpoints: their places, and the cached tokens of a conversation.
 
-`PrefixCache` does what the provider's documentation says of its cache, block by block.
+`PrefixCache` works block by block, as the provider's documentation describes its cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ...support.wires import WIRES
 from ...support.wires.reading import read_whole
 
 LONG = "All work and no play. " * 1000
-"""Some 5,500 tokens: more than any model's minimum."""
+"""Some 5,500 tokens, which is more than any model's minimum."""
 
 TOOLS = (ToolDefinition("read", "Reads."), ToolDefinition("write", LONG))
 CONTROL: Json = {"type": "ephemeral"}
@@ -57,7 +57,7 @@ def written(*messages: Message, options: JsonObject | None = None, **changes: ob
 
 
 def prompt(body: JsonObject) -> list[tuple[str, Json]]:
-    """The blocks of a prompt in the order in which the cache reads them, each with where it stands."""
+    """The blocks of a prompt in the order in which the cache reads them, each with its place."""
     blocks: list[tuple[str, Json]] = [("tools", tool) for tool in _list(body.get("tools"))]
     system = body.get("system")
     blocks += [("system", block) for block in _list([system] if isinstance(system, str) else system)]
@@ -72,18 +72,18 @@ def _list(value: Json) -> list[Json]:
 
 
 def marks(body: JsonObject) -> list[int]:
-    """The places in the prompt that have a breakpoint."""
+    """The places of the prompt with a breakpoint."""
     return [n for n, (_, block) in enumerate(prompt(body)) if isinstance(block, dict) and "cache_control" in block]
 
 
 class PrefixCache:
-    """What Anthropic keeps: the prefix before each breakpoint, found again within 20 blocks."""
+    """Anthropic's cache: the prefix before each breakpoint, which is found again within 20 blocks."""
 
     def __init__(self) -> None:
         self.kept: set[bytes] = set()
 
     def send(self, body: JsonObject) -> tuple[int, int]:
-        """How many blocks of the prompt were read from the cache, of how many."""
+        """Send a prompt. Returns the number of blocks from the cache and the number of all blocks."""
         blocks = prompt(copy.deepcopy(body))
         places = marks(body)
         assert len(places) <= 4
@@ -104,7 +104,7 @@ class PrefixCache:
         return read, len(blocks)
 
 
-# -- where
+# -- places
 
 
 @row("8.6.3", of="anthropic")
@@ -139,8 +139,8 @@ def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_anothe
     ("claude-fable-5", 2048),
     ("claude-opus-5-5", 512),
 ])  # fmt: skip
-def test_a_prompt_below_the_models_minimum_is_left_as_it_is(model: str, minimum: int) -> None:
-    """A token is taken for three bytes: there are hardly fewer, so nothing that could be cached is missed."""
+def test_a_prompt_below_the_models_minimum_has_no_breakpoint(model: str, minimum: int) -> None:
+    """A token counts as three bytes. Tokens are rarely smaller, so no prompt that could be cached is missed."""
     for size, marked in ((3 * minimum - 50, False), (3 * minimum + 50, True)):
         asked = request(model=f"anthropic:{model}", system_prompt="x" * size)
         body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
@@ -148,16 +148,16 @@ def test_a_prompt_below_the_models_minimum_is_left_as_it_is(model: str, minimum:
         assert bool(marks(body)) is marked
 
 
-def test_what_is_asked_once_is_not_written_to_the_cache_but_what_others_share_is() -> None:
-    """To write costs more than to read: without a session, tools or a reply nothing says that there is more."""
+def test_only_shared_parts_of_a_single_request_are_cached() -> None:
+    """Writing costs more than reading. Without a session, tools or a reply, a single request is not cached."""
     assert marks(written(Message.user(LONG))) == []
     assert marks(written(Message.user(LONG), system_prompt=LONG)) == [0]
     assert marks(written(Message.user(LONG), session_id="ses_1")) == [0]
     assert marks(written(Message.user(LONG), tools=TOOLS)) == [1, 2]
 
 
-def test_blocks_that_cant_carry_one_are_passed_over() -> None:
-    """Reasoning, and text that is nothing but white space."""
+def test_blocks_that_cannot_have_a_breakpoint_are_skipped() -> None:
+    """These blocks are reasoning, and text that is only white space."""
     raw = ProviderRaw("anthropic", {})
     reply: tuple[ContentBlock, ...] = (TextBlock("So far"), ThinkingBlock("Hm", "sig", raw))
     body = written(
@@ -174,7 +174,7 @@ def test_a_picture_can_carry_one() -> None:
     assert prompt(body)[1][1] == {**image, "cache_control": CONTROL}
 
 
-# -- the host's own
+# -- breakpoints of the host
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,10 @@ def host_tool(name: str, ttl: str | None = None) -> JsonObject:
 
 
 @pytest.mark.parametrize(("hosts", "ours"), [(1, 3), (2, 2), (3, 1), (4, 0), (5, 0)])
-def test_the_hosts_breakpoints_count_and_go_first(hosts: int, ours: int) -> None:
-    """There may be four; a fifth of the host's is its own affair. The conversation's are the last to go."""
+def test_the_hosts_breakpoints_count_and_come_first(hosts: int, ours: int) -> None:
+    """There may be four breakpoints. A fifth one of the host is sent. Those of the conversation are dropped
+    last.
+    """
     tools: list[Json] = [host_tool(f"t{n}") for n in range(hosts)]
     given = copy.deepcopy(tools)
     asked = request(
@@ -219,7 +221,7 @@ def test_the_hosts_breakpoints_count_and_go_first(hosts: int, ours: int) -> None
         provider_options={"anthropic": {"tools": tools}},
     )
     body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
-    assert len(marks(body)) == hosts + min(ours, 2)  # the system text stands before too little
+    assert len(marks(body)) == hosts + min(ours, 2)  # the system text before them is too short
     assert tools == given
     if ours == 1:
         assert [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)][-1] == "2 user"
@@ -248,8 +250,8 @@ def test_the_providers_own_automatic_breakpoint_takes_the_place_of_the_conversat
 @pytest.mark.parametrize(
     ("ttl", "host_ttl", "kept"), [("5m", "1h", True), ("5m", None, True), ("1h", "1h", True), ("1h", None, False)]
 )
-def test_a_longer_lived_one_never_comes_after_a_shorter_lived(ttl: str, host_ttl: str | None, kept: bool) -> None:
-    """Which the provider refuses. The host's stands on a tool, before ours."""
+def test_a_longer_lifetime_never_comes_after_a_shorter_one(ttl: str, host_ttl: str | None, kept: bool) -> None:
+    """The provider refuses that order. The host's breakpoint is on a tool, before the adapter's."""
     body = written(
         options={"cache_ttl": ttl},
         provider_options={"anthropic": {"tools": [host_tool("t", host_ttl)]}},
@@ -267,11 +269,11 @@ def test_a_short_lived_one_never_comes_before_the_hosts_long_lived_one() -> None
     assert marks(body) == []
 
 
-# -- what it is worth
+# -- savings
 
 
 def _turn(number: int, calls: int, results: str) -> list[Message]:
-    """A question, a reply that calls tools, their results, and the reply to those."""
+    """A question, a reply that calls tools, their results, and a final reply."""
     thought = ThinkingBlock("", f"sig{number}", ProviderRaw("anthropic", {}))
     uses = tuple(ToolUseBlock(f"tu_{number}_{n}", "read", {"path": str(n)}) for n in range(calls))
     messages = [Message.user(f"Question {number}?")]
@@ -282,7 +284,7 @@ def _turn(number: int, calls: int, results: str) -> list[Message]:
 
 
 def _requests(turns: list[list[Message]]) -> list[tuple[Message, ...]]:
-    """The histories of all calls of a conversation: one whenever it is the model's turn."""
+    """The histories of all calls of a conversation, one for each turn of the model."""
     history = [message for turn in turns for message in turn]
     return [tuple(history[:n]) for n, message in enumerate(history) if message.role == "assistant"]
 
@@ -293,10 +295,10 @@ def _requests(turns: list[list[Message]]) -> list[tuple[Message, ...]]:
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_each_call_reads_all_of_the_former_calls_prompt_from_the_cache(
+def test_each_call_reads_the_previous_prompt_from_the_cache(
     calls: list[int], model: str, with_tools: bool
 ) -> None:
-    """However many blocks a turn has: the search goes back 20 only."""
+    """This holds for any number of blocks in a turn, although the cache only searches 20 blocks back."""
     cache = PrefixCache()
     former = 0
     for messages in _requests([_turn(n, count, "Result") for n, count in enumerate(calls)]):
@@ -313,8 +315,8 @@ def test_each_call_reads_all_of_the_former_calls_prompt_from_the_cache(
         former = blocks
 
 
-def test_the_simulated_cache_forgets_nothing_and_invents_nothing() -> None:
-    """Without breakpoints nothing is read; a changed prefix, or a place too far back, is not found."""
+def test_the_simulated_cache_returns_exactly_the_stored_prefixes() -> None:
+    """Without breakpoints nothing is read. A changed prefix, or a place too far back, is not found."""
     cache = PrefixCache()
     plain: JsonObject = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
     assert cache.send(plain) == (0, 1)
@@ -331,7 +333,7 @@ def test_the_simulated_cache_forgets_nothing_and_invents_nothing() -> None:
     assert cache.send(far)[0] == 0
 
 
-# -- What a host puts on blocks and tools for this provider, and what a reply says beside its content.
+# -- Fields of a host on blocks and tools for this provider, and further fields of a reply.
 
 
 CLAUDE = WIRES[0]
@@ -355,8 +357,8 @@ def content(body: JsonObject, number: int = 0) -> list[JsonObject]:
     return body["messages"][number]["content"]  # type: ignore[index, call-overload, no-any-return]
 
 
-def test_a_call_and_its_result_carry_the_hosts_fields_too() -> None:
-    """And so do the parts of the result. What a request doesn't take stays at home."""
+def test_a_call_and_its_result_have_the_hosts_fields() -> None:
+    """The parts of the result also have them. Fields that a request does not accept are left out."""
     call = ToolUseBlock("tu_1", "look", {}, provider_raw=mine(toolset_name="set", cache_control=MARK, seen=1))
     parts = (TextBlock("Dark.", mine(cache_control=MARK)), ImageBlock(data=PICTURE))
     result = ToolResultBlock("tu_1", parts, provider_raw=mine(cache_control=MARK, toolset_name="set", seen=1))
@@ -392,7 +394,9 @@ def marks_of_body(value: Json) -> int:
 
 @pytest.mark.parametrize("where", ["blocks", "tools", "both"])
 def test_the_hosts_breakpoints_count_among_the_four(where: str) -> None:
-    """Ours fill what is left of them. Of too many in the messages the last ones stay, as they cover the others."""
+    """The adapter fills the rest of the four. If messages have too many, the last ones stay, because they cover
+    the others.
+    """
     raw = mine(cache_control=MARK) if where != "tools" else None
     options = {"anthropic": {"cache_control": MARK}} if where != "blocks" else {}
     said = [Message.user([TextBlock(LONG, raw)]) if n % 2 == 0 else Message.assistant(LONG) for n in range(7)]
@@ -403,5 +407,5 @@ def test_the_hosts_breakpoints_count_among_the_four(where: str) -> None:
     assert marked == {"blocks": [0, 2, 4, 6], "tools": [4, 6], "both": [2, 4, 6]}[where]
 
 
-def test_an_ordinary_reply_says_nothing_beside_its_content() -> None:
+def test_an_ordinary_reply_has_no_further_fields() -> None:
     assert read_whole(CLAUDE, CLAUDE.body("Hi", 0, "end")).reply.provider_details == {}

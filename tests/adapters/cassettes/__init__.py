@@ -1,1 +1,1 @@
-"""Recorded HTTP, replayed."""
+"""Tests of recorded HTTP and its replay."""

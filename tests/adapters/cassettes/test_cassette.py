@@ -74,8 +74,8 @@ async def record(path: Path, *exchanges: tuple[HttpRequest, FakeReply], secrets:
     await via.aclose()
 
 
-async def test_a_call_replays_as_it_was(tmp_path: Path) -> None:
-    """The same response and the same events, through the adapter, from the file alone."""
+async def test_a_call_is_replayed_exactly(tmp_path: Path) -> None:
+    """The adapter gives the same response and the same events from the file alone."""
     path = tmp_path / "toy.json"
     transport: Transport = RecordingTransport(
         FakeTransport(whole(*EVERYTHING), FakeReply(*pieces(sse(*EVERYTHING), [5, 90, 91, 200]))), path
@@ -96,8 +96,8 @@ async def test_a_call_replays_as_it_was(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(st.lists(st.binary(min_size=1), max_size=5), st.integers(200, 599))
-def test_replies_are_byte_for_byte_and_piece_for_piece(tmp_path: Path, chunks: list[bytes], status: int) -> None:
-    """Whatever the bytes are, and wherever the network cut them."""
+def test_replies_have_the_same_bytes_and_pieces(tmp_path: Path, chunks: list[bytes], status: int) -> None:
+    """Bytes can have any value, and the pieces are those of the network."""
 
     async def there_and_back() -> None:
         path = tmp_path / "any.json"
@@ -110,7 +110,7 @@ def test_replies_are_byte_for_byte_and_piece_for_piece(tmp_path: Path, chunks: l
 
 
 async def test_no_secret_is_written(tmp_path: Path) -> None:
-    """Not in headers, address, body or reply, not even cut in two, and pieces keep their length."""
+    """Headers, address, body and reply have no secret, not even in two pieces. The pieces keep their length."""
     path = tmp_path / "c.json"
     other = "another-secret"
     asked = post(
@@ -136,8 +136,10 @@ async def test_no_secret_is_written(tmp_path: Path) -> None:
     assert [len(chunk) for chunk in replayed] == [len(step) for step in reply.steps if isinstance(step, bytes)]
 
 
-async def test_the_file_is_for_reading(tmp_path: Path) -> None:
-    """Indented JSON with its scenario and the body as an object; the same recording gives the same file."""
+async def test_the_file_is_readable(tmp_path: Path) -> None:
+    """The file is indented JSON with its scenario, and the body is an object. The same recording gives the same
+    file.
+    """
     for name in ("one.json", "two.json"):
         await record(tmp_path / name, (post({"text": "☃"}), FakeReply(b"data: 1\n\n")))
     text = (tmp_path / "one.json").read_text()
@@ -148,8 +150,8 @@ async def test_the_file_is_for_reading(tmp_path: Path) -> None:
     assert text.count("\n") > 20
 
 
-async def test_requests_are_matched_by_what_they_ask(tmp_path: Path) -> None:
-    """Host, headers, order of fields and who asks don't matter; path and body do."""
+async def test_requests_are_matched_by_path_and_body(tmp_path: Path) -> None:
+    """Host, headers, order of fields and user agent are ignored. Path and body must match."""
     path = tmp_path / "c.json"
     await record(path, (post({"a": 1, "b": [True, None]}, authorization="Bearer x"), FakeReply(b"yes")))
     volatile = dict.fromkeys(VOLATILE_FIELDS, "someone")
@@ -166,8 +168,8 @@ async def test_requests_are_matched_by_what_they_ask(tmp_path: Path) -> None:
             await CassetteTransport(path).send(other)
 
 
-async def test_equal_requests_are_answered_in_their_order_and_others_in_any(tmp_path: Path) -> None:
-    """Retries meet their failures first; calls side by side don't depend on who is quicker."""
+async def test_equal_requests_are_replayed_in_order(tmp_path: Path) -> None:
+    """Retries get the failures first. For concurrent calls, the order does not matter."""
     path = tmp_path / "c.json"
     await record(
         path,
@@ -226,7 +228,9 @@ def turns(*texts: str) -> HttpRequest:
 async def test_the_nearest_is_the_recording_with_the_least_that_differs(
     tmp_path: Path, asked: tuple[str, ...], nearest: int
 ) -> None:
-    """A changed word in every message is nearer than a message too few, which is one difference only."""
+    """A changed word in every message is nearer than a missing message, although the latter is only one
+    difference.
+    """
     path = tmp_path / "c.json"
     talk = ("What is it?", "It is a long story.", "And then?", "The end, with all that belongs to it.")
     await record(path, *((turns(*talk[:length]), FakeReply(b"1")) for length in (1, 3, 4)))
@@ -234,8 +238,8 @@ async def test_the_nearest_is_the_recording_with_the_least_that_differs(
         await CassetteTransport(path).send(turns(*asked))
 
 
-async def test_a_miss_says_if_the_nearest_was_played_and_prefers_one_that_was_not(tmp_path: Path) -> None:
-    """A request that comes once too often with a small change is told from one that was never made."""
+async def test_a_miss_names_the_nearest_recording_and_whether_it_was_played(tmp_path: Path) -> None:
+    """A repeated request with a small change is distinguished from a request that was never recorded."""
     path = tmp_path / "c.json"
     await record(path, (turns("a"), FakeReply(b"1")), (turns("b"), FakeReply(b"2")))
     via = CassetteTransport(path)
@@ -247,8 +251,8 @@ async def test_a_miss_says_if_the_nearest_was_played_and_prefers_one_that_was_no
         await via.send(turns("c"))
 
 
-async def test_an_adapter_passes_a_miss_on_without_retrying(tmp_path: Path) -> None:
-    """It is an AdapterError, so the contract holds in tests, too."""
+async def test_a_miss_is_not_retried(tmp_path: Path) -> None:
+    """The miss is an AdapterError, so the adapter contract also holds in tests."""
     path = tmp_path / "c.json"
     await record(path)
     toy = ToyAdapter(AdapterConfig(), transport=CassetteTransport(path), clock=FakeClock())
@@ -256,8 +260,8 @@ async def test_an_adapter_passes_a_miss_on_without_retrying(tmp_path: Path) -> N
         await toy.complete(request())
 
 
-async def test_our_random_ids_match_by_their_order(tmp_path: Path) -> None:
-    """A conversation with tool calls has other ids in every run."""
+async def test_random_ids_match_by_their_order(tmp_path: Path) -> None:
+    """A conversation with tool calls has different ids in every run."""
     assert number_ids("tu_01HZZZZZZZZZZZZZZZZZZZZZZZ tu_x") == "tu_1 tu_x"
     path = tmp_path / "c.json"
 
@@ -272,8 +276,8 @@ async def test_our_random_ids_match_by_their_order(tmp_path: Path) -> None:
         await CassetteTransport(path).send(crossed)
 
 
-async def test_broken_and_abandoned_replies_end_where_they_did(tmp_path: Path) -> None:
-    """An error replays as an error; reading beyond what was read is one, too."""
+async def test_broken_and_abandoned_replies_end_at_the_same_place(tmp_path: Path) -> None:
+    """An error is replayed as an error. Reading beyond the recorded bytes is an error, too."""
     path = tmp_path / "c.json"
     via = RecordingTransport(FakeTransport(FakeReply(b"a", StreamError("reset")), FakeReply(b"b", b"c")), path)
     reply = await via.send(post({"n": 1}))
@@ -293,7 +297,7 @@ async def test_broken_and_abandoned_replies_end_where_they_did(tmp_path: Path) -
 
 
 async def test_failures_replay_with_their_hints(tmp_path: Path) -> None:
-    """Status and the headers that a retry needs."""
+    """Status and the headers for a retry are replayed."""
     path = tmp_path / "c.json"
     await record(path, (post(), failing(429, b"{}", retry_after="7", x_ratelimit_limit_requests="9")))
     reply = await CassetteTransport(path).send(post())
@@ -309,7 +313,7 @@ async def test_failures_replay_with_their_hints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99, "scenario": "", "exchanges": []}', "\xff"])
 def test_a_file_that_is_no_cassette_is_named(tmp_path: Path, text: str) -> None:
-    """At once, not at the first request."""
+    """The error comes when the file is opened, not at the first request."""
     path = tmp_path / "c.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=r"c\.json"):
@@ -319,14 +323,14 @@ def test_a_file_that_is_no_cassette_is_named(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_recording_can_be_saved_before_its_end(tmp_path: Path) -> None:
-    """For a program that never closes anything."""
+    """This helps programs that never close their adapter."""
     via = RecordingTransport(FakeTransport(FakeReply(sse(*HELLO)), FakeReply(sse(TEXT))), tmp_path / "c.json")
     await read_body(await via.send(post()))
     via.save()
     assert len(load_cassette(tmp_path / "c.json").exchanges) == 1
 
 
-# -- A provider that is a cassette, set up by configuration alone.
+# -- A provider that is a cassette, by configuration alone.
 
 
 PARLEY_TYPE = "examples.adding_a_provider.parley:ParleyAdapter"
@@ -334,7 +338,7 @@ PARLEY_TYPE = "examples.adding_a_provider.parley:ParleyAdapter"
 
 @pytest.fixture
 async def cassette(tmp_path: Path) -> Path:
-    """A stream and a whole reply of Parley's."""
+    """A cassette with a stream and a plain reply of Parley."""
     file = tmp_path / "parley.json"
     network = RecordingTransport(FakeTransport(PARLEY.streamed("Hello."), PARLEY.whole("Again.")), file)
     adapter = ParleyAdapter(AdapterConfig(), transport=network, clock=FakeClock())
@@ -345,7 +349,7 @@ async def cassette(tmp_path: Path) -> Path:
 
 
 async def test_models_yaml_can_name_a_cassette(cassette: Path, tmp_path: Path) -> None:
-    """Calls are answered from it, streamed or not; one that wasn't recorded says so."""
+    """Plain and streamed calls are replayed. A call that was not recorded gets an error that names this."""
     file = tmp_path / "models.yaml"
     options = {"type": PARLEY_TYPE, "file": str(cassette)}
     adapters = {"demo": {"type": "cassette", "options": options}}
@@ -381,7 +385,7 @@ async def test_recording_is_an_option(tmp_path: Path) -> None:
     assert file.exists()
 
 
-# -- What the local model said when it was recorded, through all three protocols, from the files alone.
+# -- Recorded replies of the local model, through all three protocols, from the files alone.
 
 
 PROTOCOLS = ("chat", "messages", "responses")
@@ -404,7 +408,7 @@ def response(replies: Replies, step: str) -> CanonicalResponse:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_every_conversation_replays(name: str) -> None:
-    """Each request still is the recorded one, and each stream keeps the invariants."""
+    """Each request equals the recorded one, and each stream keeps the invariants."""
     replies = await replay(name)
     for step, events in replies.events.items():
         last = check_stream(events)
@@ -412,8 +416,8 @@ async def test_every_conversation_replays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-async def test_streamed_is_plain(name: str) -> None:
-    """Text, stop reason and usage."""
+async def test_a_streamed_reply_equals_a_plain_one(name: str) -> None:
+    """Text, stop reason and usage are the same."""
     replies = await replay(name)
     for step, streamed in (
         ("plain", "streamed"),
@@ -428,7 +432,7 @@ async def test_streamed_is_plain(name: str) -> None:
 
 
 async def test_the_protocols_agree() -> None:
-    """One model behind three wires, at temperature 0: the same text, stop reason and input tokens."""
+    """One model behind three wires, at temperature 0, gives the same text, stop reason and input tokens."""
     played = [await replay(name) for name in PROTOCOLS]
     for step in ("plain", "second turn", "system prompt", "limit"):
         said = {(reply.text, reply.stop_reason, reply.usage.total_input_tokens) for reply in
@@ -441,14 +445,14 @@ async def test_the_protocols_agree() -> None:
 
 
 async def test_a_schema_gives_an_object() -> None:
-    """Over Chat Completions, where llama.cpp enforces it; streamed too."""
+    """Chat Completions enforces the schema in llama.cpp, for plain and streamed replies."""
     replies = await replay("chat")
     for step in ("object", "object streamed"):
         assert set(msgspec.json.decode(response(replies, step).text)) == {"city", "country"}
 
 
 async def test_an_emulated_tool_is_called() -> None:
-    """As a call with our id, streamed as one, and the stop reason says so."""
+    """The call has Callboard's id, is streamed as a call, and sets the stop reason."""
     replies = await replay("tools")
     for step in ("call", "call streamed"):
         reply = response(replies, step)
@@ -459,8 +463,8 @@ async def test_an_emulated_tool_is_called() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.parent.rglob("*.json")), ids=lambda path: path.name)
-def test_no_cassette_holds_a_secret(path: Path) -> None:
-    """Every file reads, says what it is for, and has no header that could carry a key."""
+def test_no_cassette_has_a_secret(path: Path) -> None:
+    """Every file can be read, has a description, and has no header that could contain a key."""
     cassette = load_cassette(path)
     assert cassette.scenario
     assert cassette.exchanges

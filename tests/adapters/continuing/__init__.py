@@ -1,1 +1,1 @@
-"""Replies that broke off are continued, against a provider that records its requests."""
+"""Interrupted replies are continued. The provider records its requests."""

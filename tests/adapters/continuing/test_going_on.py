@@ -46,7 +46,7 @@ def ask(kind: str = "messages", **more: Any) -> CanonicalRequest:
 
 
 class Seen:
-    """What a reader and an observer saw of a call."""
+    """The events of a reader and the reports of an observer."""
 
     def __init__(self) -> None:
         self.events: list[StreamEvent] = []
@@ -93,8 +93,8 @@ WORDS = st.text(st.sampled_from("ab \n"), min_size=1, max_size=40).filter(lambda
     st.lists(BREAKS, max_size=6),
     st.integers(1, 9),
 )
-def test_readers_see_one_text_whatever_breaks(kind: str, text: str, breaks: list[int | str], piece: int) -> None:
-    """Each character once, white space included, in one message; and every attempt is told with its own usage."""
+def test_readers_get_one_text_after_any_break(kind: str, text: str, breaks: list[int | str], piece: int) -> None:
+    """The message has each character once, including white space. Each attempt is reported with its own usage."""
     provider = TextProvider(text, breaks, kind, piece=piece)
     seen = read(adapter_to(provider), ask(kind))
     assert seen.error is None
@@ -110,8 +110,8 @@ def test_readers_see_one_text_whatever_breaks(kind: str, text: str, breaks: list
     assert set(seen.reasons[1:]) <= {"retry", "continued"}
 
 
-def test_what_is_sent_is_the_text_without_its_last_white_space() -> None:
-    """Anthropic refuses it there; the rest says it again, and nobody reads it twice."""
+def test_the_text_is_sent_without_its_last_white_space() -> None:
+    """Anthropic refuses final white space. The continuation repeats it, and readers get it once."""
     provider = TextProvider(TEXT, [20], "messages")
     seen = read(adapter_to(provider), ask())
     first, second = provider.bodies
@@ -128,8 +128,8 @@ def test_what_is_sent_is_the_text_without_its_last_white_space() -> None:
     assert broke.usage.input_tokens == provider.bill[0][0]
 
 
-def test_an_error_amid_the_stream_is_a_break_as_well() -> None:
-    """As Anthropic says it when it is overloaded."""
+def test_an_error_in_the_stream_is_a_break_too() -> None:
+    """Anthropic sends such an error when it is overloaded."""
     provider = TextProvider(TEXT, ["overloaded"], "messages")
     seen = read(adapter_to(provider), ask())
     assert (seen.text, seen.reasons) == (TEXT, ["first", "continued"])
@@ -145,8 +145,8 @@ def test_an_error_amid_the_stream_is_a_break_as_well() -> None:
     {"tool_choice": ToolChoice("named", "t")},
     {"max_output_tokens": 3},
 ])  # fmt: skip
-def test_where_no_beginning_is_taken_the_break_is_the_error(asked: dict[str, Any]) -> None:
-    """As without the option: the text that came stands, and nothing more is sent."""
+def test_without_support_for_continuing_the_break_is_the_error(asked: dict[str, Any]) -> None:
+    """As without the option, the received text is kept, and no further request is sent."""
     from callboard.adapters import ToolDefinition
 
     if "tool_choice" in asked:
@@ -161,8 +161,8 @@ def test_where_no_beginning_is_taken_the_break_is_the_error(asked: dict[str, Any
 
 
 @pytest.mark.parametrize("url", ["https://api.openai.com", "https://openrouter.ai", "https://api.deepseek.com"])
-def test_servers_that_begin_anew_are_not_asked(url: str) -> None:
-    """DeepSeek takes a beginning at its beta address alone."""
+def test_servers_that_start_again_get_no_continuation(url: str) -> None:
+    """DeepSeek only continues a text at its beta address."""
     wire = OpenAICompatibleAdapter(AdapterConfig(api_key="k", base_url=url)).wire
     assert not wire.takes_beginning(ask())
     if "deepseek" in url:
@@ -170,8 +170,8 @@ def test_servers_that_begin_anew_are_not_asked(url: str) -> None:
         assert wire.takes_beginning(ask())
 
 
-def test_when_no_retries_are_left_the_text_stands_with_the_last_error() -> None:
-    """Its usage is that of the last attempt alone, as each has a row of its own."""
+def test_without_retries_left_the_text_is_kept_with_the_last_error() -> None:
+    """The usage is that of the last attempt, because each attempt has its own row."""
     provider = TextProvider(TEXT, [20, 5, 5, 5], "messages")
     seen = read(adapter_to(provider), ask(max_retries=2))
     assert seen.reasons == ["first", "continued", "continued"]
@@ -183,8 +183,8 @@ def test_when_no_retries_are_left_the_text_stands_with_the_last_error() -> None:
     assert isinstance(seen.events[-1], MessageComplete)
 
 
-def test_a_rest_that_is_never_begun_ends_the_message() -> None:
-    """Also where the attempt that was to go on fails before it says anything."""
+def test_a_continuation_that_never_starts_ends_the_message() -> None:
+    """This includes a continuation that fails before its first event."""
     provider = TextProvider(TEXT, [20, "busy", "busy", "busy"], "messages")
     seen = read(adapter_to(provider), ask(max_retries=2))
     assert seen.reasons == ["first", "continued", "continued"]
@@ -197,7 +197,7 @@ def test_a_rest_that_is_never_begun_ends_the_message() -> None:
 
 
 def test_the_raw_reply_has_the_events_of_both_attempts() -> None:
-    """What came before the break, and then the rest."""
+    """The raw reply has the events before the break, then those of the continuation."""
     seen = read(adapter_to(TextProvider(TEXT, [8])), ask(include_raw=True))
     assert seen.response is not None
     assert seen.response.raw is not None
@@ -206,8 +206,8 @@ def test_the_raw_reply_has_the_events_of_both_attempts() -> None:
     assert [event["type"] for event in events].count("message_start") == 2
 
 
-def test_the_raw_reply_has_nothing_of_an_attempt_that_was_repeated() -> None:
-    """It failed before its first event, and leaves no trace."""
+def test_the_raw_reply_has_no_events_of_a_retried_attempt() -> None:
+    """That attempt failed before its first event."""
     provider = TextProvider(TEXT, [0, "busy"])
     seen = read(adapter_to(provider), ask(include_raw=True))
     assert seen.reasons == ["first", "retry", "retry"]

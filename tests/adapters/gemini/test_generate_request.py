@@ -1,4 +1,4 @@
-"""Requests on the wire. Expected bodies are written by hand from wire facts."""
+"""Requests on the wire. The expected bodies are written by hand from facts about the wire."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MODEL = "gemini-2.5-flash"
 
 
 def read_whole(*parts: Json, **fields: Json) -> Reading:
-    """A reply of these parts, read."""
+    """Read a reply with these parts."""
     body = chunk(*parts, finish="STOP", usage=USAGE, **fields)
     return read_body(WIRES[3], body, model=f"gemini:{MODEL}")
 
@@ -96,7 +96,7 @@ def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, *
 
 
 def test_a_conversation_begins_and_ends_with_the_user() -> None:
-    """A turn is added where it doesn't, and said to be."""
+    """If it does not, a turn is added with a warning."""
     assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(GO_ON))]
     assert codes(messages=(Message.assistant("Hello"),)) == ["content_dropped", "turn_added"]
     messages = (Message.assistant("Hello"), Message.user("Hi"))
@@ -108,7 +108,7 @@ def test_a_conversation_begins_and_ends_with_the_user() -> None:
 
 
 def test_media_for_a_model_that_takes_none() -> None:
-    """Only images, for Gemma."""
+    """Gemma only gets images."""
     message = Message.user([ImageBlock(data=PNG), AudioBlock(data=b"ID3"), DocumentBlock(data=b"%PDF-")])
     built = build(message, model="gemini:gemma-3-27b-it")
     assert built.body["contents"] == [user({"inlineData": {"mimeType": "image/png", "data": PNG_64}})]
@@ -119,7 +119,7 @@ def test_media_for_a_model_that_takes_none() -> None:
 
 
 def test_images_in_results() -> None:
-    """Within them for newer models; after them, with what the user says, for others and for addresses."""
+    """Newer models get them within the result. Other models, and images by address, get them after the results."""
     blocks = [TextBlock("Two."), ImageBlock(data=PNG), ImageBlock(url="https://x.test/b.png")]
     messages = (
         Message.user("Hi"), Message.assistant([use("a")]), Message.tool_result("a", blocks), Message.user("And?"),
@@ -140,15 +140,15 @@ def test_images_in_results() -> None:
     ("name", "sent"),
     [("a.b:c-d", "a_b_c-d"), ("wörld x", "w_rld_x"), ("1st", "_1st"), ("", "_"), ("x" * 200, "x" * 64)],
 )
-def test_names_that_a_model_made_up(name: str, sent: str) -> None:
-    """Fitted to the wire, in call and result alike."""
+def test_names_that_a_model_invented(name: str, sent: str) -> None:
+    """The name is adapted to the wire, the same in call and result."""
     found = contents(Message.user("Hi"), Message.assistant([use("a", name)]))
     assert found[1]["parts"][0]["functionCall"]["name"] == sent
     assert found[2]["parts"][0]["functionResponse"]["name"] == sent
 
 
 def test_the_first_call_of_a_turn_is_signed() -> None:
-    """Newer models demand it; a call of another model says that it has no signature."""
+    """Newer models require a signature. A call of another model has the mark for a missing signature."""
     foreign = [use("a"), use("b")]
     own = [use("c", raw=ours(thoughtSignature="c2ln")), use("d", raw=ours())]
     history = (
@@ -163,8 +163,8 @@ def test_the_first_call_of_a_turn_is_signed() -> None:
     assert base64.b64decode(NO_SIGNATURE) == b"skip_thought_signature_validator"
 
 
-def test_signatures_go_back_to_the_model_that_gave_them() -> None:
-    """To others, calls, texts and parts go without them, and signed reasoning not at all."""
+def test_signatures_are_only_sent_back_to_their_model() -> None:
+    """Other models get calls, texts and parts without signatures, and no signed reasoning."""
     code: JsonObject = {"executableCode": {"language": "PYTHON", "code": "1"}}
     signed: list[Json] = [{"start": 0, "end": 2, "signature": "c2ln"}]
     said: list[ContentBlock] = [
@@ -199,13 +199,13 @@ def test_signed_text_goes_back_in_its_parts() -> None:
 
 @pytest.mark.parametrize("signed", [[{"start": 3, "end": 99, "signature": "s"}], [{"start": 1}], "x", None, [7]])
 def test_a_signature_that_fits_no_text_is_left_out(signed: Json) -> None:
-    """The text goes all the same."""
+    """The text is still sent."""
     found = contents(Message.user("Hi"), Message.assistant([TextBlock("abc", ours(signatures=signed))]))
     assert found[1] == model(text("abc"))
 
 
-def test_thoughts_go_back_only_if_signed_and_our_own() -> None:
-    """What is left out is reported."""
+def test_only_signed_thoughts_of_the_provider_are_sent_back() -> None:
+    """Dropped thoughts are reported."""
     content: list[ContentBlock] = [
         ThinkingBlock("summary", None, ours()),
         ThinkingBlock("signed", "c2ln", ours()),
@@ -220,8 +220,8 @@ def test_thoughts_go_back_only_if_signed_and_our_own() -> None:
     assert [loss.block_type for loss in built.history.losses] == ["thinking", "thinking", "redacted_thinking"]
 
 
-def test_opaque_parts_go_back_as_they_came() -> None:
-    """What is about the reply stays here, without a word."""
+def test_opaque_parts_are_sent_back_unchanged() -> None:
+    """Parts about the reply itself are not sent, without a warning."""
     code: JsonObject = {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "c2ln"}
     content: list[ContentBlock] = [
         OpaqueBlock("executableCode", ours(**code)),
@@ -239,8 +239,8 @@ def test_opaque_parts_go_back_as_they_came() -> None:
 # -- tools
 
 
-def test_strict_tools_are_validated_where_that_exists() -> None:
-    """On newer models, unless something else is chosen."""
+def test_strict_tools_are_validated_if_supported() -> None:
+    """They are validated on newer models, unless the request has another mode."""
     strict = ToolDefinition("a", "", PATH, strict=True)
     validated = {"functionCallingConfig": {"mode": "VALIDATED"}}
     assert build(tools=(strict,)).body["toolConfig"] == validated
@@ -251,8 +251,8 @@ def test_strict_tools_are_validated_where_that_exists() -> None:
 # -- the reply's form, and tuning
 
 
-def test_structured_output_beside_tools_on_older_models() -> None:
-    """They refuse it, so the system text asks for it, with a warning."""
+def test_structured_output_with_tools_on_older_models() -> None:
+    """Older models refuse it, so the system text has the schema, with a warning."""
     built = build(output_schema=PATH, tools=(READ_FILE,), model=OLDER, system_prompt="Be brief.")
     assert built.body["generationConfig"] == {"maxOutputTokens": 64}
     said = msgspec.json.encode(built.body["systemInstruction"]).decode()
@@ -265,7 +265,7 @@ def test_structured_output_beside_tools_on_older_models() -> None:
 
 
 def test_tools_of_both_kinds_on_newer_models() -> None:
-    """They go together if the request says so; the caller may say otherwise."""
+    """A field of the request allows the combination. The caller can set another value."""
     search: JsonObject = {"tools": [{"googleSearch": {}}]}
     built = build(provider_options={"gemini": search}, tools=(READ_FILE,))
     assert built.body["toolConfig"] == {"includeServerSideToolInvocations": True}
@@ -275,7 +275,7 @@ def test_tools_of_both_kinds_on_newer_models() -> None:
 
 
 def test_cached_content_has_its_own_tools_and_system_text() -> None:
-    """Sent beside it, they would be refused."""
+    """Gemini refuses a request with these fields and cached content."""
     built = build(
         provider_options={"gemini": {"cachedContent": "cachedContents/x"}},
         tools=(READ_FILE,),
@@ -286,7 +286,7 @@ def test_cached_content_has_its_own_tools_and_system_text() -> None:
     assert [warning.code for warning in built.warnings] == ["parameter_dropped"] * 3
 
 
-# -- What a host says of parts and tools for Gemini, and what a reply says beside its content.
+# -- Fields of a host for parts and tools of Gemini, and further fields of a reply.
 
 
 GEMINI = WIRES[3]
@@ -325,7 +325,7 @@ SAID: list[tuple[ContentBlock, JsonObject]] = [
 
 
 @pytest.mark.parametrize(("block", "part"), SAID, ids=lambda value: type(value).__name__)
-def test_no_other_provider_is_told(block: ContentBlock, part: JsonObject) -> None:
+def test_no_other_provider_gets_the_fields(block: ContentBlock, part: JsonObject) -> None:
     said = str(body_of(Message.user([TextBlock("Hi"), block]), adapter=AnthropicAdapter(AdapterConfig())))
     assert not any(name in said for name in ("videoMetadata", "mediaResolution", "partMetadata", "hologram"))
 
@@ -344,8 +344,8 @@ def test_a_result_has_its_scheduling_and_the_providers_own_parts() -> None:
     assert parts(body, 3)[1] == shown.provider_raw.data
 
 
-def test_a_schema_of_the_hosts_own_stands_for_ours() -> None:
-    """The protocol takes one of the two forms."""
+def test_a_schema_of_the_host_replaces_the_adapters() -> None:
+    """The protocol accepts one of the two forms."""
     own: JsonObject = {"parameters": {"type": "OBJECT"}}
     tool = ToolDefinition(
         "look", "", {"type": "object", "properties": {"x": {}}}, provider_options={"gemini": own}
@@ -370,7 +370,7 @@ def rated(**about: Json) -> JsonObject:
     return {**chunk, **of_chunk, "candidates": [{**candidate, **of_candidate}]}  # type: ignore[dict-item]
 
 
-def test_what_a_reply_says_beside_its_content_is_among_its_details() -> None:
+def test_further_fields_of_a_reply_are_in_its_details() -> None:
     assert read_body(GEMINI, rated(**DETAILS)).reply.provider_details == DETAILS
     assert read_body(GEMINI, rated()).reply.provider_details == {}
 
@@ -382,7 +382,7 @@ def test_the_latest_word_of_a_stream_counts() -> None:
     assert read(GEMINI, first_chunk, rated(**DETAILS)).reply.provider_details == DETAILS
 
 
-def test_null_says_nothing() -> None:
+def test_null_is_ignored() -> None:
     assert read_body(GEMINI, rated(**dict.fromkeys(DETAILS))).reply.provider_details == {}
 
 
@@ -394,8 +394,8 @@ def replayed(reading: Reading) -> list[JsonObject]:
     return parts(body_of(Message.user("Hi"), Message.assistant(reading.content), Message.user("So?")), 1)
 
 
-def test_texts_of_which_different_things_are_said_are_blocks_of_their_own() -> None:
-    """Pieces of which the same is said are one text, however a stream cuts them; signatures stay in place."""
+def test_texts_with_different_fields_are_separate_blocks() -> None:
+    """Pieces with the same fields are one text, in any division of the stream. Signatures stay in place."""
     pieces: list[JsonObject] = [
         {**g.text("a"), **NAMED}, {**g.text("b"), **NAMED}, {**g.text("c"), **OTHER}, g.text("d"),
         {**g.text("e", "c2ln"), **NAMED}, {**g.text("f"), **NAMED},
@@ -409,8 +409,8 @@ def test_texts_of_which_different_things_are_said_are_blocks_of_their_own() -> N
     ]  # fmt: skip
 
 
-def test_a_text_of_which_nothing_is_said_does_not_join_one_of_which_something_is() -> None:
-    """Wherever it comes in a stream."""
+def test_a_text_without_fields_is_not_joined_with_one_with_fields() -> None:
+    """This holds for any place in a stream."""
     assert read(GEMINI, g.chunk({**g.text("a"), **NAMED}), g.chunk(g.text("b")), g.END).said == ["a", "b"]
 
 
@@ -420,8 +420,8 @@ def test_what_is_said_of_nothing_is_kept_as_it_came(part: JsonObject) -> None:
     assert replayed(reading) == [g.text("a"), part]
 
 
-def test_null_is_said_of_no_part() -> None:
-    """The text goes on in its block."""
+def test_a_null_field_does_not_divide_a_text() -> None:
+    """The text continues in its block."""
     pieces: list[JsonObject] = [g.text("a"), {**g.text("b"), "partMetadata": None}]
     reading = read(GEMINI, *map(g.chunk, pieces), g.END)
     assert reading.said == ["ab"]
@@ -446,7 +446,7 @@ def whole(*parts: Json, finish: str = "STOP") -> FakeReply:
     return FakeReply(msgspec.json.encode(chunk(*parts, finish=finish, usage=USAGE)), headers=JSON)
 
 
-# -- A streamed reply says the same whether its chunks are read as text alone or as anything at all.
+# -- A streamed reply gives the same result if its chunks are read as text only or in general.
 
 
 PART = st.sampled_from(
@@ -493,8 +493,8 @@ def assembler() -> Assembler:
 @given(st.lists(CHUNK, min_size=1, max_size=8))
 @example([TEXT, TEXT, {"candidates": [{"content": {"parts": [{"text": "z"}]}, "index": 1}]}, TEXT])
 @example([TEXT, {"candidates": [{"content": {"parts": [{"text": "z"}]}, "tokenCount": 4}]}, TEXT])
-def test_a_stream_says_what_a_list_of_its_chunks_says(chunks: list[dict[str, Any]]) -> None:
-    """Content, usage, details and warnings."""
+def test_a_stream_equals_a_list_of_its_chunks(chunks: list[dict[str, Any]]) -> None:
+    """Content, usage, details and warnings are the same."""
     chunks = [*chunks, {"candidates": [{"finishReason": "STOP"}]}]
     streamed, whole = assembler(), assembler()
     normaliser = GeminiNormaliser(streamed)
@@ -513,7 +513,7 @@ def said(reply: Assembler) -> object:
     return content, reply.usage, reply.details, reply.warnings, reply.stop_reason, reply.response_id, reply.model
 
 
-# -- A streamed reply's counts, of which each chunk has some.
+# -- The counts of a streamed reply, of which each chunk has some.
 
 
 COUNTS = ("promptTokenCount", "cachedContentTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
@@ -522,8 +522,8 @@ COUNTED_CHUNK = st.dictionaries(st.sampled_from(COUNTS), st.none() | st.integers
 
 
 @given(st.lists(COUNTED_CHUNK, min_size=1, max_size=12))
-def test_the_last_of_each_count_is_the_total(chunks: list[dict[str, int | None]]) -> None:
-    """Whether a chunk says all counts or some, and says them as numbers or as null."""
+def test_the_last_value_of_each_count_is_the_total(chunks: list[dict[str, int | None]]) -> None:
+    """A chunk may have all counts or some, as numbers or as null."""
     counts = UsageCounts()
     last: dict[str, int] = {}
     for each in chunks:
@@ -542,8 +542,10 @@ def test_the_last_of_each_count_is_the_total(chunks: list[dict[str, int | None]]
     assert total.reasoning_tokens == thoughts
 
 
-def test_the_usage_that_is_kept_is_the_last_with_the_prompts_count() -> None:
-    """As it came; a chunk without the prompt's count adds to the figures, and does not stand for them."""
+def test_the_raw_usage_is_the_last_one_with_the_prompts_count() -> None:
+    """The raw usage is unchanged. A chunk without the prompt's count adds to the figures, but does not replace the
+    raw usage.
+    """
     counts = UsageCounts()
     for raw in (b'{"promptTokenCount":7}', b'{"promptTokenCount":8}', b'{"candidatesTokenCount":3}', b"null"):
         counts.add(msgspec.Raw(raw))
@@ -553,15 +555,15 @@ def test_the_usage_that_is_kept_is_the_last_with_the_prompts_count() -> None:
     assert (total.input_tokens, total.output_tokens) == (8, 3)
 
 
-def test_no_usage_is_reported_where_none_came() -> None:
-    """Nothing, or null."""
+def test_without_a_usage_object_no_usage_is_reported() -> None:
+    """The chunks have no usage object, or null."""
     counts = UsageCounts()
     assert counts.total() is None
     counts.add(wire.ABSENT)
     assert counts.total() is None
 
 
-def test_a_number_in_place_of_the_counts_is_no_reply() -> None:
-    """It has nothing but digits, which the forms of two chunks are compared without."""
+def test_a_number_in_place_of_the_counts_is_an_error() -> None:
+    """The value only has digits, and the comparison of two chunks ignores digits."""
     error = read_body(WIRES[3], {**g.chunk(g.text("Hi"), finish="STOP"), "usageMetadata": 7}).error
     assert isinstance(error, StreamError)

@@ -58,7 +58,7 @@ def mine(**data: Json) -> ProviderRaw:
     return ProviderRaw("gemini", data)
 
 
-# -- what is sent
+# -- requests
 
 
 def test_a_conversation_is_sent_as_steps_and_nothing_is_stored() -> None:
@@ -107,7 +107,7 @@ def test_media_of_the_user(block: ContentBlock, content: JsonObject) -> None:
     assert step == {"type": "user_input", "content": [content, {"type": "text", "text": "So?"}]}
 
 
-def test_a_result_holds_its_pictures_and_says_that_it_failed() -> None:
+def test_a_result_has_its_pictures_and_its_failure() -> None:
     result = ToolResultBlock("tu_1", (TextBlock("No."), ImageBlock(data=PNG)), is_error=True)
     body = body_of(
         Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message(Role.TOOL, (result,))
@@ -159,7 +159,7 @@ def test_an_unknown_api_is_an_error_of_the_configuration() -> None:
         GeminiAdapter(AdapterConfig(options={"api": "chat"}))
 
 
-# -- what comes
+# -- replies
 
 
 NOTE: JsonObject = {
@@ -224,8 +224,8 @@ def test_a_reply_is_the_same_streamed_and_whole() -> None:
     assert (one.name, one.input, one.provider_raw) == (other.name, other.input, other.provider_raw)
 
 
-def test_a_reply_goes_back_as_it_came() -> None:
-    """Signatures, annotations, and the steps that have no name of ours, each in its place."""
+def test_a_reply_is_sent_back_unchanged() -> None:
+    """Signatures, annotations, and steps without a canonical form are sent back in their places."""
     for reading in (read_whole(WIRE, i.interaction(*STEPS, status="requires_action")), read(WIRE, *STREAM)):
         content = [
             msgspec.structs.replace(
@@ -251,8 +251,8 @@ def test_steps_that_come_with_the_end_alone_are_read() -> None:
     ).said == ["Hi"]
 
 
-def test_an_interaction_may_stand_in_the_event_itself() -> None:
-    """As LiteLLM's proxy writes it."""
+def test_an_interaction_may_be_in_the_event_itself() -> None:
+    """LiteLLM's proxy writes this form."""
     begun, over = i.event("interaction.created", **BEGUN), i.event("interaction.completed", **i.interaction())
     reply = read(
         WIRE, begun, i.start(0, type="model_output", content=[]), i.delta(0, "text", text="Hi"), over
@@ -269,7 +269,7 @@ def test_a_stored_interaction_repeats_what_was_said_to_it() -> None:
     assert read_whole(WIRE, i.interaction(said, STEPS[3], status="completed")).said[0] == "Hello"
 
 
-def test_what_an_interaction_says_beside_its_steps() -> None:
+def test_further_fields_of_an_interaction() -> None:
     about: JsonObject = {"continuation_token": "t", "environment_id": "e", "created": "2026-01-01", "updated": "x"}
     whole = read_whole(WIRE, i.interaction(STEPS[3], service_tier="priority", **about)).reply
     assert (whole.provider_details, whole.usage.service_tier) == (about, "priority")
@@ -316,7 +316,7 @@ def test_a_failure_in_the_stream_or_as_a_status(error: JsonObject, kind: type[Ad
         assert str(error["message"]) in str(found)
 
 
-# -- Schemas as Gemini takes them: each rule, and nothing changed that is taken.
+# -- Schemas in Gemini's form: each rule is applied, and accepted schemas are not changed.
 
 
 TAKEN: JsonObject = {
@@ -337,8 +337,8 @@ TAKEN: JsonObject = {
 }  # fmt: skip
 
 
-def test_what_is_taken_is_left_as_it_is() -> None:
-    """Properties that are named like keywords among it."""
+def test_an_accepted_schema_is_not_changed() -> None:
+    """The schema has properties that are named like keywords."""
     assert fit_schema(TAKEN) is TAKEN
 
 
@@ -387,14 +387,14 @@ def test_what_is_taken_is_left_as_it_is() -> None:
     ({"anyOf": [{"const": 1}], "oneOf": [{"const": 2}]}, {"anyOf": [{"enum": [1]}], "oneOf": [{"enum": [2]}]}),
     ({"if": {}, "then": {}, "type": "string"}, {"type": "string", "description": "if: {}; then: {}"}),
 ])  # fmt: skip
-def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObject) -> None:
+def test_refused_keywords_are_rewritten_or_become_text(given: JsonObject, sent: JsonObject) -> None:
     before = msgspec.json.encode(given)
     assert fit_schema(given) == sent
     assert msgspec.json.encode(given) == before, "the original stays as it was"
 
 
-def test_a_schema_that_its_host_changes_is_fitted_anew() -> None:
-    """What was fitted before is remembered by what the schema said."""
+def test_a_changed_schema_is_fitted_again() -> None:
+    """The cache of fitted schemas uses the content of the schema as its key."""
     schema: JsonObject = {"type": "integer", "multipleOf": 2}
     first = fit_schema(schema)
     assert fit_schema(dict(schema)) is first
@@ -448,7 +448,7 @@ def keywords(schema: Json) -> set[str]:
 @settings(max_examples=150)
 @given(SCHEMAS)
 def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
-    """Nothing refused is left in it, and fitting it again changes nothing."""
+    """The fitted schema has no refused keyword, and fitting it again changes nothing."""
     fitted = fit_schema(schema)
     assert not keywords(fitted) & REFUSED
     assert fit_schema(fitted) == fitted
@@ -461,6 +461,6 @@ def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
     ({"type": "object", "additionalProperties": True}, False),
     ({"type": "object", "minProperties": 1}, False),
 ])  # fmt: skip
-def test_a_tool_without_parameters_is_known(schema: JsonObject, nothing: bool) -> None:
-    """Free keys are parameters, too."""
+def test_a_tool_without_parameters_is_recognised(schema: JsonObject, nothing: bool) -> None:
+    """A tool with free keys has parameters."""
     assert takes_nothing(schema) is nothing

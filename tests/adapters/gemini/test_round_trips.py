@@ -1,6 +1,6 @@
 """Round trips: a reply's content is sent back unchanged, and every history gives a valid request.
 
-The vendor's SDK is the judge of every body: its types refuse fields that don't exist.
+The vendor's SDK checks every body, because its types refuse unknown fields.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MODEL = "gemini-2.5-flash"
 
 
 def read_whole(*parts: Json, **fields: Json) -> Reading:
-    """A reply of these parts, read."""
+    """Read a reply with these parts."""
     body = chunk(*parts, finish="STOP", usage=USAGE, **fields)
     return read_body(WIRES[3], body, model=f"gemini:{MODEL}")
 
@@ -81,7 +81,7 @@ def signed_texts(draw: st.DrawFn) -> TextBlock:
 
 @st.composite
 def replies(draw: st.DrawFn) -> list[ContentBlock]:
-    """What a reply of Gemini's may be, as it is read."""
+    """The possible contents of a Gemini reply, as the adapter reads them."""
     blocks: list[ContentBlock] = []
     for number in range(draw(st.integers(0, 5))):
         match draw(st.sampled_from(["text", "thinking", "call", "code"])):
@@ -106,7 +106,7 @@ def without_ids(content: tuple[ContentBlock, ...]) -> list[ContentBlock]:
 
 
 def turn(content: list[ContentBlock], model: str) -> list[Json]:
-    """The model's parts in the request that follows this reply."""
+    """The model's parts in the request after this reply."""
     asked = request(model=model, messages=(Message.user("Hi"), Message.assistant(content), Message.user("Go")))
     built = build_request(asked, provider="gemini")
     assert built.warnings == ()
@@ -119,8 +119,8 @@ def turn(content: list[ContentBlock], model: str) -> list[Json]:
 
 @settings(max_examples=100)
 @given(replies())
-def test_a_reply_comes_back_as_it_was(content: list[ContentBlock]) -> None:
-    """From blocks to the wire and back, whole and streamed: the same blocks, each with its own signature."""
+def test_a_reply_survives_the_round_trip(content: list[ContentBlock]) -> None:
+    """Blocks that are written and read again are the same, plain and streamed, each with its own signature."""
     parts = turn(content, OLDER)
     expected = without_ids(tuple(content))
     assert without_ids(read_whole(*parts).content) == expected
@@ -141,8 +141,8 @@ PARTS = st.one_of(
 
 @settings(max_examples=100)
 @given(st.lists(PARTS, max_size=6))
-def test_every_signature_goes_back_in_its_own_part(parts: list[JsonObject]) -> None:
-    """In the same order, each beside what it came with, whatever the other parts are."""
+def test_every_signature_is_sent_back_in_its_own_part(parts: list[JsonObject]) -> None:
+    """Signatures have the same order, each with its own content, next to any other parts."""
 
     def signed(found: list[Json]) -> list[tuple[str, Json, Json]]:
         return [
@@ -202,8 +202,8 @@ MESSAGES = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(MESSAGES, max_size=7), st.sampled_from([OLDER, NEWER, "gemini:gemma-3-27b-it"]))
-def test_any_history_is_taken(messages: list[Message], model: str) -> None:
-    """By the rules of the wire, and by the SDK's types."""
+def test_any_history_is_accepted(messages: list[Message], model: str) -> None:
+    """The request follows the rules of the wire and fits the SDK's types."""
     asked = request(model=model, messages=(*messages, Message.user("Go")), system_prompt="S")
     body = build_request(asked, provider="gemini").body
     assert history_faults("/v1beta/models/x:generateContent", body) == []
@@ -229,8 +229,8 @@ EVERY_OPTION: JsonObject = {
 
 @pytest.mark.parametrize("model", [OLDER, NEWER, "gemini:gemini-3-pro-preview", "gemini:gemini-2.5-pro"])
 @pytest.mark.parametrize("mode", ["auto", "none", "required", "named"])
-def test_the_sdk_knows_every_field(model: str, mode: str) -> None:
-    """Whatever is asked for at once."""
+def test_the_sdk_has_every_field(model: str, mode: str) -> None:
+    """The request has all features together."""
     choice = ToolChoice(mode, "go" if mode == "named" else None)  # type: ignore[arg-type]
     tools = (ToolDefinition("go", "Goes.", {"type": "object", "properties": {"x": {"const": 1}}}, strict=True),)
     asked = request(model=model, messages=(Message.user("Hi"),), tools=tools, tool_choice=choice, **EVERY_OPTION)
@@ -246,7 +246,7 @@ def test_the_judge_refuses_what_does_not_exist() -> None:
         assert any("Extra inputs" in fault for fault in contents_faults(body))
 
 
-# -- A reply that reached the provider's limit for one request goes on with its token, and with nothing else.
+# -- A reply that reached the provider's limit for one request is continued with its token only.
 
 
 GEMINI = WIRES[3]
@@ -293,8 +293,8 @@ def test_without_a_token_it_did_not_end_well(token: Json) -> None:
     assert reply.text == "Once"
 
 
-def test_a_token_on_the_way_is_none_of_a_reply_that_ended() -> None:
-    """A long reply has them as it comes."""
+def test_tokens_during_a_stream_are_ignored_after_a_complete_reply() -> None:
+    """A long reply has tokens while it streams."""
     reading = read_stream(GEMINI, g.chunk(g.text("Once"), continuationToken="half"), g.END, model=GEMINI_3)
     assert reading.reply.stop_reason is StopReason.END_TURN
     assert reading.said == ["Once"]
@@ -313,8 +313,8 @@ def test_the_hosts_own_token_goes_before_it() -> None:
 
 
 @pytest.mark.parametrize("model", ["gemini:gemini-3-pro", "other:gemini-3-flash"])
-def test_another_model_reads_it_as_what_was_said(model: str) -> None:
-    """Its token is for the model that gave it."""
+def test_another_model_gets_the_text_without_the_token(model: str) -> None:
+    """The token only belongs to its own model."""
     body = body_of(QUESTION, paused("Once"), model=model)
     assert "continuationToken" not in str(body)
     assert body["contents"][1]["parts"] == [{"text": "Once"}]  # type: ignore[index, call-overload]
@@ -330,7 +330,7 @@ def test_what_is_said_behind_it_ends_the_wait() -> None:
     ]  # fmt: skip
 
 
-def test_another_provider_is_told_the_text_alone() -> None:
+def test_another_provider_gets_only_the_text() -> None:
     adapter = AnthropicAdapter(AdapterConfig())
     asked = ask(QUESTION, paused("Once"), Message.user("Go on."), model="anthropic:claude-opus-4-6")
     call = adapter.write_request(asked, stream=False)
@@ -339,8 +339,8 @@ def test_another_provider_is_told_the_text_alone() -> None:
     assert [loss.block_type for loss in call.losses] == ["opaque"]
 
 
-def test_a_session_goes_on_until_the_reply_is_whole() -> None:
-    """Each part is a reply of its own, and a step of the turn; the calls that follow read as one conversation."""
+def test_a_session_continues_until_the_reply_is_complete() -> None:
+    """Each part is a separate reply and step of the turn. The next calls read the parts as one conversation."""
     ending = g.chunk(g.text(" a time."), finish="STOP", usage=g.USAGE)
     bodies = [
         part("Once", "one"),

@@ -68,7 +68,7 @@ both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "st
 
 
 class Heard:
-    """The parts of the provider's own reply that a client gets, and the canonical ones."""
+    """The parts of the provider's reply that a client gets, and the canonical events."""
 
     def __init__(self) -> None:
         self.raw: list[tuple[str, bytes]] = []
@@ -81,7 +81,7 @@ class Heard:
         self.order.append("raw")
 
     async def run(self, adapter: ProviderAdapter, request: CanonicalRequest, *, streamed: bool) -> None:
-        """Make the call."""
+        """Run the call."""
         try:
             if not streamed:
                 self.response = await adapter.complete(request)
@@ -119,7 +119,7 @@ def events_of(*chunks: bytes) -> list[tuple[str, bytes]]:
 
 
 def added(wire: Wire, *, streamed: bool) -> JsonObject:
-    """What the adapter adds to a body or changes in it."""
+    """The fields that the adapter adds to a body or changes in it."""
     found: JsonObject = {} if wire.name == "gemini" else {"model": wire.model}
     if streamed and wire.name != "gemini":
         found["stream"] = True
@@ -133,8 +133,8 @@ def added(wire: Wire, *, streamed: bool) -> JsonObject:
 
 @every_wire
 @both_ways
-async def test_a_body_is_sent_with_its_models_name_alone_changed(wire: Wire, streamed: bool) -> None:
-    """Unknown fields, cache marks and the order stay, and the canonical request has no part in it."""
+async def test_a_body_is_sent_with_only_its_models_name_changed(wire: Wire, streamed: bool) -> None:
+    """Unknown fields, cache marks and the order stay. The canonical request adds nothing."""
     reply = wire.streamed("Hello") if streamed else wire.whole("Hello")
     async with wire.stage_of(reply) as stage:
         heard = Heard()
@@ -150,7 +150,7 @@ async def test_a_body_is_sent_with_its_models_name_alone_changed(wire: Wire, str
         assert heard.response.usage.output_tokens == 7
 
 
-async def test_a_gemini_body_that_names_its_model_names_the_providers() -> None:
+async def test_a_gemini_body_with_a_model_gets_the_providers_name() -> None:
     """The field is optional, because the path has the name."""
     wire = GeminiWire()
     async with wire.stage_of(wire.whole("Hello")) as stage:
@@ -160,8 +160,8 @@ async def test_a_gemini_body_that_names_its_model_names_the_providers() -> None:
         assert f"/models/{wire.model}:generateContent" in requests_to(stage)[0].url
 
 
-async def test_a_body_of_a_stream_is_sent_whole_where_the_call_is_whole() -> None:
-    """The flag follows the call, and options of a stream go with it."""
+async def test_the_body_of_a_stream_is_sent_as_plain_if_the_call_is_plain() -> None:
+    """The flag follows the call, and the options of a stream are removed."""
     wire = ChatWire()
     async with wire.stage_of(wire.whole("Hello")) as stage:
         body = {**BODIES[wire.name], "stream": True, "stream_options": {"include_usage": True}}
@@ -170,7 +170,7 @@ async def test_a_body_of_a_stream_is_sent_whole_where_the_call_is_whole() -> Non
 
 
 @every_wire
-async def test_the_key_and_the_version_are_the_adapters_and_other_headers_the_clients(wire: Wire) -> None:
+async def test_key_and_version_are_the_adapters_and_other_headers_the_clients(wire: Wire) -> None:
     """A client's key never reaches the provider."""
     given = {
         "Authorization": "Bearer theirs", "x-api-key": "theirs", "x-goog-api-key": "theirs", "api-key": "theirs",
@@ -188,8 +188,8 @@ async def test_the_key_and_the_version_are_the_adapters_and_other_headers_the_cl
         )
 
 
-async def test_the_betas_of_client_and_configuration_are_both_sent_once() -> None:
-    """The client's own version of the API stands."""
+async def test_betas_of_client_and_configuration_are_sent_once() -> None:
+    """The client's own version of the API is sent."""
     wire = AnthropicWire()
     async with wire.stage_of(wire.whole("Hello"), options={"beta_headers": "mine,ours"}) as stage:
         headers = {"Anthropic-Beta": "files, mine", "anthropic-version": "2030-01-01"}
@@ -199,14 +199,14 @@ async def test_the_betas_of_client_and_configuration_are_both_sent_once() -> Non
 
 
 def test_headers_that_replace_the_adapters_are_in_lower_case() -> None:
-    """So that no header is sent twice."""
+    """No header is sent twice."""
     sent = WireRequest(protocol="p", body={}, headers={"X-Version": "2", "USER-AGENT": "them"})
     assert client_headers(sent, {"x-version": "1"}) == {"x-version": "2"}
 
 
 @pytest.mark.parametrize("wire", [*WIRES, OllamaWire()], ids=lambda wire: wire.name)
 async def test_a_body_of_another_protocol_is_ignored(wire: Wire) -> None:
-    """Then the canonical request is sent, and the client hears nothing of the provider's own reply."""
+    """The canonical request is sent, and the client gets no bytes of the provider's reply."""
     other = "gemini" if wire.name != "gemini" else "openai"
     async with wire.stage_of(wire.whole("Hello")) as stage:
         heard = Heard()
@@ -217,8 +217,8 @@ async def test_a_body_of_another_protocol_is_ignored(wire: Wire) -> None:
         assert heard.raw == []
 
 
-async def test_emulated_tools_are_sent_in_the_canonical_way() -> None:
-    """A model without tools would ignore them. Without tools the client's own body is sent."""
+async def test_emulated_tools_are_sent_in_the_canonical_form() -> None:
+    """A model without tools would ignore them. Without tools, the client's own body is sent."""
     wire = ChatWire()
     tool = ToolDefinition("read", "Reads.", {"type": "object"})
     reply = wire.whole('{"answer": "Hello"}')
@@ -236,8 +236,8 @@ async def test_emulated_tools_are_sent_in_the_canonical_way() -> None:
 
 
 @every_wire
-async def test_a_whole_reply_is_passed_on_as_it_is(wire: Wire) -> None:
-    """Byte by byte, before the response."""
+async def test_a_plain_reply_is_passed_on_unchanged(wire: Wire) -> None:
+    """The client gets every byte, before the response."""
     async with wire.stage_of(wire.whole("Hello")) as stage:
         heard = Heard()
         await heard.run(stage.adapter, asked(stage, wire, heard), streamed=False)
@@ -247,7 +247,7 @@ async def test_a_whole_reply_is_passed_on_as_it_is(wire: Wire) -> None:
 @every_wire
 @pytest.mark.parametrize("mode", ["whole", "byte", "random-1"])
 async def test_the_events_of_a_stream_are_passed_on_before_the_canonical_ones(wire: Wire, mode: str) -> None:
-    """All events in their order, with their names, whatever the pieces that they arrive in."""
+    """Events keep their order and their names, for any pieces in which they arrive."""
     chunks = wire.chunks("Hello", 1, "tools")
     async with wire.stage_of(wire.stream_of(*fragments(b"".join(chunks), mode))) as stage:
         heard = Heard()
@@ -258,8 +258,8 @@ async def test_the_events_of_a_stream_are_passed_on_before_the_canonical_ones(wi
         assert heard.order.count("canonical") > 3
 
 
-async def test_a_client_of_chat_does_not_see_the_usage_that_it_did_not_ask_for() -> None:
-    """The adapter asked for it, so that the call has a price."""
+async def test_a_client_of_chat_gets_no_usage_that_it_did_not_request() -> None:
+    """The adapter requested the usage, so that the call has a price."""
     wire = ChatWire()
     chunks = wire.chunks("Hello")
     for asks in (False, True):
@@ -276,8 +276,8 @@ async def test_a_client_of_chat_does_not_see_the_usage_that_it_did_not_ask_for()
 
 
 @every_wire
-async def test_only_the_attempt_that_delivers_is_heard(wire: Wire) -> None:
-    """An attempt that breaks off before its first content leaves nothing, nor does a refused one."""
+async def test_only_the_attempt_that_delivers_is_passed_on(wire: Wire) -> None:
+    """An attempt that breaks off before its first content, and a refused one, pass on nothing."""
     chunks = wire.chunks("Hello")
     broken = wire.stream_of(b": sign of life\n\n", *([chunks[0]] if wire.names_events else []))
     replies = [wire.failing("overload"), broken, wire.stream_of(*chunks)]
@@ -291,8 +291,8 @@ async def test_only_the_attempt_that_delivers_is_heard(wire: Wire) -> None:
 
 
 @every_wire
-async def test_a_reply_that_breaks_off_is_heard_so_far_and_never_continued(wire: Wire) -> None:
-    """The client knows what it got, and a continuation would be in no form of its own."""
+async def test_a_reply_that_breaks_off_is_passed_on_and_never_continued(wire: Wire) -> None:
+    """The client has the received bytes. A continuation would have another form."""
     chunks = wire.chunks("Hello")[:-1]
     cut = [chunk for chunk in chunks if b"stop" not in chunk.lower() and b"completed" not in chunk]
     async with wire.stage_of(wire.stream_of(*cut), max_retries=3) as stage:
@@ -307,8 +307,8 @@ async def test_a_reply_that_breaks_off_is_heard_so_far_and_never_continued(wire:
 
 
 @pytest.mark.parametrize("wire", [AnthropicWire(), ResponsesWire()], ids=lambda wire: wire.name)
-async def test_an_error_in_mid_stream_is_heard_and_raised(wire: Wire) -> None:
-    """It is the provider's own word to the client."""
+async def test_an_error_during_a_stream_is_passed_on_and_raised(wire: Wire) -> None:
+    """The error is the provider's own event for the client."""
     chunks = wire.chunks("Hello")[:-2]
     name, data = wire.error_event()
     chunks = [chunk for chunk in chunks if b"completed" not in chunk]
@@ -322,7 +322,7 @@ async def test_an_error_in_mid_stream_is_heard_and_raised(wire: Wire) -> None:
 @every_wire
 @both_ways
 async def test_a_reply_of_the_other_form_is_not_passed_on(wire: Wire, streamed: bool) -> None:
-    """A client that waits for events gets no body in their place, and the other way round."""
+    """A client that expects events gets no body, and a client that expects a body gets no events."""
     reply = wire.whole("Hello") if streamed else wire.streamed("Hello")
     async with wire.stage_of(reply) as stage:
         heard = Heard()
@@ -333,7 +333,7 @@ async def test_a_reply_of_the_other_form_is_not_passed_on(wire: Wire, streamed: 
 
 
 async def test_a_server_that_cannot_stream_sends_no_body_in_place_of_events() -> None:
-    """The call is whole then, with the client's own body."""
+    """The call is plain, with the client's own body."""
     wire = ChatWire()
     async with wire.stage_of(wire.whole("Hello"), options={"quirks": {"streams": "never"}}) as stage:
         heard = Heard()
@@ -343,7 +343,7 @@ async def test_a_server_that_cannot_stream_sends_no_body_in_place_of_events() ->
 
 
 async def test_a_key_that_a_server_repeats_is_masked() -> None:
-    """Keys of providers never leave."""
+    """Keys of providers never reach a client."""
     wire = AnthropicWire()
     body = wire.body("Hello", 0, "end") | {"debug": "key the-key"}
     reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
@@ -353,8 +353,8 @@ async def test_a_key_that_a_server_repeats_is_masked() -> None:
         assert heard.raw[0][1] == msgspec.json.encode(body).replace(b"the-key", b"***")
 
 
-async def test_a_cancelled_call_is_not_heard_any_more() -> None:
-    """Also while its stream is read further for its usage."""
+async def test_a_cancelled_call_is_no_longer_passed_on() -> None:
+    """This also holds while the stream is read further for its usage."""
     wire = AnthropicWire()
     first, *rest = wire.chunks("Hello")
     async with wire.stage_of(wire.stream_of(first, rest[0], rest[1], 0.1, *rest[2:])) as stage:
@@ -379,7 +379,7 @@ def refusal(message: str, **more: Json) -> FakeReply:
 
 
 async def test_a_refused_field_is_left_out_of_the_clients_own_body() -> None:
-    """The rest of the body stays, and the reply is heard."""
+    """The rest of the body stays, and the reply is passed on."""
     wire = ChatWire("openai")
     refused = refusal("Unknown parameter: 'of_tomorrow'.", code="unknown_parameter", param="of_tomorrow")
     async with wire.stage_of(refused, wire.whole("Hello")) as stage:
@@ -394,8 +394,8 @@ async def test_a_refused_field_is_left_out_of_the_clients_own_body() -> None:
         assert len(heard.raw) == 1
 
 
-async def test_a_repair_of_the_canonical_request_sends_that_one() -> None:
-    """The client's body has not changed with it, so the client gets the canonical reply."""
+async def test_a_repair_of_the_canonical_request_sends_the_canonical_request() -> None:
+    """The repair does not change the client's body, so the client gets the canonical reply."""
     wire = AnthropicWire()
     refused = refusal(
         "max_tokens: 9000 > 4096, which is the maximum allowed number of output tokens for claude-3-haiku"
@@ -414,7 +414,7 @@ async def test_a_repair_of_the_canonical_request_sends_that_one() -> None:
 
 
 @pytest.mark.parametrize("faults", [(), ("", "cut 777"), ("", "cut 1500", "refuse", "cut 300")], ids=str)
-def test_a_background_body_is_heard_once_over_all_connections(faults: Sequence[str]) -> None:
+def test_a_background_reply_is_passed_on_once_over_all_connections(faults: Sequence[str]) -> None:
     """Events that another connection repeats are not passed on again."""
     books, heard = Books(), Heard()
     config = AdapterConfig(api_key="sk-1", base_url="https://api.openai.com")
@@ -456,8 +456,10 @@ def recorded(protocol: str) -> list[dict[str, Any]]:
 @pytest.mark.more("each recording")
 @needs_recordings
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_recorded_bodies_arrive_and_recorded_replies_come_back(protocol: str) -> None:
-    """Every request equals the recorded one but for what the adapter adds, and every reply is the recorded one."""
+async def test_recorded_bodies_and_replies_are_passed_on(protocol: str) -> None:
+    """Every request equals the recorded one, except for the adapter's additions. Every reply equals the recorded
+    one.
+    """
     heard_of = 0
     for case in recorded(protocol)[:: 5 if is_quick() else 1]:
         body, raw, kind = case["request_body"], case["response_body"].encode(), PROTOCOLS[protocol]

@@ -32,10 +32,10 @@ async def check(adapter: HttpAdapter) -> AdapterHealth:
     (OpenAIAdapter, "/v1", "/v1/models", ("authorization", f"Bearer {KEY}")),
     (OpenAICompatibleAdapter, "/openai/v1", "/openai/v1/models", ("authorization", f"Bearer {KEY}")),
 ])  # fmt: skip
-async def test_a_provider_that_lists_its_models_is_well(
+async def test_a_provider_that_lists_its_models_is_healthy(
     kind: type[HttpAdapter], base: str, path: str, header: tuple[str, str]
 ) -> None:
-    """It is asked once, with a GET beside its endpoint that carries the key and costs nothing."""
+    """The check is one GET near the provider's endpoint. The request has the key and costs nothing."""
     with provider_server() as server:
         health = await check(kind(AdapterConfig(api_key=KEY, base_url=server.url + base)))
         assert health
@@ -46,8 +46,8 @@ async def test_a_provider_that_lists_its_models_is_well(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_key_is_named_as_that_and_never_shown(status: int) -> None:
-    """Whoever reads the finding learns which address refused it, not the key."""
+async def test_a_refused_key_is_reported_and_never_shown(status: int) -> None:
+    """The finding names the address that refused the key, but not the key."""
     with provider_server(status, f'{{"error": "bad key {KEY}"}}'.encode()) as server:
         health = await check(OpenAIAdapter(AdapterConfig(api_key=KEY, base_url=server.url)))
         assert len(server.asked) == 1
@@ -62,10 +62,8 @@ async def test_a_refused_key_is_named_as_that_and_never_shown(status: int) -> No
     ("status", "well"),
     [(400, True), (404, True), (405, True), (429, True), (302, False), (500, False), (529, False)],
 )
-async def test_a_server_that_answers_without_a_list_is_reachable_unless_it_says_it_is_broken(
-    status: int, well: bool
-) -> None:
-    """Servers need not have that page; one that fails or redirects is asked once all the same."""
+async def test_a_server_without_a_list_of_models_is_reachable(status: int, well: bool) -> None:
+    """A server may lack that page. A server that fails or redirects is also asked only once."""
     with provider_server(status) as server:
         health = await check(OpenAICompatibleAdapter(AdapterConfig(base_url=server.url)))
         assert len(server.asked) == 1
@@ -74,7 +72,7 @@ async def test_a_server_that_answers_without_a_list_is_reachable_unless_it_says_
 
 
 async def test_a_refused_connection_is_a_finding() -> None:
-    """It says where nobody listens and what to look at, and raises nothing."""
+    """The finding has the address and advice. The check raises no error."""
     url = refusing_url()
     health = await check(OpenAIAdapter(AdapterConfig(base_url=url)))
     assert not health
@@ -82,8 +80,8 @@ async def test_a_refused_connection_is_a_finding() -> None:
     assert url in health.fix
 
 
-async def test_a_server_that_hangs_costs_no_more_than_the_configured_limit() -> None:
-    """The timeout of a call bounds the check, where it is shorter than the check's own five seconds."""
+async def test_a_server_that_hangs_is_given_up_after_the_configured_limit() -> None:
+    """The timeout of a call limits the check if it is shorter than the check's own five seconds."""
     with provider_server(None) as server:
         with anyio.fail_after(4):
             health = await check(OpenAIAdapter(AdapterConfig(base_url=server.url, timeout_seconds=0.2)))
@@ -92,7 +90,7 @@ async def test_a_server_that_hangs_costs_no_more_than_the_configured_limit() -> 
 
 
 async def test_the_reply_is_closed_unread() -> None:
-    """A list of models may be long; no byte of it is waited for."""
+    """A list of models can be long, so the check reads no byte of it."""
     reply = FakeReply(HANG)
     adapter = ToyAdapter(AdapterConfig(), transport=FakeTransport(reply))
     assert await adapter.health_check()
@@ -101,7 +99,7 @@ async def test_the_reply_is_closed_unread() -> None:
 
 
 async def test_a_failure_is_not_retried() -> None:
-    """A check says how it is now; the second reply of the script is never asked for."""
+    """A check reports the current state. The script's second reply is not used."""
     transport = FakeTransport(NetworkError("cable cut"), FakeReply())
     health = await ToyAdapter(AdapterConfig(max_retries=5), transport=transport).health_check()
     assert not health
@@ -116,14 +114,14 @@ async def test_a_key_from_a_file_that_was_read_whole_is_sent_without_its_line_br
     assert health
 
 
-async def test_a_closed_adapter_says_so() -> None:
+async def test_a_closed_adapter_is_reported() -> None:
     adapter = OpenAIAdapter(AdapterConfig(base_url=refusing_url()))
     await adapter.close()
     assert "closed" in (await adapter.health_check()).detail
 
 
-async def test_statistics_count_calls_and_the_connections_they_hold() -> None:
-    """A call counts from its first byte sent until its stream is closed."""
+async def test_statistics_count_calls_and_their_connections() -> None:
+    """A call counts from its first sent byte until its stream is closed."""
     with provider_server() as server:
         adapter = ToyAdapter(AdapterConfig(base_url=server.url))
         assert isinstance(adapter, ChecksHealth)
@@ -140,22 +138,22 @@ async def test_statistics_count_calls_and_the_connections_they_hold() -> None:
 
 
 async def test_a_running_call_is_counted_until_it_ends() -> None:
-    """Whoever asks in the middle of a stream sees one call."""
+    """In the middle of a stream, the statistics have one call."""
     adapter = ToyAdapter(
         AdapterConfig(), transport=FakeTransport(FakeReply(b'data: {"is": "text", "say": "a"}\n\n', HANG))
     )
     async with adapter.stream(request()) as stream:
         await anext(stream)
         assert adapter.statistics().calls == 1
-        assert adapter.statistics().transport is None  # this transport doesn't count
+        assert adapter.statistics().transport is None  # this transport has no counts
     assert adapter.statistics().calls == 0
 
 
-def test_what_is_shown_of_an_address_holds_no_password() -> None:
-    """People put credentials into URLs, also as a query."""
+def test_a_displayed_address_has_no_password() -> None:
+    """Users put credentials into URLs, also into a query."""
     assert place("https://me:secret@proxy.test:8443/v1/models?key=secret") == "https://proxy.test:8443/v1/models"
 
 
 def test_a_proxy_that_wants_a_password_is_not_the_provider() -> None:
-    """407 comes from in between, so the key is not blamed."""
+    """Status 407 comes from a proxy, so the finding does not name the key."""
     assert "proxy" in judge(407, "HTTP 407").detail

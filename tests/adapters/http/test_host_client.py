@@ -1,4 +1,4 @@
-"""Adapters and engines that send over an httpx client of the host's."""
+"""Adapters and engines that use the host's httpx client."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def adapter_over(client: httpx.AsyncClient, url: str = HOST) -> OpenAICompatible
 
 
 @respx.mock
-async def test_respx_answers_in_a_server_s_place(client: httpx.AsyncClient) -> None:
-    """Whole and streamed; with the host's own headers, and the client is open afterwards."""
+async def test_respx_replies_in_place_of_a_server(client: httpx.AsyncClient) -> None:
+    """Calls are plain and streamed and have the host's own headers. Afterwards the client is still open."""
     route = respx.post(f"{HOST}/v1/chat/completions")
     adapter = adapter_over(client)
     route.respond(json=ANSWER)
@@ -84,10 +84,10 @@ async def test_respx_answers_in_a_server_s_place(client: httpx.AsyncClient) -> N
     (httpx.ConnectError("nobody there"), NetworkError),
     (httpx.ReadError("broken"), NetworkError),
 ])  # fmt: skip
-async def test_what_fails_is_the_same_error(
+async def test_failures_raise_the_same_errors(
     client: httpx.AsyncClient, answer: httpx.Response | Exception, raised: type[Exception]
 ) -> None:
-    """As over connections of our own."""
+    """The errors are those of Callboard's own connections."""
     respx.post(f"{HOST}/v1/chat/completions").mock(
         **{"side_effect" if isinstance(answer, Exception) else "return_value": answer}  # type: ignore[arg-type]
     )
@@ -97,7 +97,7 @@ async def test_what_fails_is_the_same_error(
 
 @respx.mock
 async def test_a_redirect_is_not_followed_with_the_key(client: httpx.AsyncClient) -> None:
-    """Whatever the client does elsewhere: whoever is named there would get it."""
+    """This holds for any setting of the client. Otherwise the other address would get the key."""
     elsewhere = respx.route(host="elsewhere.example.com").respond(json=ANSWER)
     respx.post(f"{HOST}/v1/chat/completions").respond(307, headers={"location": "https://elsewhere.example.com/"})
     with pytest.raises(InvalidRequestError):
@@ -105,8 +105,8 @@ async def test_a_redirect_is_not_followed_with_the_key(client: httpx.AsyncClient
     assert not elsewhere.called
 
 
-async def test_what_must_not_arrive_twice_is_never_sent_again(client: httpx.AsyncClient) -> None:
-    """Though the client kept a connection alive that the server has given up."""
+async def test_a_request_that_must_not_arrive_twice_is_never_sent_again(client: httpx.AsyncClient) -> None:
+    """The client kept a connection open that the server has closed."""
     posts: list[bytes] = []
 
     async def script(connection: Connection) -> None:
@@ -127,8 +127,10 @@ async def packed(response: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("hooks", [[], [packed]])
-async def test_a_packed_reply_is_unpacked_once(hooks: list[Callable[[httpx.Response], Awaitable[None]]]) -> None:
-    """Also where a hook of the client has read and unpacked it."""
+async def test_a_compressed_reply_is_decompressed_once(
+    hooks: list[Callable[[httpx.Response], Awaitable[None]]],
+) -> None:
+    """A hook of the client may already have read and decompressed the reply."""
     body = gzip.compress(json.dumps(ANSWER).encode())
 
     async def script(connection: Connection) -> None:
@@ -144,7 +146,7 @@ async def test_a_packed_reply_is_unpacked_once(hooks: list[Callable[[httpx.Respo
 
 
 async def test_requests_go_through_the_client_s_proxy() -> None:
-    """Which gets the whole address."""
+    """The proxy gets the whole address."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -158,8 +160,8 @@ async def test_requests_go_through_the_client_s_proxy() -> None:
     assert server.requests[0][1].startswith(b"POST http://only.the.proxy.knows.example/v1/chat/completions ")
 
 
-async def test_a_server_that_asks_who_calls_is_shown_the_client_s_certificate(tmp_path: Path) -> None:
-    """Mutual TLS; without the certificate there is no connection."""
+async def test_a_server_that_requires_it_gets_the_client_s_certificate(tmp_path: Path) -> None:
+    """With mutual TLS, there is no connection without the certificate."""
     file = tmp_path / "both.pem"
     file.write_bytes(local_certificate())
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -195,8 +197,8 @@ models:
 
 @respx.mock
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_an_engine_s_configured_adapters_send_over_it(tmp_path: Path, client: httpx.AsyncClient) -> None:
-    """After a reload, too; and closing the engine leaves it open."""
+async def test_an_engine_s_configured_adapters_use_the_client(tmp_path: Path, client: httpx.AsyncClient) -> None:
+    """Adapters use the client after a reload, too. Closing the engine does not close the client."""
     route = respx.post(f"{HOST}/v1/chat/completions").respond(json=ANSWER)
     (tmp_path / "models.yaml").write_text(MODELS)
     async with Engine(models=tmp_path / "models.yaml", trace=False, http_client=client) as engine:

@@ -1,8 +1,8 @@
 """The behaviour of an HTTP adapter around its protocol, beyond the conformance kit: retry hints, total time
 limits, unusual ends.
 
-The protocol here is the toy of `tests.support.fake_http`; the network is a script, and time is virtual. The kit
-checks attempts, cancelling, closing and truncated streams on every wire (`tests/conformance/test_kits.py`).
+The protocol is that of `tests.support.fake_http`, the network is scripted, and time is virtual. The kit checks
+attempts, cancelling, closing and truncated streams on every wire (`tests/conformance/test_kits.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def adapter(*replies: FakeReply | Exception, **config: object) -> tuple[ToyAdapt
 
 
 async def read(stream: HttpStream) -> tuple[list[StreamEvent], AdapterError | None]:
-    """All events of a stream, and what it raised after them."""
+    """Read all events of a stream. Returns them with the error that the stream raised."""
     events: list[StreamEvent] = []
     try:
         async for event in stream:
@@ -87,7 +87,7 @@ async def read(stream: HttpStream) -> tuple[list[StreamEvent], AdapterError | No
 
 
 def written(reports: Iterable[AttemptReport]) -> list[object]:
-    """Reports in short."""
+    """Reports in a short form."""
     short: list[object] = []
     for report in reports:
         match report:
@@ -103,8 +103,10 @@ def written(reports: Iterable[AttemptReport]) -> list[object]:
 # -- replies
 
 
-async def test_what_is_sent_says_what_comes_back() -> None:
-    """Method, address, key and the kind of reply; the caller's own headers stand over ours."""
+async def test_a_request_has_its_method_address_and_headers() -> None:
+    """The request has method, address, key and the expected kind of reply. The caller's headers replace the
+    adapter's.
+    """
     toy, transport = adapter(whole(*HELLO), FakeReply(sse(*HELLO)), extra_headers={"accept": "x", "x-mine": "1"})
     await toy.complete(request())
     sent = transport.requests[0]
@@ -114,7 +116,7 @@ async def test_what_is_sent_says_what_comes_back() -> None:
 
 
 async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
-    """What a proxy cut in two is shown as a replacement character, streamed or not."""
+    """The half pair becomes a replacement character, in plain and streamed replies."""
     body = b'{"is": "text", "say": "a\\ud83d"}'
     rest = sse(USAGE, {"is": "done", "stop": "end_turn"})
     toy, _ = adapter(
@@ -130,7 +132,7 @@ async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
 
 
 async def test_a_request_that_cannot_be_written_is_refused_before_it_is_sent() -> None:
-    """As an AdapterError, like everything else."""
+    """The error is an AdapterError."""
     toy, transport = adapter()
     with pytest.raises(InvalidRequestError, match="can't be written"):
         await toy.complete(request(messages=(Message.user("\ud83d"),)))
@@ -140,8 +142,8 @@ async def test_a_request_that_cannot_be_written_is_refused_before_it_is_sent() -
 # -- attempts
 
 
-async def test_a_hint_longer_than_the_call_may_take_is_not_waited_for() -> None:
-    """The error comes now rather than as a timeout later."""
+async def test_a_hint_longer_than_the_time_limit_is_not_waited_for() -> None:
+    """The error is raised immediately, not as a timeout later."""
     toy, transport = adapter(failing(429, b"", retry_after="30"), timeout_seconds=20)
     with pytest.raises(RateLimitError) as raised:
         await toy.complete(request())
@@ -150,8 +152,10 @@ async def test_a_hint_longer_than_the_call_may_take_is_not_waited_for() -> None:
     assert len(transport.requests) == 1
 
 
-async def test_an_attempt_that_fails_before_its_first_event_leaves_no_trace() -> None:
-    """A connection error, an error at 200 and a body that breaks off are repeated unseen."""
+async def test_an_attempt_that_fails_before_its_first_event_is_retried() -> None:
+    """A connection error, an error with status 200 and a body that breaks off are retried without a visible
+    event.
+    """
     toy, transport = adapter(
         NetworkError("refused"),
         FakeReply(sse({"is": "error", "error": {"type": "overloaded_error"}})),
@@ -181,8 +185,8 @@ async def test_an_attempt_that_fails_before_its_first_event_leaves_no_trace() ->
     pytest.param(b"data: {nonsense\n\n", id="nonsense"),
     pytest.param(b'data: {"is": ' + b"[" * 50_000 + b"\n\n", id="nested nonsense"),
 ])  # fmt: skip
-async def test_nothing_is_repeated_after_a_delivered_event(ending: bytes | Exception) -> None:
-    """What came stands, the message ends in an error with it, and then the exception comes."""
+async def test_after_a_delivered_event_there_is_no_retry(ending: bytes | Exception) -> None:
+    """The received content is kept, the message ends with the error, and then the stream raises the error."""
     toy, transport = adapter(FakeReply(sse(THOUGHT, SIGNED, TEXT, USAGE, CALL, HALF), ending))
     reports: list[AttemptReport] = []
     events, error = await read(toy.stream(request(), on_attempt=reports.append))
@@ -199,7 +203,7 @@ async def test_nothing_is_repeated_after_a_delivered_event(ending: bytes | Excep
 
 
 async def test_a_stream_that_raised_has_ended() -> None:
-    """Whoever asks again gets the end, not the error twice."""
+    """The next read gets the end, not the error again."""
     toy, _ = adapter(FakeReply(sse(TEXT)))
     stream = toy.stream(request())
     _, error = await read(stream)
@@ -207,8 +211,10 @@ async def test_a_stream_that_raised_has_ended() -> None:
     assert await read(stream) == ([], None)
 
 
-async def test_one_request_id_runs_once() -> None:
-    """A second call of the same id would make `cancel` ambiguous; after the first has ended it is free again."""
+async def test_a_request_id_can_run_only_once_at_a_time() -> None:
+    """With a second call of the same id, `cancel` would be ambiguous. After the first call has ended, the id is
+    free.
+    """
     toy, transport = adapter(FakeReply(sse(TEXT), HANG), whole(*HELLO))
     async with toy.stream(request()) as stream:
         await anext(stream)
@@ -224,8 +230,8 @@ async def test_one_request_id_runs_once() -> None:
 # -- time
 
 
-async def test_no_head_in_time_is_tried_again() -> None:
-    """The first event has its limit, from the request on."""
+async def test_a_request_without_a_timely_reply_is_retried() -> None:
+    """The first event has a time limit, which starts with the request."""
     toy, transport = adapter(
         FakeReply(wait=HANG), FakeReply(sse(*HELLO)), first_event_timeout=5, retry=RetryPolicy(jitter=False)
     )
@@ -237,8 +243,8 @@ async def test_no_head_in_time_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_whole_call_has_a_limit_over_all_attempts(streamed: bool) -> None:
-    """Which is not retried, however long the attempts may take."""
+async def test_the_whole_call_has_one_limit_for_all_attempts(streamed: bool) -> None:
+    """The limit is not retried, for any limit of the attempts."""
     toy, transport = adapter(failing(500), FakeReply(sse(TEXT), *[3.0, sse(MORE)] * 100), timeout_seconds=20)
     if streamed:
         events, error = await read(toy.stream(request()))
@@ -254,8 +260,8 @@ async def test_the_whole_call_has_a_limit_over_all_attempts(streamed: bool) -> N
     assert transport.all_closed
 
 
-async def test_a_slow_reader_is_not_the_providers_fault() -> None:
-    """Time limits run while the adapter waits, not while its reader thinks."""
+async def test_a_slow_reader_causes_no_timeout() -> None:
+    """Time limits run while the adapter waits, not while its reader works."""
     toy, _ = adapter(
         FakeReply(sse(TEXT), sse(MORE), sse(USAGE, {"is": "done", "stop": "end_turn"})), stream_read_timeout=5
     )
@@ -273,7 +279,7 @@ CHUNKS = [sse(event) for event in EVERYTHING]
 
 @on_both
 async def test_cancelling_the_backoff_of_a_stream_ends_it() -> None:
-    """With an empty cancelled message, since nothing had been said."""
+    """The cancelled message is empty, because no event was delivered."""
     toy, _ = adapter(failing(429, b"", retry_after="50"))
     events: list[StreamEvent] = []
 
@@ -309,7 +315,7 @@ async def test_closing_a_stream_that_another_task_reads_ends_its_read() -> None:
 
 @on_both
 async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
-    """The same call again and again, cancelled by its host one checkpoint later each time."""
+    """The test repeats the same call and cancels it one checkpoint later each time."""
     for steps in range(60):
         replies = failing(529, OVERLOADED), FakeReply(*CHUNKS)
         toy, transport = adapter(*replies, retry=RetryPolicy(base_delay=0.0))
@@ -339,8 +345,8 @@ async def test_closing_the_adapter_closes_its_transport() -> None:
     assert transport.closed
 
 
-async def test_a_forgotten_stream_is_no_leak() -> None:
-    """The adapter knows its calls only as long as someone else does."""
+async def test_an_abandoned_stream_does_not_leak() -> None:
+    """The adapter only keeps weak references to its calls."""
     toy, _ = adapter(FakeReply(sse(TEXT), HANG))
     stream = toy.stream(request())
     await anext(stream)
@@ -352,8 +358,8 @@ async def test_a_forgotten_stream_is_no_leak() -> None:
 # -- secrets
 
 
-async def test_an_error_names_who_and_what() -> None:
-    """Every failure carries the request's id and the provider's name."""
+async def test_an_error_has_the_request_and_the_provider() -> None:
+    """Every error has the request's id and the provider's name."""
     for failure in (failing(500), NetworkError("x"), FakeReply(wait=HANG), failing(302)):
         toy, _ = adapter(failure, max_retries=0, first_event_timeout=1, timeout_seconds=2)
         with pytest.raises(AdapterError) as raised:
@@ -371,13 +377,13 @@ async def test_an_error_names_who_and_what() -> None:
     ("http://127.0.0.1:8080/case/x/v1", "http://127.0.0.1:8080/case/x"),
 ])  # fmt: skip
 async def test_a_base_url_may_have_its_version(given: str, expected: str) -> None:
-    """With it or without it, with a slash or without: the same address."""
+    """The address is the same with or without a version and a final slash."""
     assert normalise_base_url(given) == expected
 
 
 @on_both
-async def test_the_response_of_a_cancelled_stream_says_so() -> None:
-    """It has what came, for whoever keeps the books."""
+async def test_the_response_of_a_cancelled_stream_is_marked() -> None:
+    """The response has the received content, so that it can be stored."""
     toy, _ = adapter(FakeReply(sse(USAGE, TEXT, CALL, HALF, CALL_OVER), HANG))
     async with toy.stream(request()) as stream:
         await anext(stream)
@@ -390,8 +396,10 @@ async def test_the_response_of_a_cancelled_stream_says_so() -> None:
 
 @pytest.mark.parametrize("raises", [None, ValueError("of the host")])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_policy_s_observer_is_told_of_each_retry(stream: bool, raises: Exception | None) -> None:
-    """The error, the attempt's number and the wait; what it raises itself is no business of the call."""
+async def test_a_policy_s_observer_is_notified_of_each_retry(stream: bool, raises: Exception | None) -> None:
+    """The observer gets the error, the attempt's number and the delay. An error of the observer does not affect
+    the call.
+    """
     told: list[tuple[str, int, float]] = []
 
     def on_retry(error: AdapterError, attempt: int, delay: float) -> None:

@@ -36,8 +36,8 @@ ECHO = (
 
 
 @pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_white_space_around_a_key_is_taken_off(kind: str) -> None:
-    """As it stands in a file, or comes with a copy."""
+def test_white_space_around_a_key_is_removed(kind: str) -> None:
+    """Files and copied keys often have such white space."""
     config = AdapterConfig(api_key=f"  {KEY}\r\n", base_url="https://x.test", extra_headers={"x-mine": " a b\n"})
     adapter = create_adapter(kind, config, name="mine")
     assert isinstance(adapter, HttpAdapter)
@@ -53,10 +53,10 @@ def test_white_space_around_a_key_is_taken_off(kind: str) -> None:
     ({"extra_headers": {"x token": "y"}}, "extra_headers", "an invalid header name: 'x token'"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_what_no_header_can_carry_is_named_and_not_shown(
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(
     kind: str, config: dict[str, object], field: str, what: str
 ) -> None:
-    """When the adapter is made, so that no library comes to log it."""
+    """The error comes when the adapter is created, before a library could log the key."""
     with pytest.raises(ConfigurationError) as raised:
         create_adapter(kind, AdapterConfig(base_url="https://x.test", **config), name="mine")  # type: ignore[arg-type]
     said = str(raised.value)
@@ -66,7 +66,7 @@ def test_what_no_header_can_carry_is_named_and_not_shown(
 
 
 def test_any_other_header_is_checked_before_it_is_sent() -> None:
-    """Such as one that is made of a request."""
+    """An example is a header that depends on the request."""
     check_sendable({"a": "plain text, with\ttabs"})
     for value in ("x\ny", "\x00", "ü", "x\x7f"):
         with pytest.raises(InvalidRequestError, match="the header 'x-session' has") as raised:
@@ -74,12 +74,12 @@ def test_any_other_header_is_checked_before_it_is_sent() -> None:
         assert value not in str(raised.value)
 
 
-async def test_a_key_that_a_server_repeats_is_seen_nowhere(
+async def test_a_key_that_a_server_repeats_is_never_visible(
     caplog: pytest.LogCaptureFixture, anyio_backend_name: str
 ) -> None:
-    """Neither in the response, nor in an error, nor in a line that any library logs at any level.
+    """The key is in no response, no error and no log line of any library at any level.
 
-    On trio httpcore logs the headers of replies.
+    On trio, httpcore logs the headers of replies.
     """
     caplog.set_level(logging.DEBUG)
 
@@ -115,7 +115,7 @@ async def test_a_key_that_a_server_repeats_is_seen_nowhere(
 async def test_a_key_that_a_server_repeats_is_in_no_event_and_not_in_the_trace(
     tmp_path: Path, anyio_backend_name: str
 ) -> None:
-    """Not a byte of it in any file of the trace."""
+    """No file of the trace has a byte of it."""
     if anyio_backend_name != "asyncio":
         pytest.skip("the store is asyncio's")
 
@@ -140,7 +140,7 @@ async def test_a_key_that_a_server_repeats_is_in_no_event_and_not_in_the_trace(
 async def test_keys_of_tenants_of_pools_and_of_vaults_are_in_no_event_and_not_in_the_trace(
     tmp_path: Path, anyio_backend_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server repeats each of them, refuses some, and not a byte of them is kept."""
+    """A server repeats each of the keys and refuses some. No byte of them is stored."""
     if anyio_backend_name != "asyncio":
         pytest.skip("the store is asyncio's")
     caplog.set_level(logging.DEBUG)

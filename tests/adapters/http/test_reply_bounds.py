@@ -1,4 +1,4 @@
-"""A reply costs bounded memory and time, and a call leaves nothing behind."""
+"""A reply has limits of memory and time, and a call leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 def pass_time(seconds: float) -> None:
-    """Let time pass without giving anybody a turn."""
+    """Advance the time without running other tasks."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -45,7 +45,7 @@ def pass_time(seconds: float) -> None:
 
 
 class EndlessReply:
-    """A reply whose next piece is always there already; each takes half a second to come."""
+    """A reply whose next piece is always available. Each piece takes half a second."""
 
     status = 200
     headers: Mapping[str, str] = {"content-type": "text/event-stream"}
@@ -91,7 +91,7 @@ async def pumped(stream: HttpStream, take: Callable[[StreamEvent], object]) -> N
 
 
 async def outcome(stream: HttpStream, *, pump: bool) -> tuple[list[StreamEvent], AdapterError]:
-    """The events of a stream that fails, and what it raised."""
+    """Read a stream that fails. Returns its events and its error."""
     events: list[StreamEvent] = []
     with pytest.raises(AdapterError) as raised:
         await (pumped if pump else iterated)(stream, events.append)
@@ -99,8 +99,8 @@ async def outcome(stream: HttpStream, *, pump: bool) -> tuple[list[StreamEvent],
 
 
 @pytest.mark.parametrize("pump", [False, True])
-async def test_a_stream_that_never_lets_anybody_else_run_ends_at_its_time_limit(pump: bool) -> None:
-    """The limit is looked at with each piece, for a piece that is there already waits for nothing."""
+async def test_a_stream_that_never_yields_ends_at_its_time_limit(pump: bool) -> None:
+    """The limit is checked with each piece, because available pieces need no waiting."""
     transport = EndlessTransport(sse(TEXT))
     events, error = await outcome(toy(transport, timeout_seconds=10).stream(request()), pump=pump)
     assert isinstance(error, RequestTimeoutError)
@@ -110,8 +110,8 @@ async def test_a_stream_that_never_lets_anybody_else_run_ends_at_its_time_limit(
 
 
 @pytest.mark.parametrize("pump", [False, True])
-async def test_comments_that_never_let_anybody_else_run_end_with_the_event_s_limit(pump: bool) -> None:
-    """As do those that come one by one."""
+async def test_comments_that_never_yield_end_with_the_limit_of_an_event(pump: bool) -> None:
+    """Comments that arrive one by one also end with the limit."""
     transport = EndlessTransport(COMMENT)
     _, error = await outcome(toy(transport, first_event_timeout=2, max_retries=0).stream(request()), pump=pump)
     assert isinstance(error, RequestTimeoutError)
@@ -120,10 +120,10 @@ async def test_comments_that_never_let_anybody_else_run_end_with_the_event_s_lim
 
 @pytest.mark.parametrize("pump", [False, True])
 @pytest.mark.parametrize("piece", [sse(TEXT), COMMENT])
-async def test_a_stream_has_one_bound_whatever_it_is_made_of(
+async def test_a_stream_of_any_content_has_one_limit(
     pump: bool, piece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Valid deltas or comments: it ends with what came, and no attempt follows."""
+    """For valid deltas and for comments, the stream ends with the received content, and there is no retry."""
     monkeypatch.setattr(http_stream, "MAX_REPLY_BYTES", 2000)
     transport = EndlessTransport(piece)
     events, error = await outcome(toy(transport).stream(request()), pump=pump)
@@ -140,8 +140,8 @@ async def test_a_stream_has_one_bound_whatever_it_is_made_of(
 
 @pytest.mark.parametrize("pump", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-async def test_comments_keep_a_stream_alive_only_so_long(pump: bool, begun: bool) -> None:
-    """Five times the limit without an event, before the first one and after it."""
+async def test_comments_keep_a_stream_alive_for_a_limited_time(pump: bool, begun: bool) -> None:
+    """The limit is five times the limit of an event, before the first event and after it."""
     steps = [sse(TEXT)] if begun else []
     transport = FakeTransport(FakeReply(*steps, *[4.0, COMMENT] * 1000))
     limits = {"stream_read_timeout" if begun else "first_event_timeout": 5}
@@ -153,8 +153,8 @@ async def test_comments_keep_a_stream_alive_only_so_long(pump: bool, begun: bool
 
 
 @pytest.mark.parametrize("pump", [False, True])
-async def test_an_event_between_comments_makes_the_limit_count_anew(pump: bool) -> None:
-    """A slow model that says something now and then is waited for."""
+async def test_an_event_between_comments_restarts_the_limit(pump: bool) -> None:
+    """A slow model with occasional events is not cut off."""
     steps = [*[4.0, COMMENT] * 5, sse(MORE)] * 20
     transport = FakeTransport(FakeReply(sse(TEXT), *steps, sse({"is": "done", "stop": "end_turn"})))
     stream = toy(transport, stream_read_timeout=5).stream(request())
@@ -164,9 +164,9 @@ async def test_an_event_between_comments_makes_the_limit_count_anew(pump: bool) 
     assert anyio.current_time() == pytest.approx(400.0)
 
 
-# -- What a call leaves behind is gone with its last reference, and needn't wait for the garbage collector.
+# -- The objects of a call are freed with its last reference, without the garbage collector.
 #
-# A request holds a whole conversation, and a reply may be large.
+# A request has a whole conversation, and a reply may be large.
 
 
 async def called(wire: Wire, reply: FakeReply, *, streamed: bool) -> None:
@@ -185,7 +185,7 @@ async def test_a_call_leaves_no_circle_of_references(wire: Wire, ending: str) ->
     chunks = wire.chunks("Well, a walrus.", 0)
     streams = {"streamed": wire.stream_of(*chunks), "broken off": wire.stream_of(*chunks[:-2])}
     reply = streams.get(ending) or wire.whole("Well, a walrus.")
-    gc.freeze()  # what is there already isn't looked at
+    gc.freeze()  # existing objects are not examined
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

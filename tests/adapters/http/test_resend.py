@@ -1,6 +1,6 @@
-"""A request is sent again only if the first one may not have arrived, and observers are notified.
+"""A request is sent again only if the first one may not have arrived. Observers are notified.
 
-Every protocol and every kind of request, over real sockets on both event loops.
+The tests cover every protocol and every kind of request, over real sockets on both event loops.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ async def refuse(connection: Connection, headers: bytes = b"") -> None:
 
 
 def is_counted(connection: Connection) -> bool:
-    """Ollama is asked about a model before it is talked to, and a lost job is looked for."""
+    """Whether a request counts. Questions to Ollama about a model, and searches for a lost job, do not count."""
     head = connection.server.requests[-1][1]
     return head.startswith(b"POST ") and b" /api/show " not in head
 
 
 async def asked(url: str, kind: tuple[str, str, Ask], times: int) -> tuple[list[AttemptReport], AdapterError]:
-    """What the attempts of the last of so many requests reported, and how it ended."""
+    """Send this number of requests. Returns the reports of the last one's attempts, and its result."""
     name, model, ask = kind
     base = url.removesuffix("/v1/talk")
     looks_soon = RetryPolicy(base_delay=0.01)
@@ -111,7 +111,7 @@ async def asked(url: str, kind: tuple[str, str, Ask], times: int) -> tuple[list[
 
 @pytest.mark.parametrize("kind", [*KINDS, *ONCE])
 async def test_a_server_that_drops_a_new_connection_sees_one_request(kind: str) -> None:
-    """With no retries that is the end of it."""
+    """Without retries, the call then fails."""
     sent: list[int] = []
 
     async def script(connection: Connection) -> None:
@@ -130,7 +130,7 @@ async def test_a_server_that_drops_a_new_connection_sees_one_request(kind: str) 
 
 
 def drops_the_second(sent: list[int]) -> Script:
-    """A server that drops the second request that it counts, and refuses the others; notes their connections."""
+    """A script that drops the second counted request and refuses the others. It records their connections."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -144,8 +144,8 @@ def drops_the_second(sent: list[int]) -> Script:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind: str) -> None:
-    """The second request arrives over another connection, within the same attempt."""
+async def test_a_dropped_idle_connection_is_replaced_once_and_reported(kind: str) -> None:
+    """The request is sent again over another connection within the same attempt."""
     sent: list[int] = []
     async with serving(drops_the_second(sent)) as server:
         reports, error = await asked(server.url, KINDS[kind], 2)

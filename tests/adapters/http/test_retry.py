@@ -1,6 +1,4 @@
-"""When and after which wait an adapter retries, also for a host's own call; and the register of calls in
-progress.
-"""
+"""Retries of an adapter and of a host's own call, their delays, and the register of calls in progress."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ PLAIN = RetryPolicy(jitter=False)
 
 @row("8.8.3")
 def test_waits_double_up_to_the_cap() -> None:
-    """1, 2, 4 … 60 seconds, and no retry is late enough to overflow."""
+    """The delays are 1, 2, 4 … 60 seconds. A very late retry causes no overflow."""
     assert [backoff_delay(retry, PLAIN, 0.9) for retry in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert backoff_delay(10**6, PLAIN, 0.0) == 60
 
@@ -60,7 +58,7 @@ def test_waits_double_up_to_the_cap() -> None:
 @given(st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
 @row("8.8.3")
 def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: float) -> None:
-    """A wait lies between the plain one and half more."""
+    """A delay is between the plain one and one and a half times that."""
     plain, jittered = backoff_delay(retry, PLAIN, random), backoff_delay(retry, RetryPolicy(), random)
     assert plain <= jittered <= min(plain * 1.5, 60.0)
 
@@ -109,7 +107,7 @@ def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: floa
     ({}, "try again in 5 smiles", None),
 ])  # fmt: skip
 def test_hints_are_read_in_every_form(headers: dict[str, str], message: str, expected: float | None) -> None:
-    """Milliseconds, seconds, dates and words, in this order; nonsense is no hint."""
+    """Milliseconds, seconds, dates and words are read, in this order. Invalid values are no hint."""
     found = retry_after_seconds(headers, message, NOW_US)
     assert found == (None if expected is None else pytest.approx(expected))
 
@@ -131,44 +129,44 @@ def test_hints_are_read_in_every_form(headers: dict[str, str], message: str, exp
     ({"x-ratelimit-reset-tokens": "soon"}, None),
     ({}, None),
 ])  # fmt: skip
-def test_the_reset_of_what_is_used_up_is_a_hint(headers: dict[str, str], expected: float | None) -> None:
-    """In every form; a limit of which something is left says nothing about the wait."""
+def test_the_reset_of_a_used_up_limit_is_a_hint(headers: dict[str, str], expected: float | None) -> None:
+    """All forms are read. A limit that is not used up gives no hint."""
     found = reset_seconds(headers, NOW_US)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
 @given(st.text(), st.text())
-def test_no_reset_makes_it_fail(reset: str, left: str) -> None:
-    """Whatever a proxy writes there, the answer is a finite wait or none."""
+def test_no_reset_value_raises(reset: str, left: str) -> None:
+    """For any value of a proxy, the result is a finite delay or none."""
     headers = {"x-ratelimit-reset": reset, "x-ratelimit-remaining": left}
     found = reset_seconds(headers, NOW_US)
     assert found is None or (math.isfinite(found) and found > 0)
 
 
 @given(st.text(), st.text(), st.text())
-def test_no_hint_makes_it_fail(milliseconds: str, after: str, message: str) -> None:
-    """Whatever a proxy writes there, the answer is a finite wait or none."""
+def test_no_hint_raises(milliseconds: str, after: str, message: str) -> None:
+    """For any value of a proxy, the result is a finite delay or none."""
     headers = {"retry-after-ms": milliseconds, "retry-after": after}
     found = retry_after_seconds(headers, f"try again in {message}", NOW_US)
     assert found is None or (math.isfinite(found) and found >= 0)
 
 
 @given(st.from_regex(r"([\d.]+(h|ms|m|s)){1,4}", fullmatch=True))
-def test_durations_never_fail(text: str) -> None:
-    """Two points in a number are no duration."""
+def test_durations_never_raise(text: str) -> None:
+    """A number with two points is no duration."""
     found = duration_seconds(text)
     assert found is None or found >= 0
 
 
-def test_a_hint_goes_before_the_schedule_and_is_capped() -> None:
-    """A provider's 7 s are 7 s, its 3600 s are 60 s; jitter does not touch them."""
+def test_a_hint_replaces_the_schedule_and_is_capped() -> None:
+    """A provider's 7 s are 7 s, and its 3,600 s are 60 s. Jitter does not change them."""
     assert retry_delay(RateLimitError("", retry_after_seconds=7), 0, 2, RetryPolicy(), 0.9) == 7
     assert retry_delay(RateLimitError("", retry_after_seconds=0), 1, 2, RetryPolicy(), 0.9) == 0
     assert retry_delay(RateLimitError("", retry_after_seconds=3600), 0, 2, RetryPolicy(), 0.9) == 60
 
 
-def test_a_long_hint_can_end_the_call_at_once() -> None:
-    """For hosts that would rather go to another provider than wait."""
+def test_a_long_hint_can_end_the_call_immediately() -> None:
+    """A host can then use another provider instead of waiting."""
     policy = RetryPolicy(raise_on_long_hint=True, max_delay=10)
     assert retry_delay(RateLimitError("", retry_after_seconds=11), 0, 2, policy, 0) is None
     assert retry_delay(RateLimitError("", retry_after_seconds=10), 0, 2, policy, 0) == 10
@@ -178,8 +176,8 @@ def test_a_long_hint_can_end_the_call_at_once() -> None:
     "kind",
     [RateLimitError, OverloadedError, ServerError, NetworkError, RequestTimeoutError, StreamError],
 )
-def test_passing_failures_are_retried_exactly_as_often_as_allowed(kind: type[AdapterError]) -> None:
-    """The first `max_retries` failures are followed by another attempt, the next one is not."""
+def test_temporary_failures_are_retried_exactly_as_often_as_allowed(kind: type[AdapterError]) -> None:
+    """The first `max_retries` failures are followed by another attempt, and the next one is not."""
     delays = [retry_delay(kind(""), retry, 2, PLAIN, 0) for retry in range(4)]
     assert delays == [1.0, 2.0, None, None]
     assert retry_delay(kind(""), 0, 0, PLAIN, 0) is None
@@ -193,11 +191,11 @@ def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
     assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None
 
 
-# -- A host's own call is made again as an adapter makes its own.
+# -- A host's own call is retried like an adapter's call.
 
 
 class Failing:
-    """Raises what it was given, one after the other, and then says "done"; with the moment of each call."""
+    """A call that raises the given errors in turn and then returns "done". It records the time of each run."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -214,8 +212,8 @@ class Failing:
         return [round(self.moments[n + 1] - self.moments[n], 6) for n in range(len(self.moments) - 1)]
 
 
-async def test_it_waits_as_the_policy_says_and_tells_its_observer() -> None:
-    """Longer each time, unless the provider says how long."""
+async def test_a_host_s_call_is_retried_by_the_policy_and_reported() -> None:
+    """Each delay is longer, unless the provider sends a delay."""
     told: list[tuple[type[AdapterError], int, float]] = []
 
     def tell(error: AdapterError, attempt: int, delay: float) -> None:
@@ -229,8 +227,8 @@ async def test_it_waits_as_the_policy_says_and_tells_its_observer() -> None:
     assert told == [(OverloadedError, 1, 1), (RateLimitError, 2, 7), (OverloadedError, 3, 4)]
 
 
-async def test_it_gives_up_after_so_many() -> None:
-    """The last error is raised, after one call more than there are retries."""
+async def test_a_host_s_call_has_a_maximum_of_retries() -> None:
+    """After all retries, the last error is raised."""
     call = Failing(*(OverloadedError(f"busy {number}") for number in range(5)))
     with pytest.raises(OverloadedError, match="busy 2"):
         await retry(call, policy=PLAIN)
@@ -238,15 +236,15 @@ async def test_it_gives_up_after_so_many() -> None:
 
 
 @pytest.mark.parametrize("error", [AuthError("no"), ValueError("of the host's own")])
-async def test_what_would_fail_again_is_raised_at_once(error: Exception) -> None:
-    """An error that isn't retryable, and one that is no provider's."""
+async def test_permanent_errors_are_raised_immediately(error: Exception) -> None:
+    """Examples are an error that isn't retryable, and an error that is not a provider's."""
     call = Failing(error)
     with pytest.raises(type(error)):
         await retry(call, policy=PLAIN)
     assert len(call.moments) == 1
 
 
-# -- The register of calls under way: it keeps none alive, and doesn't grow with those that are gone.
+# -- The register of calls in progress: it keeps no call alive, and does not grow with ended calls.
 
 
 class Call:
@@ -261,7 +259,7 @@ class Call:
 
 
 def test_a_call_that_has_ended_is_found_by_its_id_alone() -> None:
-    """Somebody may yet ask what it used."""
+    """A caller may still need its usage."""
     calls, over, other = RunningCalls(), Call(), Call()
     calls.add("req_1", over)
     calls.add("req_2", other)
@@ -270,8 +268,8 @@ def test_a_call_that_has_ended_is_found_by_its_id_alone() -> None:
     assert [*calls] == [other]
 
 
-def test_entries_of_calls_that_are_gone_are_bounded() -> None:
-    """All that live stay, however many there are."""
+def test_entries_of_ended_calls_are_limited() -> None:
+    """All live calls stay, however many there are."""
     calls = RunningCalls()
     living = [Call() for _ in range(200)]
     for number, call in enumerate(living):

@@ -1,4 +1,4 @@
-"""The recorded usage of calls that did not complete, streamed or not, for each kind of end."""
+"""The recorded usage of incomplete calls, plain and streamed, for each kind of end."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def before_sending() -> NetworkError:
 
 
 @given(reported=st.builds(TokenUsage, COUNTS, COUNTS, COUNTS, COUNTS), sent=COUNTS, delivered=COUNTS)
-def test_neither_what_was_reported_nor_what_was_delivered_is_lost(
-    reported: TokenUsage, sent: int, delivered: int
-) -> None:
-    """The output is the larger of the two, the input the reported one if there is any; and it is partial."""
+def test_reported_and_delivered_usage_are_both_counted(reported: TokenUsage, sent: int, delivered: int) -> None:
+    """The output is the larger of the two values. The input is the reported one, if there is one. The usage is
+    partial.
+    """
     used = usage_until_now(reported, TokenUsage(sent, delivered, source=ESTIMATED))
     assert reported.output_tokens <= used.output_tokens
     assert delivered <= at_most(used.output_tokens)
@@ -110,10 +110,10 @@ def test_without_any_report_all_is_an_estimate() -> None:
     (OverloadedError("in a stream, after its beginning"), True, "used"),
     (ContextOverflowError("x"), True, "used"),
 ], ids=str)  # fmt: skip
-def test_a_refusal_has_no_usage_and_what_was_never_sent_none_at_all(
+def test_refused_and_unsent_requests_have_no_usage(
     error: AdapterError, received: bool, expected: str | None
 ) -> None:
-    """Everything else may have been worked on."""
+    """All other requests may have been processed."""
     used = TokenUsage(5, source=ESTIMATED)
     found = usage_of_failure(error, lambda: used, received=received)
     assert found == {"used": used, "nothing": NOTHING_USED, None: None}[expected]
@@ -123,7 +123,7 @@ def test_a_refusal_has_no_usage_and_what_was_never_sent_none_at_all(
 
 
 async def failure(call: Awaitable[object], end: Callable[[], Awaitable[object]] | None = None) -> AdapterError:
-    """What a call raises that is ended, by that, a second after it began."""
+    """End a call a second after its start. Returns its error."""
     caught: list[AdapterError] = []
     async with anyio.create_task_group() as group:
 
@@ -155,10 +155,10 @@ async def failure(call: Awaitable[object], end: Callable[[], Awaitable[object]] 
     ],
     ids=["no head", "half a body", "dropped", "another protocol", "ended by an error", "never sent", "refused"],
 )
-async def test_a_whole_call_that_fails_has_used_what_was_sent(
+async def test_a_failed_plain_call_has_used_its_input(
     reply: Callable[[], FakeReply | Exception], expected: TokenUsage | None
 ) -> None:
-    """Nothing of its reply came, unless it says so itself."""
+    """No part of its reply arrived, unless the error has a usage."""
     toy = adapter(reply(), timeout_seconds=60.0)
     error = await failure(toy.complete(request()))
     assert (error.usage, error.cost) == (expected, None)
@@ -166,8 +166,8 @@ async def test_a_whole_call_that_fails_has_used_what_was_sent(
 
 @pytest.mark.anyio
 @on_both
-async def test_a_call_that_is_cancelled_between_two_attempts_has_used_no_more() -> None:
-    """Each failed attempt has its own usage in its report; the next one was never sent."""
+async def test_a_call_that_is_cancelled_between_attempts_has_no_further_usage() -> None:
+    """Each failed attempt has its usage in its own report. The next attempt was never sent."""
     toy = adapter(StreamError("reset"), max_retries=3, retry=RetryPolicy(base_delay=10.0))
     reports: list[AttemptReport] = []
     error = await failure(toy.complete(request(), on_attempt=reports.append), lambda: toy.cancel("req_1"))
@@ -178,8 +178,8 @@ async def test_a_call_that_is_cancelled_between_two_attempts_has_used_no_more() 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["openai", "cohere"])
-async def test_an_embedding_that_is_given_up_has_used_its_texts(kind: str) -> None:
-    """By an estimate, as its reply would have said it."""
+async def test_a_cancelled_embedding_has_used_its_texts(kind: str) -> None:
+    """The usage is an estimate, with the fields of a reply's usage."""
     adapter, _ = maker(kind, FakeReply(wait=HANG), timeout_seconds=5.0)
     asked = embedding_request(kind)
     error = await failure(adapter.embed(asked))
@@ -191,7 +191,7 @@ async def test_an_embedding_that_is_given_up_has_used_its_texts(kind: str) -> No
 
 
 async def ended(toy: ToyAdapter, *, cancelled: bool) -> tuple[TokenUsage | None, TokenUsage]:
-    """The meter a moment before the end of a stream that hangs, and what is booked for it."""
+    """The meter just before the end of a hanging stream, and the recorded usage."""
     events: list[StreamEvent] = []
     meter: list[TokenUsage | None] = []
 
@@ -222,14 +222,14 @@ async def ended(toy: ToyAdapter, *, cancelled: bool) -> tuple[TokenUsage | None,
     (CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
     (TEXT, CALL, {**HALF, "say": '{"path": "' + str(LONG["say"])}),
 ], ids=["text", "reasoning", "arguments", "all"])  # fmt: skip
-async def test_what_a_stream_delivered_is_booked(
+async def test_the_delivered_content_of_a_stream_is_counted(
     before: tuple[dict[str, object], ...],
     input_tokens: int,
     source: UsageSource,
     said: Sequence[dict[str, object]],
     cancelled: bool,
 ) -> None:
-    """2,000 characters are some 400 tokens, whatever they were and whatever was reported; the meter agrees."""
+    """2,000 characters of any kind are some 400 tokens, for any reported usage. The meter has the same figure."""
     toy = adapter(FakeReply(sse(*before, *said), HANG), stream_read_timeout=5.0)
     meter, booked = await ended(toy, cancelled=cancelled)
     assert (booked.input_tokens, booked.source) == (input_tokens, source)
@@ -238,8 +238,8 @@ async def test_what_a_stream_delivered_is_booked(
 
 
 @pytest.mark.anyio
-async def test_the_meter_has_the_reported_input_as_soon_as_it_is_there() -> None:
-    """700 tokens of which 600 were cached: before a word has come, and also of a call that costs nothing yet."""
+async def test_the_meter_has_the_reported_input_immediately() -> None:
+    """700 tokens, of which 600 are cached, are counted before the first text, and without any cost."""
     toy = adapter(FakeReply(sse({**USAGE, "input": 700, "output": 1}), HANG))
     assert toy.usage_so_far("req_1") is None
     meter, booked = await ended(toy, cancelled=True)
@@ -248,8 +248,8 @@ async def test_the_meter_has_the_reported_input_as_soon_as_it_is_there() -> None
 
 @pytest.mark.anyio
 @on_both
-async def test_what_is_read_after_a_cancel_counts_as_well() -> None:
-    """It was generated and came over the wire, though nobody was told."""
+async def test_text_that_is_read_after_a_cancel_counts() -> None:
+    """The text was generated and received, although no reader got it."""
     steps = (sse(TEXT), 2.0, sse(LONG), StreamError("reset"))
     toy = adapter(FakeReply(*steps), drain_for_usage=30.0)
     meter, booked = await ended(toy, cancelled=True)
@@ -258,18 +258,18 @@ async def test_what_is_read_after_a_cancel_counts_as_well() -> None:
     assert booked.output_tokens > 300
 
 
-# -- A cancelled stream that reads on for its usage: in silence, within its time, and whoever reads.
+# -- A cancelled stream that is read further for its usage: without events, within a time limit, for any reader.
 
 
 def draining(*steps: Step, seconds: float = 5.0) -> tuple[ToyAdapter, FakeTransport]:
-    """A reply of these steps, from an adapter that reads on for so long."""
+    """An adapter that reads on for some time, with a reply of these steps."""
     transport = FakeTransport(FakeReply(sse(TEXT), *steps))
     config = AdapterConfig(drain_for_usage=seconds, max_retries=0)
     return ToyAdapter(config, transport=transport, clock=FakeClock()), transport
 
 
 async def cancelled_while_read(toy: ToyAdapter, stream: HttpStream, *, after: float) -> list[StreamEvent]:
-    """All events of a stream that another task cancels while it is being read."""
+    """Read a stream that another task cancels. Returns all its events."""
     events: list[StreamEvent] = []
 
     async def cancel() -> None:
@@ -285,7 +285,7 @@ async def cancelled_while_read(toy: ToyAdapter, stream: HttpStream, *, after: fl
 
 @on_both
 async def test_the_final_usage_of_a_cancelled_stream_is_reported() -> None:
-    """What comes after the cancel is not delivered, but its usage counts, and is the provider's."""
+    """Content after the cancel is not delivered. The provider's final usage is recorded."""
     toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE, DONE))
     events = await cancelled_while_read(toy, toy.stream(request()), after=0.5)
     last = check_stream(events)
@@ -298,7 +298,7 @@ async def test_the_final_usage_of_a_cancelled_stream_is_reported() -> None:
 
 
 async def test_reading_on_ends_when_its_time_is_up() -> None:
-    """A provider that goes on for ever is cut off; the usage it had not reported is an estimate."""
+    """An endless provider is cut off. Usage that it did not report is estimated."""
     toy, transport = draining(HANG, seconds=3.0)
     started = anyio.current_time()
     last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=1.0))
@@ -307,8 +307,8 @@ async def test_reading_on_ends_when_its_time_is_up() -> None:
     assert transport.all_closed
 
 
-async def test_a_chattering_provider_cannot_prolong_the_drain() -> None:
-    """The limit is one for the whole drain, not one for each piece."""
+async def test_a_provider_that_keeps_sending_cannot_extend_the_drain() -> None:
+    """The limit applies to the whole drain, not to each piece."""
     toy, _ = draining(*[step for _ in range(50) for step in (1.0, sse(MORE))], seconds=3.0)
     started = anyio.current_time()
     last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=0.5))
@@ -317,7 +317,7 @@ async def test_a_chattering_provider_cannot_prolong_the_drain() -> None:
 
 
 async def test_usage_seen_before_the_stream_breaks_is_partial() -> None:
-    """A connection that fails while it is read on ends the call as cancelled, with what had been reported."""
+    """If the connection fails during the drain, the call ends as cancelled, with the reported usage."""
     toy, transport = draining(1.0, sse(USAGE), NetworkError("gone"))
     last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=0.5))
     assert last.stop_reason is StopReason.CANCELLED
@@ -326,8 +326,8 @@ async def test_usage_seen_before_the_stream_breaks_is_partial() -> None:
 
 
 @on_both
-async def test_a_stream_that_nobody_reads_is_read_on_by_its_canceller() -> None:
-    """The connection does not stay open until a reader comes back; who comes gets the end with the usage."""
+async def test_the_canceller_drains_a_stream_without_a_reader() -> None:
+    """The connection does not stay open until a reader comes. A later reader gets the end with the usage."""
     toy, transport = draining(1.0, sse(MORE, USAGE, DONE))
     stream = toy.stream(request())
     assert [(await anext(stream)).type, (await anext(stream)).type] == ["message.start", "text.delta"]
@@ -342,7 +342,7 @@ async def test_a_stream_that_nobody_reads_is_read_on_by_its_canceller() -> None:
 
 
 async def test_a_reader_that_comes_during_the_drain_waits_for_it() -> None:
-    """Two tasks never read the same connection."""
+    """Two tasks never read the same connection concurrently."""
     toy, _ = draining(1.0, sse(USAGE, DONE))
     stream = toy.stream(request())
     await anext(stream)
@@ -356,7 +356,7 @@ async def test_a_reader_that_comes_during_the_drain_waits_for_it() -> None:
 
 
 async def test_closing_never_reads_on() -> None:
-    """`aclose()` of the stream and `close()` of the adapter end a call at once, even one that is being drained."""
+    """`aclose()` of the stream and `close()` of the adapter end a call immediately, even during a drain."""
     for close_adapter in (False, True):
         toy, transport = draining(HANG)
         stream = toy.stream(request())
@@ -372,7 +372,7 @@ async def test_closing_never_reads_on() -> None:
 
 @on_both
 async def test_cancelling_again_changes_nothing() -> None:
-    """Neither prolongs a second cancel the drain, nor cuts it short."""
+    """A second cancel neither extends the drain nor ends it."""
     toy, _ = draining(2.0, sse(USAGE, DONE), seconds=3.0)
 
     async def again() -> None:
@@ -385,8 +385,8 @@ async def test_cancelling_again_changes_nothing() -> None:
     assert last.usage.source is UsageSource.REPORTED
 
 
-async def test_by_default_nothing_is_read_on() -> None:
-    """A request may say 0 where the configuration says otherwise; then a cancel closes at once."""
+async def test_by_default_there_is_no_drain() -> None:
+    """A request can set 0 if the configuration has another value. Then a cancel closes the stream immediately."""
     toy, transport = draining(HANG)
     started = anyio.current_time()
     stream = toy.stream(request(drain_for_usage=0.0))
@@ -396,8 +396,8 @@ async def test_by_default_nothing_is_read_on() -> None:
     assert transport.all_closed
 
 
-async def test_before_the_reply_has_begun_there_is_nothing_to_read_on() -> None:
-    """A cancel while the request is under way, or between two attempts, ends the call at once."""
+async def test_before_the_reply_has_started_there_is_no_drain() -> None:
+    """A cancel before the reply, or between two attempts, ends the call immediately."""
     transport = FakeTransport(FakeReply(sse(TEXT), wait=HANG))
     toy = ToyAdapter(AdapterConfig(drain_for_usage=5.0), transport=transport, clock=FakeClock())
     started = anyio.current_time()
@@ -406,7 +406,9 @@ async def test_before_the_reply_has_begun_there_is_nothing_to_read_on() -> None:
 
 
 async def test_a_pumped_stream_gives_the_same_events() -> None:
-    """As many at a time as arrived together; a cancel, a drain and time limits work as when it is iterated."""
+    """Events that arrive together are delivered together. A cancel, a drain and time limits work as with
+    iteration.
+    """
     toy, _ = draining(1.0, sse(MORE, USAGE, DONE))
     batches: list[list[str]] = []
     await toy.stream(request()).pump(lambda events: batches.append([event.type for event in events]))
@@ -431,7 +433,7 @@ async def test_a_pumped_stream_is_cancelled_in_order(seconds: float) -> None:
 
 
 async def test_a_pumped_stream_has_its_time_between_events_and_for_the_whole() -> None:
-    """The limit counts anew with each piece, and the whole call's does not."""
+    """The limit between events restarts with each piece. The limit of the whole call does not."""
     slow = [step for _ in range(4) for step in (2.0, sse(MORE))]
     for limit, total, after, message in (
         (3.0, 600.0, 11.0, "no next event within 3 s"),

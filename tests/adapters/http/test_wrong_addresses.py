@@ -50,8 +50,8 @@ WRONG = {
 
 @pytest.mark.parametrize("url", WRONG)
 @pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_an_address_that_is_none_is_a_configuration_error(kind: str, url: str) -> None:
-    """It names the adapter and the field, says what is wrong, and quotes no secret."""
+def test_an_invalid_address_is_a_configuration_error(kind: str, url: str) -> None:
+    """The error has the adapter, the field and the reason, and quotes no secret."""
     with pytest.raises(ConfigurationError, match=WRONG[url]) as raised:
         create_adapter(kind, AdapterConfig(api_key="a-key", base_url=url), name="mine")
     assert str(raised.value).startswith("mine: base_url ")
@@ -62,8 +62,8 @@ def test_an_address_that_is_none_is_a_configuration_error(kind: str, url: str) -
     " https://api.test/v1/ ", "http://127.0.0.1:8080", "http://[::1]:8080/v1", "http://[fe80::1%25eth0]:8080",
     "https://käse.test", "http://my_server:1", "HTTPS://api.test",
 ])  # fmt: skip
-def test_an_address_that_may_be_one_is_taken(url: str) -> None:
-    """White space around it is nobody's wish."""
+def test_an_address_that_may_be_valid_is_accepted(url: str) -> None:
+    """White space around an address is removed."""
     adapter = create_adapter("openai", AdapterConfig(api_key="a-key", base_url=url), name="mine")
     assert isinstance(adapter, HttpAdapter)
     assert adapter.base_url == url.strip().rstrip("/").removesuffix("/v1")
@@ -74,7 +74,7 @@ HTML = {"content-type": "text/html; charset=utf-8"}
 
 
 async def ask(kind: str, way: str, reply: FakeReply) -> tuple[AdapterError, int]:
-    """How a request ends, and how often it was sent. Ollama is asked about its model first."""
+    """Send a request. Returns its error and the number of requests. Ollama is first asked about its model."""
     first = [failing(404, b"{}")] if kind == "ollama" and way != "embedded" else []
     transport = FakeTransport(*first, *[reply] * 3)
     config = AdapterConfig(api_key="a-secret-key", base_url="https://wrong.test", max_retries=2)
@@ -100,8 +100,10 @@ WAYS = [(kind, way) for kind in TALKERS for way in ("whole", "streamed")] + [(ki
 @pytest.mark.parametrize("headers", [
     HTML, {"content-type": "text/plain"}, {"content-type": ""}, {"content-type": "application/json"},
 ], ids=["html", "plain", "none", "json"])  # fmt: skip
-async def test_a_page_with_status_200_is_told_as_such(kind: str, way: str, headers: Mapping[str, str]) -> None:
-    """Its type, how it begins and who sent it; it is not asked for again, whatever it calls itself."""
+async def test_a_page_with_status_200_is_reported_as_a_page(
+    kind: str, way: str, headers: Mapping[str, str]
+) -> None:
+    """The error has the page's type, its beginning and its server. It is not retried, for any content type."""
     error, sent = await ask(kind, way, FakeReply(PAGE, headers=headers))
     assert isinstance(error, StreamError)
     said = str(error)
@@ -115,8 +117,8 @@ async def test_a_page_with_status_200_is_told_as_such(kind: str, way: str, heade
 @pytest.mark.parametrize(("kind", "way"), [*WAYS, ("openai", "pictured")])
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @pytest.mark.parametrize("target", ["https://right.test/v1?key=sk-secret-0123456789", ""])
-async def test_a_redirect_says_where_to(kind: str, way: str, status: int, target: str) -> None:
-    """It is not followed: the key must not go where a reply says."""
+async def test_a_redirect_is_reported_with_its_target(kind: str, way: str, status: int, target: str) -> None:
+    """The redirect is not followed, because the key must not go to an address from a reply."""
     headers = {"location": target} if target else {}
     error, sent = await ask(kind, way, FakeReply(b"", status=status, headers={**HTML, **headers}))
     assert isinstance(error, InvalidRequestError)
@@ -129,8 +131,8 @@ async def test_a_redirect_says_where_to(kind: str, way: str, status: int, target
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
-async def test_a_page_with_an_error_s_status_says_who_sent_it(kind: str, way: str) -> None:
-    """So that a gateway's 404 isn't taken for the provider's."""
+async def test_a_page_with_an_error_status_has_its_server(kind: str, way: str) -> None:
+    """A gateway's 404 is then not taken for the provider's."""
     error, sent = await ask(kind, way, FakeReply(PAGE, status=404, headers=HTML))
     said = str(error)
     assert "text/html, from wrong.test" in said
@@ -138,7 +140,7 @@ async def test_a_page_with_an_error_s_status_says_who_sent_it(kind: str, way: st
     assert sent == 1
 
 
-# -- A configuration is understood as a whole or refused: no option is overlooked, and no key goes astray.
+# -- A configuration is read completely or refused: every option is used, and no key goes to another vendor.
 
 
 NEAR = {
@@ -157,7 +159,7 @@ NEAR = {
 
 @pytest.mark.parametrize("kind", adapter_types())
 def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None:
-    """Of every type; the adapter and the type are named, too."""
+    """This holds for every type. The error also has the adapter and the type."""
     wrong, meant = NEAR.get(kind, ("repar", "repair"))
     with pytest.raises(ConfigurationError) as raised:
         create_adapter(kind, AdapterConfig(options={wrong: True}), name="mine")
@@ -167,8 +169,8 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_an_option_that_is_like_none_lists_the_known(kind: str) -> None:
-    """And `repair` is known to all who send requests."""
+def test_an_unknown_option_without_a_similar_one_lists_all_options(kind: str) -> None:
+    """`repair` is an option of all types that send requests."""
     with pytest.raises(ConfigurationError, match=r"unknown field `xyzzy`. Expected .*repair"):
         create_adapter(kind, AdapterConfig(options={"xyzzy": 1}), name="mine")
     create_adapter(kind, AdapterConfig(options={"repair": False}), name="mine")
@@ -205,7 +207,7 @@ ASTRAY = [
 
 @pytest.mark.parametrize(("kind", "variable"), ASTRAY)
 def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable: str | None) -> None:
-    """It would be sent to the vendor of the type; with an address it goes there."""
+    """The key would be sent to the vendor of the type. With an address, the key goes to that address."""
     config = AdapterConfig(api_key="sk-secret-0123456789", api_key_env=variable)
     with pytest.raises(ConfigurationError, match="Set base_url") as raised:
         create_adapter(kind, config, name="mine")
@@ -226,15 +228,15 @@ def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable
     ("tgi", "HF_TOKEN"),
     ("ollama", "OPENAI_API_KEY"),
 ])  # fmt: skip
-def test_a_key_of_its_own_vendor_needs_none(kind: str, variable: str | None) -> None:
-    """Nor does one for a server on this machine."""
+def test_a_key_of_the_right_vendor_needs_no_address(kind: str, variable: str | None) -> None:
+    """A server on this machine needs no address either."""
     adapter = create_adapter(kind, AdapterConfig(api_key="a-secret-key", api_key_env=variable), name="mine")
     assert isinstance(adapter, HttpAdapter)
     assert adapter.base_url == adapter.wire.default_base_url
 
 
 def test_a_key_in_a_header_needs_an_address_too() -> None:
-    """It is a key all the same."""
+    """A header can also have a key."""
     config = AdapterConfig(extra_headers={"authorization": "Bearer sk-secret-0123456789"})
     with pytest.raises(ConfigurationError, match="Set base_url"):
         create_adapter("openai_compatible", config, name="mine")
@@ -242,8 +244,8 @@ def test_a_key_in_a_header_needs_an_address_too() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("variable", ["GROQ_API_KEY", "OPENAI_API_KEY"])
-async def test_models_yaml_tells_the_adapter_where_its_key_comes_from(tmp_path: Path, variable: str) -> None:
-    """So that an adapter without an address is refused before its first request."""
+async def test_models_yaml_passes_the_source_of_the_key_to_the_adapter(tmp_path: Path, variable: str) -> None:
+    """Then an adapter without an address is refused before its first request."""
     path = tmp_path / "models.yaml"
     path.write_text(
         f"adapters:\n  mine: {{type: openai_compatible, api_key_env: {variable}}}\n"

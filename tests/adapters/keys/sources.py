@@ -23,7 +23,7 @@ OLD, NEW = "sk-the-old-key-0123456789", "sk-the-new-key-0123456789"
 
 
 class Vault:
-    """Gives its keys in their order, the last one for ever. Called, it waits; `at_once` doesn't."""
+    """A vault that returns its keys in order, and the last one always. A call waits, but `at_once` does not."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = list(keys)
@@ -40,7 +40,7 @@ class Vault:
 
 
 class Gate:
-    """A network whose provider answers 401 to every key but some, and 400 to those."""
+    """A network whose provider replies 401 to all keys but some, and 400 to those."""
 
     def __init__(self, *taken: str, status: int = 400, statuses: Mapping[str, int] = {}) -> None:
         self.taken = set(taken)
@@ -50,7 +50,7 @@ class Gate:
 
     async def send(self, request: HttpRequest) -> HttpReply:
         await anyio.sleep(0.01)
-        if request.url.endswith("/api/show"):  # a question beside the calls
+        if request.url.endswith("/api/show"):  # a request that is not part of the calls
             return FakeReply(b"{}", status=404)
         words = {word for value in request.headers.values() for word in value.split()}
         key = next((word for word in words if word.startswith("sk-")), "")
@@ -60,11 +60,11 @@ class Gate:
         return FakeReply(body, status=status, headers={"content-type": "application/json"})
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 def adapter_of(kind: str, gate: Gate, clock: Clock | None = None, **config: object) -> HttpAdapter:
-    """An adapter of that type, whose network is a gate."""
+    """An adapter of that type with a gate as its network."""
     settings = AdapterConfig(**{"base_url": "https://x.test", "max_retries": 0, **config})  # type: ignore[arg-type]
     adapter = create_adapter(kind, settings, name="mine", clock=clock or FakeClock(), transport=gate)
     assert isinstance(adapter, HttpAdapter)
@@ -72,10 +72,10 @@ def adapter_of(kind: str, gate: Gate, clock: Clock | None = None, **config: obje
 
 
 class Ask(Protocol):
-    """One way to ask an adapter."""
+    """A way to send a request through an adapter."""
 
     def __call__(self, adapter: HttpAdapter, key: str | None = None, /) -> Awaitable[object]:
-        """Ask an adapter."""
+        """Send a request."""
         ...
 
 
@@ -96,7 +96,9 @@ def _embedding(kind: str, model: str) -> Ask:
 
 
 def _rows() -> Mapping[str, tuple[str, Ask]]:
-    """By a name for people, each way to send a key: the type of adapter, and what asks it."""
+    """Each way to send a key, by a readable name: the type of the adapter and the function that sends a
+    request.
+    """
     rows: dict[str, tuple[str, Ask]] = {}
     for kind in TALKERS:
         rows[f"{kind} whole"] = kind, _whole

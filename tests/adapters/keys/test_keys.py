@@ -52,7 +52,7 @@ async def ends(
     on_attempt: AttemptObserver | None = None,
     **fields: object,
 ) -> None:
-    """A call ends so; with a key that is taken, the server finds fault with the request."""
+    """Assert that a call ends with this error. The server refuses the content of a request with a valid key."""
     with pytest.raises(error):
         await adapter.complete(request(model="mine:m", **fields), on_attempt=on_attempt)
 
@@ -64,8 +64,8 @@ async def end_together(adapter: HttpAdapter, count: int, error: type[AdapterErro
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: str) -> None:
-    """On every wire that sends a key, and with no retry left: a new key is no retry."""
+async def test_after_a_refused_key_the_new_key_is_used(row: str) -> None:
+    """This holds on every wire with a key, even without retries, because a new key is not a retry."""
     kind, ask = ROWS[row]
     vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
@@ -78,8 +78,8 @@ async def test_a_refused_key_is_asked_for_again_and_the_attempt_repeated(row: st
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_a_key_that_stays_the_same_is_refused_for_good(row: str) -> None:
-    """It is asked for once more in each call, and nothing is sent twice."""
+async def test_a_key_that_stays_the_same_is_an_error(row: str) -> None:
+    """Each call requests the key once more and sends nothing twice."""
     kind, ask = ROWS[row]
     vault, gate = Vault(OLD), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
@@ -90,7 +90,7 @@ async def test_a_key_that_stays_the_same_is_refused_for_good(row: str) -> None:
 
 @pytest.mark.parametrize("row", ["anthropic whole", "anthropic streamed", "voyage embeddings"])
 async def test_a_new_key_that_is_refused_too_ends_the_call(row: str) -> None:
-    """A call looks for a new key once, so that a broken vault can't keep it going."""
+    """A call requests a new key once, so that a broken vault can't keep it running."""
     kind, ask = ROWS[row]
     vault, gate = Vault(OLD, "sk-second", "sk-third", NEW), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
@@ -99,8 +99,8 @@ async def test_a_new_key_that_is_refused_too_ends_the_call(row: str) -> None:
     assert gate.sent == [OLD, "sk-second"]
 
 
-async def test_calls_that_are_refused_together_ask_once() -> None:
-    """Ten calls with the old key, refused at the same moment."""
+async def test_calls_that_are_refused_together_request_one_key() -> None:
+    """Ten calls with the old key are refused at the same time."""
     vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
@@ -109,8 +109,8 @@ async def test_calls_that_are_refused_together_ask_once() -> None:
     assert vault.asked == 2
 
 
-async def test_calls_that_are_refused_together_ask_once_also_where_the_key_stays_the_same() -> None:
-    """The answer counts for all of them, whatever it is."""
+async def test_calls_that_are_refused_together_request_an_unchanged_key_once() -> None:
+    """The result counts for all of them, also if the key stays the same."""
     vault, gate = Vault(OLD), Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=vault)
 
@@ -136,10 +136,10 @@ async def _raises_later() -> str:
     (KeyFile("/nowhere/key"), "it raised FileNotFoundError"),
 ])  # fmt: skip
 @pytest.mark.parametrize("row", ["gemini whole", "gemini streamed", "gemini embeddings", "openai videos"])
-async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_value(
+async def test_a_failed_key_source_names_the_adapter_and_never_the_value(
     row: str, source: Callable[[], str], why: str
 ) -> None:
-    """Neither in the text nor in what the exception drags along."""
+    """Neither the text nor the causes of the error have the key."""
     kind, ask = ROWS[row]
     gate = Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=source)
@@ -151,8 +151,8 @@ async def test_what_keeps_a_key_from_coming_names_the_adapter_and_never_the_valu
     assert raised.value.__context__ is None
 
 
-async def test_a_key_that_does_not_come_counts_against_the_call_s_time() -> None:
-    """And a cancelled call doesn't wait for it either."""
+async def test_waiting_for_a_key_counts_against_the_call_s_time() -> None:
+    """A cancelled call does not wait for the key either."""
 
     async def never() -> str:
         await anyio.sleep_forever()
@@ -170,8 +170,8 @@ async def _cancel_soon(adapter: HttpAdapter) -> None:
     await adapter.cancel("req_1")
 
 
-async def test_a_call_that_leaves_while_it_asks_lets_the_next_one_ask() -> None:
-    """No waiter hangs on a question whose asker was cancelled."""
+async def test_after_a_cancelled_request_for_a_key_the_next_call_requests_it() -> None:
+    """No caller waits for a request whose task was cancelled."""
     vault, gate = Vault(NEW), Gate(NEW)
     adapter = adapter_of("anthropic", gate, api_key=vault)
 
@@ -186,7 +186,7 @@ async def test_a_call_that_leaves_while_it_asks_lets_the_next_one_ask() -> None:
 
 
 async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> None:
-    """As a secret that is mounted into a container is replaced. White space around the key is taken off."""
+    """A secret that is mounted into a container changes this way. White space around the key is removed."""
     file = tmp_path / "key"
     file.write_text(f"{OLD}\n")
     gate = Gate(OLD)
@@ -198,8 +198,8 @@ async def test_a_file_is_read_again_when_its_key_is_refused(tmp_path: Path) -> N
     assert gate.sent == [OLD, OLD, OLD, NEW, NEW]
 
 
-async def test_the_attempt_with_a_new_key_says_so() -> None:
-    """An observer sees the refused attempt end, and the next one begin for its reason."""
+async def test_the_attempt_with_a_new_key_has_its_reason() -> None:
+    """An observer gets the end of the refused attempt, and the start of the next one with its reason."""
     reports: list[AttemptReport] = []
     adapter = adapter_of("anthropic", Gate(NEW), api_key=Vault(OLD, NEW))
     await ends(adapter, on_attempt=reports.append)
@@ -209,7 +209,7 @@ async def test_the_attempt_with_a_new_key_says_so() -> None:
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai", "gemini", "ollama", "tgi", "openai_compatible"])
 async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> None:
-    """Its finding is about the key that calls would use now."""
+    """The finding is about the key that calls would use now."""
     gate = Gate(NEW, status=200)
     adapter = adapter_of(kind, gate, api_key=Vault(OLD, NEW))
     assert await adapter.health_check()
@@ -222,7 +222,7 @@ async def test_a_health_check_asks_for_the_key_and_for_a_new_one(kind: str) -> N
 
 
 async def test_a_download_asks_for_a_new_key() -> None:
-    """The file of a job is fetched with the key as it is now."""
+    """The file of a job is downloaded with the current key."""
     gate = Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=Vault(OLD, NEW))
     job = VideoJob(id="video_1", model="mine:sora-2", provider="mine", status="completed")
@@ -233,10 +233,10 @@ async def test_a_download_asks_for_a_new_key() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_a_key_that_came_while_it_worked_is_seen_nowhere(
+async def test_a_key_that_is_fetched_later_is_never_visible(
     row: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Neither in an error that repeats it, nor in a log, nor on a cassette."""
+    """The key is in no error that repeats it, in no log and on no cassette."""
     caplog.set_level(logging.DEBUG)
     kind, ask = ROWS[row]
     recording = RecordingTransport(Gate(NEW), tmp_path / "cassette.json")
@@ -254,7 +254,7 @@ async def test_a_key_that_came_while_it_worked_is_seen_nowhere(
     assert not [text for text in seen if NEW in text or OLD in text]
 
 
-# -- A pool of keys: whose turn it is, which of them rest, and where a session stays.
+# -- A pool of keys: the next key, the paused keys, and the key of a session.
 
 
 A, B, C = "sk-a-0123456789", "sk-b-0123456789", "sk-c-0123456789"
@@ -266,7 +266,7 @@ def pooled(gate: Gate, kind: str = "openai", **config: object) -> HttpAdapter:
     return adapter_of(kind, gate, **{"keys": KEYS, "key_pool": POOL, **config})
 
 
-# -- the machine
+# -- the state machine
 
 
 @pytest.mark.parametrize(("error", "model", "rest_us"), [
@@ -276,10 +276,8 @@ def pooled(gate: Gate, kind: str = "openai", **config: object) -> HttpAdapter:
     (RateLimitError("x"), "m", PAUSE_US),
     (RateLimitError("x", retry_after_seconds=3), "m", 3_000_000),
 ])  # fmt: skip
-def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
-    error: AdapterError, model: str, rest_us: int
-) -> None:
-    """Then one call tries it, and its success makes it ready for all."""
+def test_a_refused_key_is_paused_by_its_kind_of_refusal(error: AdapterError, model: str, rest_us: int) -> None:
+    """After the pause, one call tries the key. Its success makes the key available for all calls."""
     cooldowns = KeyCooldowns()
     assert cooldowns.failed("a", "m", error, 1000)
     assert cooldowns.cooldown("a", model, 999 + rest_us) is not None
@@ -287,23 +285,23 @@ def test_a_refused_key_rests_as_long_as_its_kind_of_refusal_says(
     end = 1000 + rest_us
     assert cooldowns.cooldown("a", model, end) is None
     cooldowns.begin("a", model, end)
-    assert cooldowns.cooldown("a", model, end) is not None  # for all but the call that tries it
+    assert cooldowns.cooldown("a", model, end) is not None  # for all calls except the one that tries it
     assert cooldowns.cooldown("a", model, end + TRIAL_US) is None
     cooldowns.taken("a", model)
     assert cooldowns.cooldown("a", model, end) is None
 
 
 @pytest.mark.parametrize("error", [NetworkError("x"), OverloadedError("x"), InvalidRequestError("x")])
-def test_what_is_not_the_key_s_fault_rests_no_key(error: AdapterError) -> None:
-    """A server in trouble would be in trouble with another key, too."""
+def test_errors_without_a_relation_to_the_key_pause_no_key(error: AdapterError) -> None:
+    """Another key would have the same problem with a failing server."""
     cooldowns = KeyCooldowns()
     assert not cooldowns.failed("a", "m", error, 0)
     assert cooldowns.cooldown("a", "m", 0) is None
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("x"), RateLimitError("x")])
-def test_what_is_about_one_model_rests_the_key_for_that_model(error: AdapterError) -> None:
-    """Providers count, and allow, for each model."""
+def test_errors_of_one_model_pause_the_key_for_that_model(error: AdapterError) -> None:
+    """Providers have limits and permissions for each model."""
     cooldowns = KeyCooldowns()
     cooldowns.failed("a", "m", error, 0)
     assert cooldowns.cooldown("a", "m", 0) is not None
@@ -323,8 +321,8 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[object, ...]]) -> None:
-    """And a session stays where it is as long as its key is ready; a resting key is used only if all rest."""
+def test_no_key_is_unused_while_another_is_used_twice(steps: list[tuple[object, ...]]) -> None:
+    """A session keeps its key while the key is available. A paused key is used only if all are paused."""
     cooldowns = KeyCooldowns()
     pool, now = KeyPool(POOL, cooldowns), 0
     turns: list[str] = []
@@ -355,19 +353,19 @@ def test_a_key_is_never_idle_while_another_has_two_turns(steps: list[tuple[objec
                 now += us
 
 
-def test_turns_go_round() -> None:
-    """In the order in which the pool names its keys."""
+def test_keys_are_used_in_turn() -> None:
+    """The order is that of the keys in the pool."""
     pool = KeyPool(POOL, KeyCooldowns())
     assert [pool.choose("", "m", 0) for _ in range(6)] == ["a", "b", "c"] * 2
 
 
-# -- on the wires
+# -- with real wires
 
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("status", [401, 403, 429, 402])
-async def test_a_refused_key_rests_and_the_others_go_on(row: str, status: int) -> None:
-    """The call itself is repeated with another key at once, with no retry left, on every wire."""
+async def test_a_refused_key_is_paused_and_others_are_used(row: str, status: int) -> None:
+    """The call is immediately repeated with another key, without a retry, on every wire."""
     kind, ask = ROWS[row]
     if row.endswith("job"):
         pytest.skip("a question about a job is asked with the job's own key")
@@ -379,8 +377,8 @@ async def test_a_refused_key_rests_and_the_others_go_on(row: str, status: int) -
     assert gate.sent == [A, B, C, B]
 
 
-async def test_all_keys_refused_is_the_last_one_s_error() -> None:
-    """Each was tried once; the next call tries the one whose rest ends first, and no other."""
+async def test_if_all_keys_are_refused_the_last_error_is_raised() -> None:
+    """Each key is tried once. The next call only tries the key whose pause ends first."""
     gate = Gate()
     adapter = pooled(gate)
     await ends(adapter, AuthError)
@@ -389,8 +387,8 @@ async def test_all_keys_refused_is_the_last_one_s_error() -> None:
     assert gate.sent == [A, B, C, A]
 
 
-async def test_a_key_comes_back_after_its_rest() -> None:
-    """One call tries it; meanwhile the others go on."""
+async def test_a_key_is_used_again_after_its_pause() -> None:
+    """One call tries the key. Meanwhile, the others are used."""
     gate, clock = Gate(B, C, statuses={A: 429}), FakeClock()
     adapter = adapter_of("openai", gate, clock=clock, keys=KEYS, key_pool=POOL)
     for _ in range(4):
@@ -403,8 +401,8 @@ async def test_a_key_comes_back_after_its_rest() -> None:
     assert gate.sent[5:] == [A, B, C]
 
 
-async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_down() -> None:
-    """Its prompt is cached for that account; another session's is elsewhere."""
+async def test_a_session_keeps_its_key_until_the_key_is_paused() -> None:
+    """The session's prompt is cached for that account. Another session may use another key."""
     gate = Gate(A, B, C)
     adapter = pooled(gate)
 
@@ -417,8 +415,8 @@ async def test_a_session_stays_with_its_key_and_leaves_it_at_once_when_it_is_dow
     assert gate.sent[7:] == [A, B, B, B]
 
 
-async def test_many_calls_at_once_are_spread_evenly() -> None:
-    """Also while one key of three is limited."""
+async def test_many_concurrent_calls_are_spread_evenly() -> None:
+    """This also holds while one of three keys is limited."""
     gate = Gate(A, B, C)
     adapter = pooled(gate)
 
@@ -426,8 +424,8 @@ async def test_many_calls_at_once_are_spread_evenly() -> None:
     assert Counter(gate.sent) == {A: 10, B: 10, C: 10}
 
 
-async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_takes_over() -> None:
-    """A rotated key is no refused one."""
+async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_is_used() -> None:
+    """A rotated key does not count as a refused one."""
     gate = Gate("sk-a-new-0123456789", B)
     adapter = adapter_of("openai", gate, keys={"a": Vault(A, "sk-a-new-0123456789"), "b": B}, key_pool=("a", "b"))
     reports: list[AttemptReport] = []
@@ -436,7 +434,7 @@ async def test_a_vault_in_a_pool_is_asked_again_before_the_next_key_takes_over()
     assert [report.key for report in reports if isinstance(report, AttemptStarted)] == ["a", "a"]
 
 
-# -- Keys by name: a call that names one is sent with that one, and with no other.
+# -- Keys by name: a call that names a key is only sent with that key.
 
 
 ACME, BETA = "sk-of-acme-0123456789", "sk-of-beta-0123456789"
@@ -445,7 +443,7 @@ TENANTS = {"acme": ACME, "beta": BETA}
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
-    """On every wire that sends a key, and with the adapter's own key where it names none."""
+    """This holds on every wire with a key. Without a name, the adapter's own key is used."""
     kind, ask = ROWS[row]
     gate = Gate(ACME, BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS)
@@ -456,8 +454,8 @@ async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_an_unknown_name_is_told_with_those_that_there_are(row: str) -> None:
-    """Before anything is sent."""
+async def test_an_unknown_name_is_refused_with_the_known_names(row: str) -> None:
+    """The error comes before the request is sent."""
     kind, ask = ROWS[row]
     gate = Gate(ACME)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS)
@@ -469,7 +467,7 @@ async def test_an_unknown_name_is_told_with_those_that_there_are(row: str) -> No
 
 @pytest.mark.parametrize("row", ["anthropic whole", "gemini streamed", "cohere embeddings", "openai images"])
 async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> None:
-    """Whatever other keys there are, and whether or not they stand in a pool."""
+    """This holds for any other keys, and in a pool."""
     kind, ask = ROWS[row]
     gate = Gate(BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS, key_pool=("beta", "acme"))
@@ -479,8 +477,8 @@ async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> No
     assert gate.sent == [ACME, ACME]
 
 
-async def test_where_all_keys_have_names_a_call_must_say_one() -> None:
-    """No tenant's key serves a call that is nobody's."""
+async def test_if_all_keys_have_names_a_call_must_name_one() -> None:
+    """No tenant's key is used for a call without a tenant."""
     gate = Gate(ACME)
     adapter = adapter_of("anthropic", gate, keys=TENANTS)
     with pytest.raises(ConfigurationError, match="pass key=; its keys are acme, beta"):
@@ -493,8 +491,8 @@ def test_a_pool_of_keys_that_are_not_there_is_refused_at_once() -> None:
         adapter_of("anthropic", Gate(), keys=TENANTS, key_pool=("acme", "gamma"))
 
 
-async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
-    """So that whoever reads it knows which entry to mend."""
+async def test_a_failed_source_of_a_named_key_is_reported_with_its_name() -> None:
+    """A reader of the error then finds the entry to fix."""
 
     def broken() -> str:
         raise OSError(ACME)
@@ -507,8 +505,8 @@ async def test_what_keeps_a_named_key_from_coming_says_its_name() -> None:
     assert ACME not in "".join(traceback.format_exception(raised.value))
 
 
-async def test_each_attempt_tells_the_name_of_its_key() -> None:
-    """The name, and never the value."""
+async def test_each_attempt_has_the_name_of_its_key() -> None:
+    """The report has the name and never the value."""
     reports: list[AttemptReport] = []
     adapter = adapter_of("openai", Gate(ACME, OLD), api_key=OLD, keys=TENANTS)
     for key in ("acme", None):
@@ -518,7 +516,7 @@ async def test_each_attempt_tells_the_name_of_its_key() -> None:
 
 
 async def test_a_job_is_fetched_with_the_key_that_it_was_created_with() -> None:
-    """Its file belongs to that account."""
+    """The job's file belongs to that account."""
     gate = Gate(ACME)
     adapter = adapter_of("openai", gate, api_key=OLD, keys=TENANTS)
     job = VideoJob(

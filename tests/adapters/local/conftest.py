@@ -1,4 +1,4 @@
-"""Real llama.cpp processes: nothing here is simulated, so nothing here asserts a time."""
+"""Real llama.cpp processes. Nothing is simulated, so no test asserts a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    """The weights; skips where they, or llama.cpp, are not installed."""
+    """The weights. Without them or without llama.cpp, the tests are skipped."""
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip(f"no local model runtime: {INSTALL_RUNTIME}")
     found = find_model()
@@ -40,6 +40,6 @@ def settings(model: Path) -> LocalServerSettings:
 
 @pytest.fixture(scope="module")
 async def server(settings: LocalServerSettings) -> AsyncIterator[LocalServer]:
-    """One running server for a module's tests that only talk to it."""
+    """One running server for the tests of a module that only send requests."""
     async with LocalServer(settings) as server:
         yield server

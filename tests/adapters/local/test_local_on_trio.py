@@ -19,8 +19,8 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.deep("another start of the local model, on trio")
-async def test_a_server_lives_on_trio_too(settings: LocalServerSettings) -> None:
-    """Start, health and stop are the same on trio, and a cancelled start leaves no process."""
+async def test_a_server_works_on_trio(settings: LocalServerSettings) -> None:
+    """Start, health and stop work on trio. A cancelled start leaves no process."""
     server = LocalServer(settings)
     async with anyio.create_task_group() as group:
         group.start_soon(server.start)

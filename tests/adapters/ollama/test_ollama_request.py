@@ -30,7 +30,7 @@ from callboard.adapters.providers.ollama.request import (
     write_request,
 )
 from callboard.adapters.requests.estimate import at_most
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import (
     CapabilityError,
@@ -98,7 +98,7 @@ def wired(
 
 
 def written(request: CanonicalRequest, facts: ModelFacts | None = None, **options: Any) -> Plain:
-    """The body, which the official client's own type must take, and lose nothing of but the newest fields."""
+    """The body. The official client's type must accept it, without a loss except for the newest fields."""
     body: Plain = msgspec.json.decode(wired(request, facts, **options).body)
     judged = ollama._types.ChatRequest.model_validate(body)
     kept = judged.model_dump(exclude_unset=True)
@@ -124,7 +124,9 @@ def test_a_stream_is_asked_for_as_lines() -> None:
 
 
 def test_a_conversation_with_everything() -> None:
-    """Content is a string, arguments are an object, results name their tool; reasoning goes back to its owner."""
+    """Content is a string, arguments are an object, and results have their tool. Reasoning is sent back to its own
+    model.
+    """
     own = ProviderRaw("ollama", {"id": "call_a1"}, "qwen3:8b")
     assert messages(
         Message.system("Be brief."),
@@ -160,7 +162,7 @@ def test_a_conversation_with_everything() -> None:
 
 
 def test_images_of_results_follow_in_a_users_message() -> None:
-    """After all results, which must directly follow their calls."""
+    """The images come after all results, which must directly follow their calls."""
     call_both = Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "clock", {})])
     results = Message(
         Role.TOOL, (ToolResultBlock("tu_1", (ImageBlock(data=PNG),)), ToolResultBlock("tu_2", "noon"))
@@ -177,8 +179,8 @@ def test_images_of_results_follow_in_a_users_message() -> None:
     ]
 
 
-def test_what_only_others_understand_is_lost() -> None:
-    """And named; a message of which nothing is left is none."""
+def test_content_of_other_providers_is_lost() -> None:
+    """The lost content is named. A message without other content is removed."""
     theirs = [ThinkingBlock("Hm.", "c2ln", ProviderRaw("anthropic", {}))]
     ours = [OpaqueBlock("x", ProviderRaw("ollama", {})), RedactedThinkingBlock("y", ProviderRaw("ollama", {}))]
     for content in (theirs, ours):
@@ -188,7 +190,9 @@ def test_what_only_others_understand_is_lost() -> None:
 
 
 def test_tool_choices() -> None:
-    """There is no such field: none leaves the tools out, and forcing is refused before the network."""
+    """There is no such field. With `none` the tools are left out, and a forced call is refused before any network
+    access.
+    """
     assert "tools" in written(ask(tools=(LOOK,), tool_choice=ToolChoice("auto")))
     assert "tools" not in written(ask(tools=(LOOK,), tool_choice=ToolChoice("none")))
     for choice in (ToolChoice("required"), ToolChoice("named", "look")):
@@ -196,16 +200,16 @@ def test_tool_choices() -> None:
             wired(ask(tools=(LOOK,), tool_choice=choice))
 
 
-def test_a_model_that_is_known_to_be_blind_is_shown_nothing() -> None:
-    """An image of the current turn is refused; an older one is lost."""
+def test_a_model_without_image_support_gets_no_images() -> None:
+    """An image of the current turn is refused, and an older one is dropped with a warning."""
     seen = Message.user([ImageBlock(data=PNG), TextBlock("?")])
     with pytest.raises(CapabilityError):
         wired(ask(seen), PLAIN)
     assert codes(ask(seen, Message.assistant("So."), Message.user("And?")), PLAIN) == ["content_dropped"]
 
 
-def test_a_model_without_tools_is_not_asked_to_call_any() -> None:
-    """The text says what to do."""
+def test_a_model_without_tools_gets_no_tools() -> None:
+    """The text asks for the tool."""
     with pytest.raises(CapabilityError, match="tools: emulate"):
         wired(ask(tools=(LOOK,)), PLAIN)
 
@@ -228,22 +232,22 @@ def test_a_model_without_tools_is_not_asked_to_call_any() -> None:
     (None, "none", False, []),
 ])  # fmt: skip
 def test_thinking(facts: ModelFacts | None, effort: str | None, expected: Json, warned: list[str]) -> None:
-    """As far as the model can, and as far as that is known."""
+    """The setting depends on the known abilities of the model."""
     request = ask(reasoning_effort=effort)
     assert written(request, facts).get("think") == expected
     assert codes(request, facts) == warned
 
 
-def test_the_requests_options_stand_over_the_configurations_and_these_over_ours() -> None:
-    """One by one; the rest of the body as it is."""
+def test_options_of_the_request_replace_those_of_the_configuration() -> None:
+    """Each option is replaced separately. The rest of the body does not change."""
     own = {"ollama": {"options": {"num_ctx": 9000, "top_k": 5}, "keep_alive": -1}}
     body = written(ask(provider_options=own), defaults={"options": {"top_k": 1, "num_gpu": 0}, "keep_alive": "5m"})
     assert body["options"] == {"num_ctx": 9000, "num_predict": 64, "top_k": 5, "num_gpu": 0}
     assert body["keep_alive"] == -1
 
 
-def test_a_prompt_that_can_t_fit_is_refused_and_one_that_may_not_is_warned_of() -> None:
-    """By the window that is asked for in the end: older servers would drop the oldest messages without a word."""
+def test_a_prompt_that_cannot_fit_is_refused_and_a_long_one_causes_a_warning() -> None:
+    """The limit is the requested window. Older servers would drop the oldest messages silently."""
     assert codes(ask(), estimated=4096) == []
     assert codes(ask(), estimated=5000) == ["prompt_near_window"]
     with pytest.raises(PromptTooLongError, match="5121 tokens for a window of 4096"):
@@ -257,13 +261,13 @@ def test_a_prompt_that_can_t_fit_is_refused_and_one_that_may_not_is_warned_of() 
     [(1, None, 4096), (4096, None, 4096), (4097, None, 8192), (70_000, None, 131_072), (70_000, 40_960, 40_960),
      (100, 2048, 2048)],
 )  # fmt: skip
-def test_windows_come_in_few_sizes(needed: int, limit: int | None, expected: int) -> None:
-    """Each other size makes the server load the model anew; none is larger than the model's own."""
+def test_windows_have_few_sizes(needed: int, limit: int | None, expected: int) -> None:
+    """Each new size makes the server load the model again. No window is larger than the model's own."""
     assert window_size(needed, limit) == expected
 
 
 def test_a_window_only_grows() -> None:
-    """A short question after a long one must not cost a reload; models don't share their windows."""
+    """A short question after a long one must not reload the model. Models don't share their windows."""
     windows = Windows()
     assert windows.choose("a", 9000, None) == 16384
     assert windows.choose("a", 100, None) == 16384
@@ -272,8 +276,8 @@ def test_a_window_only_grows() -> None:
 
 
 @given(st.integers(0, 200_000), st.integers(1, 50_000))
-def test_a_window_holds_prompt_and_output(estimated: int, output: int) -> None:
-    """Also where the estimate was a quarter too low."""
+def test_a_window_has_room_for_prompt_and_output(estimated: int, output: int) -> None:
+    """This holds even if the estimate was a quarter too low."""
     assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
 
 
@@ -286,7 +290,7 @@ SAID = st.text(min_size=1, max_size=8).filter(str.strip)
 @settings(max_examples=60)
 @given(st.one_of(st.none(), SAID), st.one_of(st.none(), SAID), st.lists(ARGUMENTS, max_size=2))
 def test_a_reply_survives_the_round_trip(thought: str | None, text: str | None, calls: list[JsonObject]) -> None:
-    """What the server said is what it gets back, word for word, with its own ids."""
+    """The server gets its own reply unchanged, with its own ids."""
     message: JsonObject = {"role": "assistant", "content": text or ""}
     if thought:
         message["thinking"] = thought
@@ -299,12 +303,12 @@ def test_a_reply_survives_the_round_trip(thought: str | None, text: str | None, 
     assert back == ([message] if thought or text or calls else [])
 
 
-def test_a_model_is_taken_to_be_able_until_it_is_known() -> None:
-    """What it can't do the server refuses by name."""
+def test_an_unknown_model_is_assumed_to_support_everything() -> None:
+    """The server refuses unsupported features with their names."""
     assert ModelFacts().capabilities() == UNKNOWN
 
 
-# -- What the server says of its models, however old it is.
+# -- The server's data about its models, for servers of any age.
 
 
 SHOWN: Json = {
@@ -317,8 +321,8 @@ SHOWN: Json = {
 }
 
 
-def test_a_model_as_it_is_shown() -> None:
-    """Abilities, window and family; and what the contract makes of them."""
+def test_the_data_about_a_model_is_read() -> None:
+    """Abilities, window and family are read, with the resulting capabilities."""
     judged = ollama.ShowResponse.model_validate(SHOWN)
     assert judged.capabilities == ["completion", "tools", "thinking"]
     assert judged.modelinfo is not None
@@ -340,13 +344,13 @@ def test_a_model_as_it_is_shown() -> None:
     ([], None),
     (None, None),
 ])  # fmt: skip
-def test_shapes_of_every_age(shown: Json, expected: ModelFacts | None) -> None:
-    """What isn't said isn't known."""
+def test_data_of_servers_of_every_age(shown: Json, expected: ModelFacts | None) -> None:
+    """Missing values are unknown."""
     assert read_show(shown) == expected
 
 
-def test_unsaid_abilities_are_not_denied() -> None:
-    """Only a server that lists abilities denies the others."""
+def test_missing_abilities_are_not_excluded() -> None:
+    """Only a server that lists abilities excludes the others."""
     assert ModelFacts(context_tokens=8192).capabilities().supports_tools
     assert not ModelFacts(frozenset({"completion"})).capabilities().supports_tools
 
@@ -370,7 +374,7 @@ def test_no_answer_breaks_anything(answer: Json) -> None:
 
 
 def test_the_list_of_models() -> None:
-    """By `model`, which older servers call `name`."""
+    """The name is in `model`, which older servers call `name`."""
     assert read_tags({"models": [{"name": "a:1", "model": "a:1"}, {"name": "b:2"}, {}, None]}) == ("a:1", "b:2")
     assert read_tags({"models": None}) == ()
     (judged,) = ollama.ListResponse.model_validate({"models": [{"name": "a:1", "model": "a:1"}]}).models
@@ -387,8 +391,8 @@ def test_names_without_a_tag_are_the_latest(name: str, full: str) -> None:
     assert full_name(name) == full
 
 
-def test_a_catalogue_asks_once_and_again_after_a_silence() -> None:
-    """Not at once, for each call would pay for it; and known is known."""
+def test_the_catalogue_asks_again_only_after_a_while() -> None:
+    """A repetition costs each call a request, so it comes later. Known data is not requested again."""
     catalogue = Catalogue()
     assert catalogue.wants("a", 0)
     catalogue.learn("a", None, 0)
@@ -399,8 +403,8 @@ def test_a_catalogue_asks_once_and_again_after_a_silence() -> None:
     assert catalogue.facts("a") == ModelFacts(family="x")
 
 
-def test_a_catalogue_is_bounded() -> None:
-    """The one learned first goes first."""
+def test_the_catalogue_is_limited() -> None:
+    """The oldest entry is removed first."""
     catalogue = Catalogue()
     for number in range(MAX_MODELS + 1):
         catalogue.learn(str(number), ModelFacts(), 0)
@@ -417,8 +421,8 @@ def test_a_catalogue_is_bounded() -> None:
     last("length", {}),
     last(None, content="Hi"),
 ])  # fmt: skip
-def test_the_official_client_takes_our_lines_for_its_servers(vector: JsonObject) -> None:
-    """They are written by hand, so somebody else must say that they are right."""
+def test_the_official_client_accepts_the_scripted_lines(vector: JsonObject) -> None:
+    """The lines are written by hand, so another judge must accept them."""
     judged = ollama.ChatResponse.model_validate(vector)
     assert judged.message.content == vector["message"]["content"]
     assert judged.done == vector["done"]
@@ -426,7 +430,7 @@ def test_the_official_client_takes_our_lines_for_its_servers(vector: JsonObject)
     assert len(judged.message.tool_calls or ()) == len(vector["message"].get("tool_calls", ()))
 
 
-# -- The adapter over a scripted server: what it asks about models, what it sends, and what errors mean.
+# -- The adapter over a scripted server: questions about models, requests, and the meaning of errors.
 
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
@@ -442,7 +446,7 @@ def streamed(*lines: Json) -> FakeReply:
 
 
 class Server:
-    """Ollama as a script."""
+    """A scripted Ollama server."""
 
     def __init__(
         self, *chats: FakeReply | Exception, show: Json = SHOWN, tags: Json = None, wait: float = 0
@@ -487,8 +491,8 @@ def made(server: Server, clock: FakeClock | None = None, **config: object) -> Ol
     return OllamaAdapter(AdapterConfig(**config), transport=server, clock=clock or FakeClock())  # type: ignore[arg-type]
 
 
-async def test_a_model_is_asked_about_before_its_first_call_and_never_again() -> None:
-    """And from then on its capabilities are the server's word."""
+async def test_the_server_is_asked_about_a_model_once() -> None:
+    """After that, the model's capabilities are those of the server."""
     server = Server(answer(last(content="Hi")), streamed(line(content="Hi"), last()))
     adapter = made(server)
     assert adapter.get_capabilities("qwen3:8b").supports_images
@@ -503,8 +507,8 @@ async def test_a_model_is_asked_about_before_its_first_call_and_never_again() ->
     assert all(reply.closed for reply in server.replies)
 
 
-async def test_a_server_that_doesn_t_say_is_asked_again_only_later() -> None:
-    """The calls go on without; what isn't known isn't refused."""
+async def test_a_server_without_data_is_asked_again_only_later() -> None:
+    """Meanwhile, calls continue without the data. Unknown abilities are not refused."""
     clock = FakeClock()
     server = Server(*[answer(last(content="Hi")) for _ in range(3)], show=None)
     adapter = made(server, clock)
@@ -525,8 +529,8 @@ async def test_a_silent_server_costs_a_call_five_seconds_at_most() -> None:
     assert anyio.current_time() - begun == pytest.approx(5)
 
 
-async def test_at_the_start_all_models_are_asked_about() -> None:
-    """A few at a time; then nothing needs to be asked before a call."""
+async def test_the_start_asks_about_all_models() -> None:
+    """A few models are asked about concurrently. Then a call needs no question."""
     names = [f"m{number}:1b" for number in range(10)]
     server = Server(answer(last(content="Hi")), tags={"models": [{"model": name} for name in names]}, wait=0.1)
     adapter = made(server)
@@ -541,15 +545,15 @@ async def test_at_the_start_all_models_are_asked_about() -> None:
 
 @pytest.mark.parametrize("server", [Server(), Server(tags=[]), Server(tags={"models": "x"}), Server(wait=1000)])
 async def test_a_start_never_fails(server: Server) -> None:
-    """Neither without a server nor with another one, and it doesn't take long."""
+    """Without a server, or with a server of another kind, the start is short and raises no error."""
     adapter = made(server)
     with anyio.fail_after(6):
         await adapter.initialize()
     assert adapter.get_capabilities("x").supports_tools
 
 
-async def test_asking_can_be_switched_off() -> None:
-    """For servers that speak only the chat."""
+async def test_questions_about_models_can_be_switched_off() -> None:
+    """Some servers only support the chat."""
     server = Server(answer(last(content="Hi")))
     adapter = made(server, options={"discover": False})
     await adapter.initialize()
@@ -557,16 +561,16 @@ async def test_asking_can_be_switched_off() -> None:
     assert len(server.requests) == 1
 
 
-async def test_what_a_known_model_can_t_do_is_refused_before_the_chat() -> None:
-    """The server would take an image and say something."""
+async def test_unsupported_features_of_a_known_model_are_refused() -> None:
+    """The server would accept an image and reply with an invention."""
     server = Server(show={"capabilities": ["completion"]})
     with pytest.raises(CapabilityError):
         await made(server).complete(ask(tools=(LOOK,)))
     assert server.asked("/api/chat") == []
 
 
-async def test_each_call_asks_for_the_window_that_it_needs() -> None:
-    """By prompt and output, within the model's own, and never less than before."""
+async def test_each_call_requests_the_window_that_it_needs() -> None:
+    """The window has room for prompt and output, within the model's own limit. It never shrinks."""
     server = Server(*[answer(last(content="Hi")) for _ in range(4)])
     adapter = made(server)
     long = Message.user("word " * 8000)
@@ -577,7 +581,7 @@ async def test_each_call_asks_for_the_window_that_it_needs() -> None:
 
 
 async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
-    """Whole and streamed."""
+    """This holds for plain and streamed replies."""
     metrics: JsonObject = {"eval_count": 1}
     server = Server(
         answer(last("stop", metrics, content="Hi")), streamed(line(content="Hi"), last("stop", metrics))
@@ -593,8 +597,8 @@ async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_i
     assert expected != adapter.estimate_input_tokens(request.messages)
 
 
-async def test_a_fixed_window_is_kept_and_what_can_t_fit_it_refused() -> None:
-    """The configuration knows the machine's memory."""
+async def test_a_fixed_window_is_kept_and_larger_prompts_are_refused() -> None:
+    """The user sets the window for the memory of the machine."""
     server = Server(answer(last(content="Hi")))
     adapter = made(server, options={"num_ctx": 2048, "keep_alive": "1h", "options": {"top_k": 3}})
     await adapter.complete(ask())
@@ -604,8 +608,8 @@ async def test_a_fixed_window_is_kept_and_what_can_t_fit_it_refused() -> None:
         await adapter.complete(ask(Message.user("word " * 8000)))
 
 
-def test_a_cold_model_has_time_to_load() -> None:
-    """Unless the configuration says otherwise."""
+def test_a_model_that_is_not_loaded_has_time_to_load() -> None:
+    """This holds unless the configuration has another time limit."""
     assert made(Server()).config.first_event_timeout == SLOW_MACHINE_SECONDS
     assert made(Server(), first_event_timeout=7.0).config.first_event_timeout == 7.0
 
@@ -618,8 +622,8 @@ def test_options_that_make_no_sense(options: JsonObject) -> None:
         made(Server(), options=options)
 
 
-async def test_tools_are_emulated_where_the_configuration_says_so() -> None:
-    """By the format, which the server enforces; also for a model that knows no tools, and also by force."""
+async def test_tools_are_emulated_if_the_configuration_asks_for_it() -> None:
+    """The server enforces the format. This also works for a model without tools, and for a forced call."""
     decided = {"tool": "look", "arguments": {"at": 3}}
     server = Server(
         *[answer(last(content=msgspec.json.encode(decided).decode())) for _ in range(2)],

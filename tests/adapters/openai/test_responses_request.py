@@ -1,4 +1,4 @@
-"""Requests on the wire: each is a pure function of the canonical request."""
+"""Requests on the wire. Each depends only on the canonical request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def request(*messages: Message, **fields: object) -> CanonicalRequest:
 
 
 def read_whole(*output: Json) -> Reading:
-    """A reply of these items, read."""
+    """Read a reply with these items."""
     return read_body(WIRES[1], response(output=list(output)), model="openai:gpt-test")
 
 
@@ -83,19 +83,19 @@ def test_empty_input_is_an_empty_user_message() -> None:
     assert items(Message.user(" ")) == [{"role": "user", "content": ""}]
 
 
-def test_names_that_the_model_made_up_are_made_legal() -> None:
-    """A dot in a name would be refused on replay."""
+def test_invalid_names_of_the_model_are_made_valid() -> None:
+    """A dot in a name would be refused when the call is sent back."""
     made_up = ToolUseBlock("tu_1", "multi_tool_use.parallel", {}, incomplete=True)
     assert items(Message.assistant([made_up]))[0]["name"] == "multi_tool_use_parallel"
 
 
 def replay(*output: Json) -> list[JsonObject]:
-    """The items of a reply, read and written back."""
+    """The items of a reply that was read and written again."""
     return items(Message.user("?"), Message.assistant(read_whole(*output).content), Message.user("!"))[1:-1]
 
 
-def test_reasoning_goes_back_whole_with_what_it_preceded() -> None:
-    """The item as it came, and then the very item that followed, by its own id."""
+def test_reasoning_is_sent_back_with_the_item_after_it() -> None:
+    """The reasoning item is unchanged, and the item that followed it has its own id."""
     item = reasoning("Why", status=None)
     said = message("Hello", phase="final_answer")
     assert replay(item, said) == [
@@ -114,8 +114,10 @@ def test_reasoning_goes_back_whole_with_what_it_preceded() -> None:
     assert answer["call_id"] == "call_1"
 
 
-def test_reasoning_in_several_parts_goes_back_once() -> None:
-    """The parts of a summary are blocks of their own here, and one item again there, without a loss."""
+def test_reasoning_in_several_parts_is_sent_back_once() -> None:
+    """The parts of a summary are separate blocks in Callboard, and one item again in the request, without a
+    loss.
+    """
     item = reasoning("Why", "Where", status=None)
     assert [sent["type"] for sent in replay(item, message("Hello"))] == ["reasoning", "message"]
     assert replay(item, message("Hello"))[0] == reasoning("Why", "Where")
@@ -123,8 +125,10 @@ def test_reasoning_in_several_parts_goes_back_once() -> None:
     assert codes(request(Message.user("?"), Message.assistant(content), Message.user("!"))) == []
 
 
-def test_plain_reasoning_goes_back_by_its_id_and_an_empty_one_stays_behind() -> None:
-    """Servers of open models want the id; what has neither content nor encryption takes the ids after it along."""
+def test_plain_reasoning_is_sent_back_and_empty_reasoning_is_dropped() -> None:
+    """Servers of open models need the id. Without content and encryption, the item is dropped, and so are the ids
+    after it.
+    """
     plain: JsonObject = {
         "type": "reasoning",
         "id": "rs_1",
@@ -138,8 +142,7 @@ def test_plain_reasoning_goes_back_by_its_id_and_an_empty_one_stays_behind() -> 
 
 
 def test_every_replayed_item_has_what_the_vendors_type_requires() -> None:
-    """Also a message that was another's, whose id had to stay behind, or that never had one; ids are distinct, and
-    stay the same from send to send."""
+    """A message of another provider without an id gets one. Ids are distinct and the same in each request."""
     nameless: JsonObject = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
     history = (
         Message.user("?"),
@@ -160,16 +163,16 @@ def test_every_replayed_item_has_what_the_vendors_type_requires() -> None:
         assert found[:3] == items(*history[:3], model=model)
 
 
-def test_reasoning_without_its_follower_is_dropped() -> None:
-    """A reasoning item that nothing follows is refused by the API."""
+def test_reasoning_without_a_following_item_is_dropped() -> None:
+    """The API refuses a reasoning item without a following item."""
     content = read_whole(reasoning("Why")).content
     asked = request(Message.user("?"), Message.assistant(content), Message.user("!"))
     assert body(asked)["input"] == [{"role": "user", "content": "?"}, {"role": "user", "content": "!"}]
     assert codes(asked) == ["content_dropped"]
 
 
-def test_reasoning_goes_to_nobody_else() -> None:
-    """Foreign reasoning, and any reasoning for a model that can't reason, stays behind with a warning."""
+def test_reasoning_is_only_sent_to_its_own_model() -> None:
+    """Foreign reasoning, and any reasoning for a model without reasoning, is dropped with a warning."""
     foreign = Message.assistant([ThinkingBlock("hm", "sig"), TextBlock("Hello")])
     ours = Message.assistant(read_whole(reasoning("Why"), message("Hello")).content)
     for asked in (
@@ -186,15 +189,15 @@ def test_reasoning_goes_to_nobody_else() -> None:
 
 
 def test_two_parts_of_one_message_stay_one_item() -> None:
-    """Parts that came under one id go back under one id."""
+    """Parts with the same id are sent back with that id."""
     _, said = replay(reasoning(), message("a", "b"))
     content = said["content"]
     assert isinstance(content, list)
     assert [part["text"] for part in content if isinstance(part, dict)] == ["a", "b"]
 
 
-def test_refusal_goes_back_as_one() -> None:
-    """A refusal is replayed as the refusal that it was."""
+def test_a_refusal_is_sent_back_as_a_refusal() -> None:
+    """A refusal is sent back as the same refusal."""
     (said,) = replay(message(content=[{"type": "refusal", "refusal": "No."}]))
     assert said["content"] == [{"type": "refusal", "refusal": "No."}]
 
@@ -209,8 +212,8 @@ def test_refusal_goes_back_as_one() -> None:
     ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "c"}], True),
     ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "d"}], False),
 ])  # fmt: skip
-def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept: bool) -> None:
-    """Self-contained items and whole pairs go back verbatim; what waits for an output stays behind."""
+def test_opaque_items_are_sent_back_if_they_are_valid(output: list[JsonObject], kept: bool) -> None:
+    """Self-contained items and complete pairs are sent back unchanged. An item without its output is dropped."""
     content = read_whole(*output, message("Hello")).content
     asked = request(Message.user("?"), Message.assistant(content))
     found = body(asked)["input"]
@@ -219,15 +222,15 @@ def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept
     assert codes(asked) == ([] if kept else ["content_dropped"] * len(output))
 
 
-def test_annotations_go_back_with_their_text() -> None:
-    """A link that the text was given is part of what was said."""
+def test_annotations_are_sent_back_with_their_text() -> None:
+    """A link of the text belongs to the content."""
     link = {"type": "url_citation", "start_index": 0, "end_index": 5, "url": "https://x.test", "title": "X"}
     part = {"type": "output_text", "text": "Hello", "annotations": [link]}
     (said,) = replay(message(content=[part]))
     assert said["content"] == [part]
 
 
-def test_documents_stand_in_results_and_go_to_compatible_servers_too() -> None:
+def test_documents_are_in_results_also_for_compatible_servers() -> None:
     report = DocumentBlock(data=b"%PDF-1", name="report.pdf")
     found = items(Message.assistant([ToolUseBlock("tu_1", "f", {})]), Message.tool_result("tu_1", [report]))
     data = "data:application/pdf;base64,JVBERi0x"
@@ -235,8 +238,8 @@ def test_documents_stand_in_results_and_go_to_compatible_servers_too() -> None:
     assert codes(request(Message.user([report])), COMPATIBLE) == []
 
 
-def test_another_models_reasoning_stays_behind_and_takes_the_ids_and_items_that_need_it_away() -> None:
-    """Without its reasoning an item is refused by its id; back at its own model all of it is there again."""
+def test_reasoning_of_another_model_is_dropped_with_dependent_ids_and_items() -> None:
+    """Without its reasoning, an item with an id is refused. Back at its own model, everything is sent again."""
     content = read_whole(reasoning("Why"), SEARCH, message("Hello")).content
     history = (Message.user("?"), Message(Role.ASSISTANT, content, id="msg_7"), Message.user("!"))
     thought, searched, said = items(*history)[1:-1]
@@ -247,8 +250,8 @@ def test_another_models_reasoning_stays_behind_and_takes_the_ids_and_items_that_
     assert [(loss.block_type, loss.message_id) for loss in losses] == [("thinking", "msg_7"), ("opaque", "msg_7")]
 
 
-def test_reasoning_never_goes_back_before_what_another_one_led_to() -> None:
-    """Cut off before its own item, and with another reply after it, it would be taken for that one's."""
+def test_reasoning_is_never_sent_before_the_item_of_another() -> None:
+    """If the reasoning lost its own item, the next reply's item would be taken for it."""
     cut = read_whole(reasoning("Why")).content
     later = read_whole(reasoning("Then", number=2), message("Hello", item_id="msg_2")).content
     replies = (Message(Role.ASSISTANT, cut, id="msg_cut"), Message(Role.ASSISTANT, later, id="msg_later"))
@@ -260,7 +263,7 @@ def test_reasoning_never_goes_back_before_what_another_one_led_to() -> None:
 
 
 def test_reasoning_before_a_dropped_item_is_dropped_too() -> None:
-    """What the reasoning led to can't go back, so neither can it."""
+    """The item after the reasoning can't be sent back, so the reasoning is dropped too."""
     foreign = OpaqueBlock("server_tool_use", ProviderRaw("anthropic", {"type": "server_tool_use"}))
     thought = read_whole(reasoning("Why")).content[0]
     asked = request(Message.user("?"), Message.assistant([thought, foreign]), Message.user("!"))
@@ -271,7 +274,7 @@ def test_reasoning_before_a_dropped_item_is_dropped_too() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["reasoning", "text", "call", "search"]), max_size=6), st.booleans())
 def test_round_trip(kinds: list[str], encrypted: bool) -> None:
-    """What goes back is read again as what it was; a reasoning item is always followed by its item."""
+    """The sent items are read as the same content. A reasoning item is always followed by its item."""
     output: list[Json] = []
     for number, kind in enumerate(kinds):
         match kind:
@@ -313,8 +316,8 @@ def _plain(block: ContentBlock) -> tuple[object, ...]:
             raise AssertionError(block)
 
 
-def test_tools_are_strict_where_that_loses_nothing() -> None:
-    """Strict mode is said explicitly: on for OpenAI, off elsewhere, off with a warning where it can't be."""
+def test_tools_are_strict_if_nothing_is_lost() -> None:
+    """Strict mode is explicit: on for OpenAI, off for others, and off with a warning for unsupported schemas."""
     (tool,) = tools(request(tools=(WEATHER,)))
     assert tool == {
         "type": "function",
@@ -338,8 +341,8 @@ def test_tools_are_strict_where_that_loses_nothing() -> None:
         body(request(tools=(msgspec.structs.replace(free, strict=True),)))
 
 
-def test_schema_where_the_server_ignores_it() -> None:
-    """llama.cpp takes a schema on this API and does nothing with it."""
+def test_a_schema_on_a_server_that_ignores_it() -> None:
+    """llama.cpp accepts a schema on this API and ignores it."""
     with pytest.raises(CapabilityError):
         body(request(output_schema={"type": "object"}), QUIRKS["llama.cpp"])
 
@@ -357,8 +360,8 @@ def test_schema_where_the_server_ignores_it() -> None:
     ("gpt-5.6", None, False),
     ("gpt-5.6", "none", True),
 ])  # fmt: skip
-def test_sampling_while_reasoning(model: str, effort: str | None, sent: bool) -> None:
-    """Models refuse sampling parameters while they reason; then they are left out with a warning."""
+def test_sampling_during_reasoning(model: str, effort: str | None, sent: bool) -> None:
+    """Models refuse sampling parameters during reasoning. They are left out with a warning."""
     asked = request(model=model, reasoning_effort=effort, temperature=0.5, top_p=0.9)
     assert ("temperature" in body(asked), "top_p" in body(asked)) == (sent, sent)
     assert codes(asked) == ([] if sent else ["parameter_dropped"] * 2)
@@ -370,8 +373,8 @@ def test_llama_cpp_has_one_place_for_system_texts_and_no_least_output() -> None:
     assert (sent["instructions"], sent["max_output_tokens"]) == ("S\n\nd", 3)
 
 
-def test_llama_cpp_gets_only_what_it_takes() -> None:
-    """Typed assistant items, and none of the fields that it knows nothing about."""
+def test_llama_cpp_gets_only_supported_fields() -> None:
+    """The request has typed assistant items and no field that llama.cpp does not support."""
     asked = request(Message.user("a"), Message.assistant("b"), Message.user("c"), reasoning_effort="low")
     assert body(asked, QUIRKS["llama.cpp"]) == {
         "model": "gpt-test",
@@ -390,7 +393,7 @@ def test_llama_cpp_gets_only_what_it_takes() -> None:
     }
 
 
-# -- Portable settings, the prompt cache's key, and what is known of the models, on the Responses API.
+# -- Portable settings, the prompt cache's key, and facts about the models, on the Responses API.
 
 
 def build_model(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: object) -> BuiltRequest:
@@ -400,7 +403,7 @@ def build_model(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: obj
     return built
 
 
-def test_verbosity_stands_beside_the_replys_form() -> None:
+def test_verbosity_is_next_to_the_replys_form() -> None:
     schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
     text = build_model(verbosity="high", output_schema=schema).body["text"]
     assert isinstance(text, dict)
@@ -421,7 +424,7 @@ def test_effort_asks_for_a_summary_where_the_model_is_known_to_give_one(
     assert build_model("gpt-5.5", COMPATIBLE, reasoning_effort="low").body["reasoning"] == {"effort": "low"}
 
 
-def test_a_model_that_sums_up_for_nobody_is_asked_once() -> None:
+def test_a_model_that_returns_no_summary_is_asked_once() -> None:
     said = "Your organization must be verified to generate reasoning summaries. Please go to the settings."
     refusal = {"error": {"message": said, "type": "invalid_request_error", "param": "reasoning.summary"}}
     body = msgspec.json.encode(response(output=[message("Hi")]))
@@ -492,7 +495,7 @@ def adapter(base_url: str | None = None, **options: Json) -> OpenAIAdapter:
 
 
 def test_quirks_by_name_and_by_address() -> None:
-    """OpenAI's own hosts are known; others are taken to be merely compatible; a wrong name is an error."""
+    """OpenAI's own hosts are recognised. Others count as compatible only. A wrong name is an error."""
     assert adapter().wire.quirks == OPENAI
     assert adapter(base_url="https://my.openai.azure.com/openai/v1/").wire.quirks == OPENAI
     assert adapter(base_url="https://openrouter.ai/api/v1").wire.quirks == COMPATIBLE

@@ -15,7 +15,7 @@ def an_object(properties: JsonObject, *required: str, **fields: Json) -> JsonObj
 
 
 def prop(schema: JsonObject, **fields: Json) -> Json:
-    """What an optional property of that schema becomes."""
+    """The strict form of an optional property of that schema."""
     strict = to_strict(an_object({"p": schema}, **fields)).schema
     properties = strict["properties"]
     assert isinstance(properties, dict)
@@ -44,12 +44,12 @@ CLOSED: JsonObject = {**DEFINITION, "additionalProperties": False}
     ({"type": "array", "items": DEFINITION}, {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]}),
 ])  # fmt: skip
 def test_optional_becomes_nullable(schema: JsonObject, expected: JsonObject) -> None:
-    """Every kind of schema can say null, references, enums and alternatives included."""
+    """This holds for every kind of schema, including references, enums and alternatives."""
     assert prop(schema, **{"$defs": {"d": DEFINITION}}) == expected
 
 
 def test_definitions_are_strict_too() -> None:
-    """Definitions are rewritten like the rest, under their newer name, and may refer to themselves."""
+    """Definitions are rewritten under their newer name, and may refer to themselves."""
     node = an_object({"next": {"$ref": "#/definitions/node"}}, **{"$anchor": "x", "~note": 1})
     strict = to_strict(an_object({"head": {"$ref": "#/definitions/node"}}, "head", definitions={"node": node}))
     assert strict.schema["$defs"] == {
@@ -63,8 +63,8 @@ def test_definitions_are_strict_too() -> None:
     assert "definitions" not in strict.schema
 
 
-def test_a_schema_that_is_strict_already_gains_nothing() -> None:
-    """Then nothing needs to be taken back out."""
+def test_a_strict_schema_is_not_changed() -> None:
+    """Then no null has to be removed."""
     assert not to_strict(an_object({"a": {"type": "string"}}, "a")).adds_nulls
     assert not to_strict(an_object({})).adds_nulls
 
@@ -87,8 +87,8 @@ def test_a_schema_that_is_strict_already_gains_nothing() -> None:
     {"$ref": "#/$defs/d", "minLength": 1},
     {"type": "string", "enum": [str(number) for number in range(1001)]},
 ])  # fmt: skip
-def test_what_strict_mode_can_not_say(schema: Json) -> None:
-    """It is refused with its path, so that the tool can be sent without strict mode."""
+def test_schemas_that_strict_mode_does_not_support(schema: Json) -> None:
+    """The schema is refused with its path, so that the tool can be sent without strict mode."""
     with pytest.raises(NotStrict, match=r"^\$"):
         to_strict({"type": "object", "properties": {"p": schema}, "$defs": {"d": DEFINITION}})
 
@@ -106,17 +106,17 @@ def test_what_strict_mode_can_not_say(schema: Json) -> None:
     ({"type": "string", "format": "uuid", "pattern": "^(?:x)"}, {"type": "string", "format": "uuid",
         "pattern": "^(?:x)"}),
 ])  # fmt: skip
-def test_constraints_that_strict_mode_does_not_know_are_told_in_words(
-    schema: JsonObject, expected: JsonObject
-) -> None:
-    """The shape is enforced, the rest is said; what strict mode knows is left alone. Inside definitions, too."""
+def test_unsupported_constraints_become_text(schema: JsonObject, expected: JsonObject) -> None:
+    """The shape is enforced and the constraint becomes text. Supported constraints stay, also inside
+    definitions.
+    """
     assert to_strict(an_object({"p": schema}, "p")).schema["properties"] == {"p": expected}
     inside = to_strict(an_object({"p": {"$ref": "#/definitions/d"}}, "p", definitions={"d": schema})).schema
     assert inside["$defs"] == {"d": expected}
 
 
 def test_too_deep() -> None:
-    """More than ten levels are refused by the provider."""
+    """The provider refuses more than ten levels."""
     schema: JsonObject = {"type": "string"}
     for _ in range(11):
         schema = an_object({"p": schema}, "p")
@@ -124,8 +124,8 @@ def test_too_deep() -> None:
         to_strict(schema)
 
 
-def test_alternatives_are_told_apart() -> None:
-    """A null is judged by the alternative that the value follows."""
+def test_alternatives_are_distinguished() -> None:
+    """A null is interpreted by the alternative that the value matches."""
     circle = an_object({"kind": {"const": "circle"}, "label": {"type": "string"}}, "kind")
     square = an_object({"kind": {"const": "square"}, "label": {"type": ["string", "null"]}}, "kind")
     schema = an_object({"shapes": {"type": "array", "items": {"anyOf": [circle, square]}}}, "shapes")
@@ -135,8 +135,8 @@ def test_alternatives_are_told_apart() -> None:
     }
 
 
-def test_arguments_that_follow_no_schema_pass() -> None:
-    """A model that ignores the schema is the host's business, not ours."""
+def test_arguments_that_fit_no_schema_are_not_changed() -> None:
+    """The host handles arguments of a model that ignores the schema."""
     schema = an_object({"a": {"type": "array", "items": {"type": "string"}}, "b": {"$ref": "#/$defs/none"}})
     for value in ({"a": {"x": None}}, {"x": None, "a": [None]}, {"b": {"c": None}}):
         assert without_added_nulls(value, schema) == value
@@ -144,7 +144,7 @@ def test_arguments_that_follow_no_schema_pass() -> None:
 
 @st.composite
 def schemas(draw: st.DrawFn, depth: int = 3) -> JsonObject:
-    """A schema that strict mode can say."""
+    """A schema that strict mode supports."""
     simple: list[JsonObject] = [
         {"type": "string"},
         {"type": "integer"},
@@ -176,7 +176,7 @@ def objects(draw: st.DrawFn, depth: int = 3) -> JsonObject:
 
 
 def value_of(draw: st.DrawFn, schema: JsonObject) -> tuple[Json, Json]:
-    """A value for the original schema, and the same as a model says it under the strict one."""
+    """A value for the original schema, and the same value in the strict form."""
     if "$ref" in schema:
         return value_of(draw, DEFINITION)
     if "oneOf" in schema or "anyOf" in schema:
@@ -218,8 +218,8 @@ def _nullable(schema: Json) -> bool:
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_there_and_back(data: st.DataObject) -> None:
-    """What the model says under the strict schema is read as what it means under the original."""
+def test_values_survive_the_strict_form(data: st.DataObject) -> None:
+    """A value in the strict form is read as the value for the original schema."""
     schema = {**data.draw(objects()), "$defs": {"d": DEFINITION}}
     strict = to_strict(schema)
     plain, said = data.draw(st.composite(lambda draw: value_of(draw, schema))())
@@ -231,7 +231,7 @@ def test_there_and_back(data: st.DataObject) -> None:
 
 
 def _check_strict(schema: Json) -> None:
-    """Every object is closed, and requires all its properties."""
+    """Assert that every object is closed and requires all its properties."""
     match schema:
         case {"properties": dict() as properties}:
             assert schema["additionalProperties"] is False

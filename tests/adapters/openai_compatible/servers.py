@@ -1,6 +1,6 @@
 """The servers of this protocol: the address, the body of the same request, and a typical reply of each.
 
-The replies are written by hand from wire facts, to show what is peculiar to each server.
+The replies are written by hand from facts about the wire. They show the peculiarities of each server.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ ALL_SENT: JsonObject = {
     "presence_penalty": 0.75, "seed": 7, "user": "u_1", "stop": ["END", "STOP"], "reasoning_effort": "high",
     "stream": True, "stream_options": {"include_usage": True},
 }  # fmt: skip
-"""What a server is sent of which nothing is known, beside model, messages and tools."""
+"""The fields for an unknown server, other than model, messages and tools."""
 
 
 def everything(name: str) -> CanonicalRequest:
-    """A request with all that servers differ in: in the middle of a tool loop, with every portable setting."""
+    """A request with everything in which servers differ: in the middle of a tool loop, with every portable
+    setting.
+    """
     raw = ProviderRaw(name, {"reasoning_details": DETAILS, "extra_content": SIGNED})
     call_raw = ProviderRaw(name, {"id": "abcdefgh9", "extra_content": SIGNED})
     return ask(
@@ -67,28 +69,27 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     """The address as a user would write it."""
     url: str = ""
-    """The address to which the request then goes, where it is not the usual one below `base_url`."""
+    """The address of the request, if it is not the usual one below `base_url`."""
     lacks: Sequence[str] = ()
     """The fields of ALL_SENT that are not sent."""
     has: JsonObject = {}
-    """The fields that are sent instead, or besides."""
+    """The fields that are sent in place of others or in addition."""
     call: JsonObject = {}
-    """What differs in the assistant's message."""
+    """The differences in the assistant's message."""
     result: JsonObject = {}
-    """What differs in the tool's message."""
+    """The differences in the tool's message."""
     tool: JsonObject = {}
-    """What differs in the tool's definition."""
+    """The differences in the tool's definition."""
     system: Sequence[JsonObject] = ({"role": "system", "content": "Be brief.\n\nIn English."},)
     options: JsonObject = {}
     reply: bytes = b""
-    """A streamed body. What is to be understood of it are the fields below, and a call of ``look`` with
-    ``{"at": 1}``."""
+    """A streamed body. It means the fields below, and a call of ``look`` with ``{"at": 1}``."""
     text: str = "Well."
     thinking: str = ""
     call_id: str = "call_1"
-    """The call's id as the server gave it."""
+    """The call's id from the server."""
     usage: tuple[int, int, int, int | None] = (100, 0, 20, None)
-    """The tokens of the input, from the cache, of the output and of reasoning."""
+    """The tokens of the fresh input, the cached input, the output and the reasoning."""
     cost_nano_usd: int | None = None
 
 
@@ -234,7 +235,7 @@ SERVERS = (
     ),
     Server(
         name="xai", base_url="https://api.x.ai/v1",
-        # Reasoning stands in no other count.
+        # Reasoning is in no other count.
         reply=body([{"choices": [{"index": 0, "delta": {"role": "assistant", "reasoning_content": "Hm"}}]},
             {"choices": [{"index": 0, "delta": {"content": "Well."}}]},
             with_usage({"choices": [{"index": 0, "delta": {"tool_calls": [WHOLE_CALL]},
@@ -245,7 +246,7 @@ SERVERS = (
     Server(
         name="openrouter", base_url="https://openrouter.ai/api/v1", lacks=("reasoning_effort",),
         has={"reasoning": {"effort": "high"}, "verbosity": "low"}, call={"reasoning_details": DETAILS},
-        # After the finish chunk, and its choices are not empty.
+        # The usage comes after the finish chunk, and its choices are not empty.
         reply=b": OPENROUTER PROCESSING\n\n" + body([{**chunk(role="assistant", content="", reasoning="Hm",
             reasoning_details=DETAILS), "provider": "X"}, chunk(role="assistant", content="Well."), *FRAGMENTS,
             chunk("tool_calls", role="assistant", content=""), with_usage(chunk(role="assistant", content=""),

@@ -74,8 +74,8 @@ def codes(body: ChatBody) -> list[str]:
     return [warning.code for warning in body.warnings]
 
 
-def test_a_session_that_comes_from_another_provider() -> None:
-    """The contract's second example: made on Anthropic, sent to OpenAI; the thinking is lost, with a warning."""
+def test_a_session_of_another_provider() -> None:
+    """This is the contract's second example, from Anthropic to OpenAI. The thinking is lost with a warning."""
     foreign = ProviderRaw("anthropic", {"id": "toolu_01"})
     body = built(
         ask(
@@ -132,8 +132,10 @@ def test_images_of_results_follow_in_the_next_users_message() -> None:
     assert [part["type"] for part in wire[3]["content"]] == ["text", "image_url", "text"]
 
 
-def test_ids_and_names_as_mistral_wants_them() -> None:
-    """Nine letters and digits, the same from send to send, own ids untouched; results carry the tool's name."""
+def test_ids_and_names_in_mistrals_form() -> None:
+    """An id has nine letters and digits, the same in each request. The server's own ids stay. Results have the
+    tool's name.
+    """
     own = ProviderRaw("openai_compatible", {"id": "aB3dE6gH9"})
     wire = wire_messages(
         Message.user("Go"),
@@ -152,8 +154,10 @@ def test_ids_and_names_as_mistral_wants_them() -> None:
     assert wire[1]["content"] == ""
 
 
-def test_tool_choices_that_can_t_be_honoured() -> None:
-    """Forcing raises where the server would ignore it; `none` leaves the tools out there; nonsense is refused."""
+def test_unsupported_tool_choices() -> None:
+    """Forcing raises an error if the server would ignore it. `none` leaves the tools out there. Invalid choices
+    are refused.
+    """
     ollama = QUIRKS["ollama"]
     for choice in (ToolChoice("required"), ToolChoice("named", "look")):
         with pytest.raises(UnsupportedToolChoiceError):
@@ -168,14 +172,16 @@ def test_tool_choices_that_can_t_be_honoured() -> None:
 
 
 def test_parallel_calls_only_with_tools() -> None:
-    """Without tools the parameter is an error on OpenAI; where it is unknown it is left out with a warning."""
+    """Without tools, the parameter is an error on OpenAI. If a server does not support it, it is left out with a
+    warning.
+    """
     assert written(ask(tools=(LOOK,), parallel_tool_calls=False))["parallel_tool_calls"] is False
     assert "parallel_tool_calls" not in written(ask(parallel_tool_calls=False))
     assert codes(built(ask(tools=(LOOK,), parallel_tool_calls=False), QUIRKS["ollama"])) == ["parameter_dropped"]
 
 
 def test_strict_tools_on_openai() -> None:
-    """Schemas are rewritten where nothing is lost; the nulls this adds are taken out of the arguments."""
+    """Schemas are rewritten if nothing is lost. The additional nulls are removed from the arguments."""
     optional = ToolDefinition("look", "", {"type": "object", "properties": {"at": {"type": "integer"}}})
     free = ToolDefinition("any", "", {"type": "object", "additionalProperties": True})
     request = ask(tools=(optional, free))
@@ -202,7 +208,7 @@ SCHEMA: JsonObject = {
 }  # fmt: skip
 
 
-def test_a_schema_in_words_beside_json_mode() -> None:
+def test_a_schema_as_text_with_json_mode() -> None:
     in_words = written(ask(output_schema=SCHEMA), QUIRKS["deepseek"])
     assert in_words["response_format"] == {"type": "json_object"}
     assert '"name"' in json.dumps(in_words["messages"][0]).replace("\\", "")
@@ -216,8 +222,10 @@ def test_a_schema_in_words_beside_json_mode() -> None:
     ("xai", "grok-4-fast-reasoning", None, {"frequency_penalty", "presence_penalty", "stop"}),
     ("xai", "grok-4-fast-non-reasoning", None, set()),
 ])  # fmt: skip
-def test_what_a_reasoning_model_refuses(name: str, model: str, effort: str | None, refused: set[str]) -> None:
-    """Each is left out with a warning of its own; the rest is sent."""
+def test_settings_that_a_reasoning_model_refuses(
+    name: str, model: str, effort: str | None, refused: set[str]
+) -> None:
+    """Each unsupported setting is left out with its own warning. The rest is sent."""
     asked: Plain = {"temperature": 0.5, "top_p": 0.5, "frequency_penalty": 0.1, "presence_penalty": 0.1, "seed": 7}
     body = built(
         ask(**asked, stop_sequences=("END",), reasoning_effort=effort, model=f"{name}:{model}"), QUIRKS[name]
@@ -226,16 +234,16 @@ def test_what_a_reasoning_model_refuses(name: str, model: str, effort: str | Non
     assert {warning.message.split()[0] for warning in body.warnings} == refused
 
 
-def test_tools_can_t_be_forced_on_a_model_while_it_reasons() -> None:
-    """DeepSeek refuses it; without reasoning it is fine."""
+def test_a_tool_call_cannot_be_forced_during_reasoning() -> None:
+    """DeepSeek refuses it during reasoning and accepts it without."""
     forced = {"tools": (LOOK,), "tool_choice": ToolChoice("required")}
     with pytest.raises(UnsupportedToolChoiceError, match="while it reasons"):
         built(ask(**forced, reasoning_effort="high"), QUIRKS["deepseek"])
     assert built(ask(**forced, reasoning_effort="none"), QUIRKS["deepseek"]).body["tool_choice"] == "required"
 
 
-def test_streams_ask_for_usage_where_that_is_known() -> None:
-    """The option stands only in streamed requests."""
+def test_streams_request_usage_if_supported() -> None:
+    """Only streamed requests have the option."""
     assert written(ask(), stream=True)["stream_options"] == {"include_usage": True}
     assert "stream_options" not in written(ask(), QUIRKS["mistral"], stream=True)
     assert {"stream", "stream_options"}.isdisjoint(written(ask()))
@@ -245,8 +253,10 @@ def thought(text: str, **data: Json) -> ThinkingBlock:
     return ThinkingBlock(text, provider_raw=ProviderRaw("openai_compatible", data))
 
 
-def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
-    """DeepSeek takes that of turns with tools, OpenRouter its opaque details. For OpenAI it is a loss."""
+def test_own_reasoning_is_sent_back_only_if_the_server_needs_it() -> None:
+    """DeepSeek gets the reasoning of turns with tools, and OpenRouter its opaque details. For OpenAI it is a
+    loss.
+    """
     details: Json = [{"type": "reasoning.text", "text": "b", "signature": "c2ln"}]
     history = (
         Message.user("Go"),
@@ -268,7 +278,7 @@ def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
 
 
 def test_a_message_that_steers_a_tool_loop_does_not_end_it() -> None:
-    """The reasoning of the calls before it goes back, and nothing is lost."""
+    """The reasoning of the earlier calls is sent back, and nothing is lost."""
     history = (
         Message.user("Go"),
         Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
@@ -285,8 +295,8 @@ def test_a_message_that_steers_a_tool_loop_does_not_end_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "stand_in"), [("deepseek", ""), ("moonshot", " ")])
-def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str, stand_in: str) -> None:
-    """All messages of a turn that called tools keep their reasoning. Calls without any get a stand-in."""
+def test_reasoning_of_a_tool_turn_is_sent_back_in_later_turns(name: str, stand_in: str) -> None:
+    """All messages of a turn with tools keep their reasoning. Calls without reasoning get a placeholder."""
     history = (
         Message.user("Go"),
         Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
@@ -309,8 +319,10 @@ def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str, stand
     "name", ["default", "vllm", "sglang", "llama.cpp", "ollama", "lmstudio", "zai", "cerebras"]
 )
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_goes_back_with_calls_in_the_field_that_it_came_in(name: str, field: str) -> None:
-    """The field is part of the block. Reasoning without calls stays here. `replays: nothing` keeps all of it."""
+def test_reasoning_is_sent_back_with_calls_in_its_original_field(name: str, field: str) -> None:
+    """The block has the name of the field. Reasoning without calls is dropped. `replays: nothing` drops all
+    reasoning.
+    """
     data: dict[str, Json] = {"reasoning_field": field} if field == "reasoning" else {}
     history = (
         Message.user("Go"),
@@ -332,8 +344,10 @@ def test_reasoning_goes_back_with_calls_in_the_field_that_it_came_in(name: str, 
     ("openrouter", "deepseek/deepseek-v4-pro", "reasoning"),
     ("default", "gpt-oss-120b", None),
 ])  # fmt: skip
-def test_calls_of_another_model_get_a_stand_in_behind_gateways(name: str, model: str, field: str | None) -> None:
-    """DeepSeek's and Moonshot's models refuse calls without reasoning there, too."""
+def test_calls_of_another_model_get_a_placeholder_behind_gateways(
+    name: str, model: str, field: str | None
+) -> None:
+    """DeepSeek's and Moonshot's models also refuse calls without reasoning behind gateways."""
     made = built(ask(*LOOKED, model=f"m:{model}"), QUIRKS[name])
     called = msgspec.convert(made.body["messages"], list[Plain])[1]
     assert {key: called[key] for key in ("reasoning", "reasoning_content") if key in called} == (
@@ -349,20 +363,22 @@ def test_calls_of_another_model_get_a_stand_in_behind_gateways(name: str, model:
 def test_mistral_gets_an_assistant_message_between_results_and_a_user(
     name: str, model: str, between: list[str]
 ) -> None:
-    """Its service, and its models' templates on any server, refuse a user's message right after tool results."""
+    """Its service, and its models' templates on any server, refuse a user's message directly after tool
+    results.
+    """
     wire = wire_messages(*LOOKED, Message.user("Stop"), quirks=QUIRKS[name], model=model)
     assert [m["role"] for m in wire] == ["user", "assistant", "tool", *between, "user"]
 
 
-def test_moonshot_gets_a_word_for_a_blank_result() -> None:
-    """Other servers get the result as it is."""
+def test_moonshot_gets_a_text_for_a_blank_result() -> None:
+    """Other servers get the unchanged result."""
     history = (*LOOKED[:2], Message.tool_result("tu_1", " "))
     assert wire_messages(*history, quirks=QUIRKS["moonshot"])[-1]["content"] == "(no output)"
     assert wire_messages(*history)[-1]["content"] == " "
 
 
-def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> None:
-    """DeepSeek's models behind it send plain reasoning, and refuse their calls without it."""
+def test_reasoning_without_details_is_sent_back_to_openrouter_with_its_calls() -> None:
+    """DeepSeek's models behind OpenRouter send plain reasoning, and refuse their calls without it."""
     history = (
         Message.user("Go"),
         Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
@@ -377,21 +393,21 @@ def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> N
 @given(json_objects(4))
 @settings(max_examples=50, deadline=None)
 def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
-    """Out as JSON text and back in: equal, whatever JSON they are."""
+    """Any JSON is equal after it was written as text and read again."""
     history = (Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", arguments)]), Message.user("?"))
     body = msgspec.json.decode(encode_json(written(ask(*history))))
     back = read_whole(ChatWire("default"), reply("tool_calls", tool_calls=body["messages"][1]["tool_calls"]))
     assert [block.input for block in back.reply.tool_uses] == [arguments]
 
 
-def test_json_that_utf8_can_t_hold_is_still_written() -> None:
-    """Half a surrogate pair in a tool's arguments doesn't stop the session."""
+def test_json_that_utf8_cannot_encode_is_still_written() -> None:
+    """Half a surrogate pair in a tool's arguments does not stop the session."""
     assert encode_json({"a": "x\ud800"}) == '{"a":"x�"}'.encode()
     with pytest.raises(InvalidRequestError):
         encode_json({"a": object()})  # type: ignore[dict-item]
 
 
-# -- Which server an address belongs to, where its endpoint is, and how a configuration chooses.
+# -- The server of an address, its endpoint, and the choice of a configuration.
 
 
 @pytest.mark.parametrize(("base_url", "name", "endpoint"), [
@@ -416,20 +432,20 @@ def test_json_that_utf8_can_t_hold_is_still_written() -> None:
     ("http://proxy.test/llm/v4", "default", "http://proxy.test/llm/v4/chat/completions"),
 ])  # fmt: skip
 def test_addresses(base_url: str | None, name: str, endpoint: str) -> None:
-    """With or without its version suffix, an address leads to the same endpoint."""
+    """An address with or without its version leads to the same endpoint."""
     adapter = OpenAICompatibleAdapter(AdapterConfig(base_url=base_url), transport=FakeTransport())
     assert adapter.wire.quirks == QUIRKS[name]
     assert adapter.base_url + adapter.wire.path == endpoint
 
 
 def test_the_host_table_names_quirks_that_exist() -> None:
-    """No address leads nowhere."""
+    """Every host has a known name."""
     assert set(HOSTS.values()) <= set(QUIRKS)
     assert quirks_name("http://[broken") == "default"
 
 
 def test_single_fields_can_be_set() -> None:
-    """An object stands over the fields of its base, `tools` over the field of that name."""
+    """An object replaces fields of its base, and `tools` replaces the field of that name."""
     quirks = choose_quirks({"quirks": {"base": "groq", "max_stop": 2}, "tools": "emulate"}, "http://x.test")
     assert (quirks.max_stop, quirks.path, quirks.tools) == (2, QUIRKS["groq"].path, "emulate")
 
@@ -444,12 +460,12 @@ def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> Non
 
 
 def test_a_path_can_be_given() -> None:
-    """For endpoints that are nowhere where one would look."""
+    """This is for endpoints at unusual paths."""
     config = AdapterConfig(base_url="http://x.test", options={"path": "/chat"})
     assert OpenAICompatibleAdapter(config, transport=FakeTransport()).wire.path == "/chat"
 
 
-# -- Marks of the prompt cache in Chat Completions: at most four, the last ones, and none on an empty text.
+# -- Marks of the prompt cache in Chat Completions: at most the last four, and none on an empty text.
 
 
 MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
@@ -460,7 +476,7 @@ def text(said: str, marked: bool = True) -> JsonObject:
 
 
 def marks(value: Json) -> list[str]:
-    """The texts and ids that are marked, in order."""
+    """The marked texts and ids, in order."""
     if isinstance(value, list):
         return [found for entry in value for found in marks(entry)]
     if not isinstance(value, dict):
@@ -496,7 +512,7 @@ BODIES: list[tuple[str, JsonObject, list[str]]] = [
 
 @pytest.mark.parametrize(("body", "left"), [row[1:] for row in BODIES], ids=[row[0] for row in BODIES])
 def test_the_last_marks_are_kept(body: JsonObject, left: list[str]) -> None:
-    """The oldest of the conversation go first, then the oldest of the system text."""
+    """The oldest of the conversation are dropped first, then the oldest of the system text."""
     messages = body["messages"]
     assert isinstance(messages, list)
     copy = {**body, "messages": list(messages)}
@@ -505,7 +521,7 @@ def test_the_last_marks_are_kept(body: JsonObject, left: list[str]) -> None:
 
 
 def test_the_mark_of_the_whole_body_counts() -> None:
-    """OpenRouter takes one mark for the whole request."""
+    """OpenRouter accepts one mark for the whole request."""
     body: JsonObject = {"messages": [user(each) for each in "abcd"], **MARK}
     keep_latest(body)
     assert marks(body["messages"]) == ["b", "c", "d"]

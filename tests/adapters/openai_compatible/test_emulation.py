@@ -70,13 +70,13 @@ def call_of(tool: ToolDefinition) -> JsonObject:
     }
 
 
-def test_a_request_without_tools_is_left_alone() -> None:
-    """Nothing is emulated where there is nothing to emulate."""
+def test_a_request_without_tools_is_not_changed() -> None:
+    """Without tools, there is no emulation."""
     assert emulate(ask()) is None
 
 
-def test_the_schema_allows_a_call_or_an_answer() -> None:
-    """Free to choose: each tool and an answer; forced: the tools alone; named: that one."""
+def test_the_schema_allows_a_call_or_a_text() -> None:
+    """With a free choice: each tool and a text. With a forced choice: only the tools, or only the named one."""
     answer: JsonObject = {
         "type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"],
         "additionalProperties": False,
@@ -95,8 +95,8 @@ def test_the_schema_allows_a_call_or_an_answer() -> None:
         assert request.system_prompt.startswith("Be brief.\n\nYou can use these tools:\n- look: Look at it.")
 
 
-def test_no_tools_are_offered_where_none_are_wanted() -> None:
-    """Then the request is a plain one."""
+def test_without_tool_choice_no_tools_are_offered() -> None:
+    """The request is then a plain one."""
     emulation = emulate(ask(tools=(LOOK,), tool_choice=ToolChoice("none")))
     assert emulation is not None
     assert not emulation.constrained
@@ -105,14 +105,14 @@ def test_no_tools_are_offered_where_none_are_wanted() -> None:
 
 @pytest.mark.parametrize("choice", [ToolChoice("required"), ToolChoice("named", "look")])
 def test_a_choice_without_its_tool_is_refused(choice: ToolChoice) -> None:
-    """Before the network."""
+    """The request is refused before any network access."""
     tools = (CLOCK,) if choice.mode == "named" else ()
     with pytest.raises(InvalidRequestError):
         emulate(ask(*RESULT, tools=tools, tool_choice=choice))
 
 
 def test_definitions_move_to_the_root() -> None:
-    """References inside a tool's schema still find what they name, and two tools may use one name."""
+    """References in a tool's schema still work, and two tools may have definitions of the same name."""
     schema: JsonObject = {
         "type": "object",
         "properties": {"at": {"$ref": "#/$defs/Place"}},
@@ -124,8 +124,8 @@ def test_definitions_move_to_the_root() -> None:
     assert b'"$ref":"#/$defs/b.Place"' in msgspec.json.encode(whole)
 
 
-def test_after_a_result_the_model_is_asked_to_answer() -> None:
-    """Calls and results are told in words, the request to answer comes last, and nothing is constrained."""
+def test_after_a_result_the_model_is_asked_for_a_text() -> None:
+    """Calls and results become text, the request for a text comes last, and there is no schema."""
     emulation = emulate(ask(*RESULT, tools=(LOOK,)))
     assert emulation is not None
     assert not emulation.constrained
@@ -142,7 +142,7 @@ def test_after_a_result_the_model_is_asked_to_answer() -> None:
     assert forced.constrained
 
 
-def test_failures_and_images_of_results_are_told() -> None:
+def test_failures_and_images_of_results_become_text() -> None:
     history = (
         *RESULT[:2],
         Message.tool_result("tu_1", [TextBlock("dark"), ImageBlock(data=PNG)], is_error=True),
@@ -163,7 +163,7 @@ def test_failures_and_images_of_results_are_told() -> None:
     ("", "answer"),
 ])  # fmt: skip
 def test_replies_are_read(text: str, kind: str) -> None:
-    """A call, an answer, a call that was cut off; whatever else it is, it is the answer."""
+    """A reply is a call, a text or an incomplete call. Anything else is a text."""
     assert read_decision(text).kind == kind
 
 
@@ -179,7 +179,9 @@ def response(text: str, stop: StopReason = StopReason.END_TURN) -> CanonicalResp
 
 
 def test_a_call_becomes_a_block() -> None:
-    """Whole calls stop for tools; one that was cut off keeps its reason and its text, and is marked."""
+    """Complete calls have the stop reason TOOL_USE. An incomplete one keeps its reason and its text, and is
+    marked.
+    """
     called = read_response(response('{"tool": "look", "arguments": {"at": "Paris"}}'), FakeClock())
     assert called.stop_reason is StopReason.TOOL_USE
     assert [(block.name, block.input, block.incomplete) for block in called.tool_uses] == [
@@ -195,15 +197,15 @@ def test_a_call_becomes_a_block() -> None:
 
 
 @pytest.mark.parametrize("stop", list(StopReason), ids=str)
-def test_an_emulated_call_is_judged_by_its_reply_s_end(stop: StopReason) -> None:
-    """Whole JSON is no proof that the model had finished."""
+def test_an_emulated_call_depends_on_the_end_of_its_reply(stop: StopReason) -> None:
+    """Complete JSON does not prove that the model had finished."""
     called = read_response(response('{"tool": "look", "arguments": {}}', stop), FakeClock())
     assert called.stop_reason is (StopReason.TOOL_USE if ended_well(stop) else stop)
     assert [block.incomplete for block in called.tool_uses] == [not ended_well(stop)]
 
 
-def test_whole_events_keep_the_invariants() -> None:
-    """A response in whole pieces is a stream like any other."""
+def test_complete_events_keep_the_invariants() -> None:
+    """A response in complete pieces is a valid stream."""
     raw = ProviderRaw("local", {"x": 1})
     content: tuple[ContentBlock, ...] = (
         ThinkingBlock("Hmm", "c2ln", raw), ThinkingBlock("", None, raw), RedactedThinkingBlock("z", raw),
@@ -232,8 +234,8 @@ def sent(adapter: OpenAICompatibleAdapter) -> dict[str, Json]:
 
 
 @pytest.mark.anyio
-async def test_both_ways_of_calling_give_the_same() -> None:
-    """The plain call lies beneath both; the stream has the events in whole pieces."""
+async def test_plain_and_streamed_calls_give_the_same() -> None:
+    """Both use the plain call. The stream has complete events."""
     text = '{"tool": "look", "arguments": {"at": "Paris"}}'
     request = ask(tools=(LOOK,), message_id="msg_1")
     adapter = made(said(text), said(text))
@@ -252,8 +254,8 @@ async def test_both_ways_of_calling_give_the_same() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_answer_in_words_streams_as_ever() -> None:
-    """After a result nothing is constrained, so nothing is held back."""
+async def test_a_text_after_a_result_is_streamed() -> None:
+    """After a result there is no schema, so the text streams immediately."""
     adapter = made(FakeReply(body([chunk(content="Ra"), chunk(content="in"), STOP | {"usage": USAGE}, DONE])))
     stream = adapter.stream(ask(*RESULT, tools=(LOOK,)))
     assert len([event async for event in stream]) == 4
@@ -263,8 +265,8 @@ async def test_an_answer_in_words_streams_as_ever() -> None:
 
 
 @pytest.mark.anyio
-async def test_failures_come_as_they_are() -> None:
-    """Nothing was delivered, so there is only the exception; a bad choice is one, too."""
+async def test_failures_are_raised_unchanged() -> None:
+    """No event was delivered, so the call only raises the error. This includes an invalid choice."""
     adapter = made(FakeReply(b"", status=500))
     with pytest.raises(ServerError):
         _ = [event async for event in adapter.stream(ask(tools=(LOOK,)))]
@@ -275,7 +277,7 @@ async def test_failures_come_as_they_are() -> None:
 @pytest.mark.anyio
 @on_both
 async def test_a_cancelled_call_ends_its_stream() -> None:
-    """In order, with what there is: nothing."""
+    """The stream ends in order, without content."""
     adapter = made(FakeReply(HANG))
     events: list[StreamEvent] = []
 
@@ -291,14 +293,14 @@ async def test_a_cancelled_call_ends_its_stream() -> None:
 
 @pytest.mark.anyio
 async def test_a_stream_left_before_its_start_sends_nothing() -> None:
-    """Nothing is sent before the first event is asked for."""
+    """The request is sent only when the first event is read."""
     adapter = made()
     async with adapter.stream(ask(tools=(LOOK,))) as stream:
         pass
     assert [event async for event in stream] == []
 
 
-# -- A streamed reply says the same whether its chunks are read as text alone or as anything at all.
+# -- A streamed reply gives the same result if its chunks are read as text only or in general.
 
 
 CHUNK_USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -342,7 +344,7 @@ def text(said: str, **more: Any) -> dict[str, Any]:
 
 
 def read(chunks: list[dict[str, Any]], quirks: Quirks) -> object:
-    """Everything that a stream says."""
+    """The whole result of a stream."""
     reply = Assembler(
         message_id="m",
         provider="p",
@@ -369,15 +371,13 @@ def read(chunks: list[dict[str, Any]], quirks: Quirks) -> object:
 @example([{"choices": [{"index": 0, "delta": {"content": "a"}}]}, text("b")], "off")
 @example([text("a"), text("b", error={"message": "down"})], "off")
 @example([text("a"), text("<think>b"), text("c</think>d")], "paired")
-def test_a_stream_says_what_it_says_with_a_field_that_nobody_knows(
-    chunks: list[dict[str, Any]], tags: Any
-) -> None:
-    """Such a field has every chunk read in full."""
+def test_a_stream_with_an_unknown_field_gives_the_same(chunks: list[dict[str, Any]], tags: Any) -> None:
+    """With such a field, every chunk is read in general."""
     quirks = Quirks(think_tags=tags)
     assert read(chunks, quirks) == read([{**chunk, "unheard_of": 1} for chunk in chunks], quirks)
 
 
-# -- What of a reply differs from server to server: who can stream, and what.
+# -- Differences between the replies of servers: the content that they can stream.
 
 
 JSON = {"content-type": "application/json"}
@@ -400,10 +400,10 @@ def whole(value: JsonObject, **headers: str) -> FakeReply:
     ("streams", "tools", "whole_pieces"),
     [("always", 1, False), ("without tools", 0, False), ("without tools", 1, True), ("never", 0, True)],
 )
-async def test_what_a_server_can_not_stream_comes_in_whole_pieces(
+async def test_content_that_a_server_cannot_stream_comes_in_complete_events(
     streams: str, tools: int, whole_pieces: bool
 ) -> None:
-    """The plain call is made, and its reply has the same events as a stream's."""
+    """The adapter makes a plain call. Its reply has the events of a stream."""
     streamed = FakeReply(body([chunk(content="Hi"), STOP, DONE]))
     adapter = made_adapter(
         whole(reply(content="Hi")) if whole_pieces else streamed, options={"quirks": {"streams": streams}}

@@ -38,7 +38,7 @@ def made(server: Server, *replies: FakeReply) -> OpenAICompatibleAdapter:
 
 
 async def streamed(server: Server) -> tuple[CanonicalResponse, str, JsonObject]:
-    """The response, where the request went, and its body."""
+    """Run a streamed call. Returns the response, and the address and body of the request."""
     adapter = made(server, FakeReply(server.reply))
     stream = adapter.stream(everything(server.name))
     check_stream([event async for event in stream])
@@ -54,7 +54,7 @@ def test_every_row_of_the_table_is_shown_here() -> None:
 
 @pytest.mark.anyio
 @each_server
-async def test_a_server_is_sent_what_it_knows_and_no_more(server: Server) -> None:
+async def test_a_server_gets_only_supported_fields(server: Server) -> None:
     response, url, body = await streamed(server)
     assert url == (server.url or f"{server.base_url}/chat/completions")
     assert body.pop("model") == "m"
@@ -101,7 +101,7 @@ def counts(usage: TokenUsage) -> tuple[int, int, int, int | None]:
 
 
 def sent(name: str, *blocks: TextBlock | ImageBlock | AudioBlock | DocumentBlock, model: str = "m") -> object:
-    """The user's content as that server is sent it."""
+    """The user's content in the form of that server."""
     adapter = OpenAICompatibleAdapter(
         AdapterConfig(base_url="http://x.test", options={"quirks": name}), name=name, transport=FakeTransport()
     )
@@ -162,7 +162,7 @@ def test_a_text_document_is_text_everywhere() -> None:
     assert sent("openai", DocumentBlock(url="data:text/plain,late")) == "late"
 
 
-def test_capabilities_say_so() -> None:
+def test_capabilities_are_those_of_the_server() -> None:
     adapter = OpenAICompatibleAdapter(AdapterConfig(), transport=FakeTransport())
     deaf, hearing = (adapter.get_capabilities(model) for model in ("openai:gpt-4o", "openai:gpt-4o-audio-preview"))
     assert (deaf.supports_audio, hearing.supports_audio) == (False, True)

@@ -1,4 +1,4 @@
-"""Adapters whose network is a script, requests, scripted replies, and forms read by the standard library."""
+"""Adapters with a scripted network, requests, scripted replies, and forms that the standard library reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.images import ImageRequest
 from callboard.adapters.operations.media_wire import ImageWire, VideoWire
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.base import Json, JsonObject
@@ -27,7 +27,7 @@ from ...support.virtual_time import FakeClock
 def maker(
     kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
 ) -> tuple[HttpAdapter, FakeTransport]:
-    """An adapter of that type whose network is a script."""
+    """An adapter of that type with a scripted network."""
     transport = FakeTransport(*replies)
     own = {"api_key_env": "OPENAI_API_KEY"} if kind == "openai_compatible" else {}
     settings = AdapterConfig(**{"api_key": "a-secret-key", **own, **config})  # type: ignore[arg-type]
@@ -37,14 +37,14 @@ def maker(
 
 
 def image_wire(kind: str, model: str) -> ImageWire:
-    """How an adapter of that type makes images with a model."""
+    """The way in which an adapter of that type makes images with a model."""
     wire_of = maker(kind)[0].wire.other_wires().images
     assert wire_of is not None
     return wire_of(model)
 
 
 def video_wire(kind: str) -> VideoWire:
-    """How an adapter of that type makes videos."""
+    """The way in which an adapter of that type makes videos."""
     wire = maker(kind)[0].wire.other_wires().videos
     assert wire is not None
     return wire
@@ -68,7 +68,7 @@ def reply(value: Json, status: int = 200, **headers: str) -> FakeReply:
 
 
 def form(call: WireCall) -> tuple[dict[str, str], dict[str, list[tuple[str, str, bytes]]]]:
-    """A form's fields, and of its files by their fields the name, the media type and the bytes."""
+    """A form's fields, and for each field its files with name, media type and bytes."""
     head = f"content-type: {call.headers['content-type']}\r\n\r\n".encode()
     fields: dict[str, str] = {}
     files: dict[str, list[tuple[str, str, bytes]]] = {}
@@ -101,12 +101,12 @@ def embedding_request(kind: str, *texts: str | Sequence[int], **changes: object)
 
 
 def packed(*numbers: float) -> str:
-    """A vector as base64 has it."""
+    """A vector in base64."""
     return b64encode(array("f", numbers).tobytes()).decode()
 
 
 def answer(kind: str, vectors: Sequence[Sequence[float]], tokens: int | None = 7) -> FakeReply:
-    """A good reply."""
+    """A successful reply."""
     lists: list[Json] = [list(vector) for vector in vectors]
     items: list[Json] = [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(lists)]
     match kind:

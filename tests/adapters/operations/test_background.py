@@ -79,7 +79,7 @@ class Told:
 async def streamed(
     adapter: OpenAIAdapter, request: CanonicalRequest, told: Told
 ) -> tuple[list[StreamEvent], object]:
-    """The events of a stream, and its response or its error."""
+    """Run a stream. Returns its events, and its response or its error."""
     events: list[StreamEvent] = []
     async with adapter.stream(request, on_attempt=told) as stream:
         try:
@@ -91,7 +91,7 @@ async def streamed(
 
 
 def check_whole(events: list[StreamEvent], response: CanonicalResponse) -> None:
-    """The deltas are the reply, each once, and the response says the same."""
+    """Check that each delta comes once and that the deltas and the response equal the reply."""
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == WORDS
     assert "".join(event.text for event in events if isinstance(event, ThinkingDelta)) == THOUGHT
     assert sum(isinstance(event, MessageStart) for event in events) == 1
@@ -107,8 +107,10 @@ def spent(response: CanonicalResponse) -> tuple[int, int]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(FAULTS), max_size=7))
-def test_a_stream_is_whole_and_paid_once_under_any_faults(faults: list[str]) -> None:
-    """It ends with the reply as it was made and billed, or with not knowing; nothing is ever made twice."""
+def test_a_stream_is_complete_and_paid_once_under_any_faults(faults: list[str]) -> None:
+    """The stream ends with the generated and billed reply, or with an unknown outcome. No reply is generated
+    twice.
+    """
     books = Books()
     adapter, _ = adapter_to(books, *faults, max_retries=10)
     told = Told()
@@ -132,8 +134,8 @@ def test_a_stream_is_whole_and_paid_once_under_any_faults(faults: list[str]) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["", "refuse", "lose", "busy"]), max_size=7))
-def test_a_whole_reply_is_paid_once_under_any_faults(faults: list[str]) -> None:
-    """What is not streamed is looked at until it is over, with the same promise."""
+def test_a_plain_reply_is_paid_once_under_any_faults(faults: list[str]) -> None:
+    """A plain reply is polled until its end, with the same guarantee."""
     books = Books()
     adapter, transport = adapter_to(books, *faults, max_retries=10)
     told = Told()
@@ -157,10 +159,10 @@ def test_a_whole_reply_is_paid_once_under_any_faults(faults: list[str]) -> None:
 @pytest.mark.parametrize("as_stream", [True, False])
 @pytest.mark.parametrize("seconds", [0, 4, 9, 14, 400])
 @pytest.mark.parametrize("bare", [True, False])
-def test_another_process_takes_a_reply_up(
+def test_another_process_continues_a_reply(
     made_as_stream: bool, as_stream: bool, seconds: float, bare: bool
 ) -> None:
-    """However it was asked for, whenever it is taken up, and with the request at hand or without it."""
+    """The reply may be plain or streamed. It can be continued at any time, with or without the request."""
     books = Books()
 
     async def run() -> None:
@@ -175,7 +177,7 @@ def test_another_process_takes_a_reply_up(
             with anyio.move_on_after(seconds + 0.5):
                 await first.complete(ask(), on_attempt=told)
         (response_id,) = told.accepted
-        assert not books.cancels  # whoever dies or leaves cancels nothing
+        assert not books.cancels  # a process that dies or disconnects cancels nothing
         second, transport = adapter_to(books)
         again = ask(response_id=response_id, background=None)
         if bare:
@@ -204,8 +206,8 @@ def test_another_process_takes_a_reply_up(
 
 
 @pytest.mark.parametrize("fault", ["", "lose", "busy", "refuse"])
-def test_cancelled_it_ends_at_the_provider_and_is_billed_as_told(fault: str) -> None:
-    """The provider is told until it knows, and its own count is the usage."""
+def test_a_cancelled_reply_ends_at_the_provider_with_its_usage(fault: str) -> None:
+    """The cancellation is repeated until the provider accepts it. The usage is the provider's own."""
     books = Books()
     adapter, transport = adapter_to(books)
 
@@ -230,8 +232,10 @@ def test_cancelled_it_ends_at_the_provider_and_is_billed_as_told(fault: str) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(FAULTS), max_size=5), st.floats(0, 40), st.booleans())
-def test_cancelled_at_any_moment_nothing_goes_on_unseen(faults: list[str], seconds: float, whole: bool) -> None:
-    """Once its id is known, the reply is over at the provider, and its bill is the call's usage."""
+def test_a_cancel_at_any_time_ends_the_reply_at_the_provider(
+    faults: list[str], seconds: float, whole: bool
+) -> None:
+    """If its id is known, the reply is over at the provider, and the usage of the call is the bill."""
     books = Books()
     adapter, _ = adapter_to(books, *faults, max_retries=10)
     told = Told()
@@ -264,8 +268,8 @@ def test_cancelled_at_any_moment_nothing_goes_on_unseen(faults: list[str], secon
     run_virtual(run)
 
 
-def test_a_whole_reply_is_cancelled_while_it_is_looked_at() -> None:
-    """The call ends with the usage that the provider told."""
+def test_a_plain_reply_is_cancelled_during_polling() -> None:
+    """The call ends with the provider's usage."""
     books = Books()
     adapter, _ = adapter_to(books)
 
@@ -289,8 +293,8 @@ def test_a_whole_reply_is_cancelled_while_it_is_looked_at() -> None:
     run_virtual(run)
 
 
-def test_cancelled_before_anything_is_known_it_is_not_sent_again() -> None:
-    """A request whose id never came can't be ended, and nothing is asked."""
+def test_a_request_that_is_cancelled_before_its_id_is_not_sent_again() -> None:
+    """Without an id, a reply can't be cancelled, and no request is sent."""
     books = Books()
     adapter, transport = adapter_to(books, "silent")
 
@@ -310,8 +314,8 @@ def test_cancelled_before_anything_is_known_it_is_not_sent_again() -> None:
     run_virtual(run)
 
 
-def test_the_calls_own_time_ends_the_reply() -> None:
-    """Nobody waits for it any more, so the provider is told."""
+def test_the_time_limit_of_the_call_cancels_the_reply() -> None:
+    """No caller waits any more, so the reply is cancelled at the provider."""
     books = Books()
     adapter, _ = adapter_to(books)
 
@@ -329,8 +333,8 @@ def test_the_calls_own_time_ends_the_reply() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_reply_that_failed_before_its_first_words_is_another_attempt(stream: bool) -> None:
-    """The provider said so itself, so nothing is under way."""
+def test_a_reply_that_failed_before_its_first_text_is_retried(stream: bool) -> None:
+    """The provider reported the failure, so no reply is in progress."""
     books = Books()
     adapter, _ = adapter_to(books, max_retries=1)
 
@@ -354,7 +358,7 @@ def test_a_reply_that_failed_before_its_first_words_is_another_attempt(stream: b
 
 
 def test_a_reply_at_its_limit_is_incomplete() -> None:
-    """As it is without the background."""
+    """The result is that of a call without the background."""
     adapter, _ = adapter_to(Books())
 
     async def run() -> None:
@@ -365,8 +369,8 @@ def test_a_reply_at_its_limit_is_incomplete() -> None:
     run_virtual(run)
 
 
-def test_breaks_are_waited_out_for_a_quarter_of_an_hour_and_nothing_is_sent_anew() -> None:
-    """A reply that we lose sight of may still be made: the call fails, and is no second attempt."""
+def test_a_reply_that_stays_out_of_reach_fails_after_a_quarter_of_an_hour() -> None:
+    """The provider may still generate the reply. So the call fails and is not retried."""
     books = Books()
     adapter, transport = adapter_to(books, "cut 700", *["refuse"] * 300, max_retries=5)
 
@@ -385,10 +389,10 @@ def test_breaks_are_waited_out_for_a_quarter_of_an_hour_and_nothing_is_sent_anew
     ("stream", "faults"), [(True, ["cut 700"]), (True, []), (False, [])], ids=["broken", "stream", "whole"]
 )
 @pytest.mark.parametrize("cancels", [True, False])
-def test_a_key_that_is_changed_meanwhile_is_asked_for_again(
+def test_a_key_that_changes_during_the_reply_is_fetched_again(
     stream: bool, faults: list[str], cancels: bool
 ) -> None:
-    """The reply is taken up with the new one, and so is it cancelled."""
+    """The reply is continued and cancelled with the new key."""
     keys = ["old", "new"]
     books = Books()
     transport = BooksTransport(books, faults)
@@ -421,7 +425,7 @@ def test_a_key_that_is_changed_meanwhile_is_asked_for_again(
 
 
 def test_a_reply_that_is_gone_has_an_unknown_outcome() -> None:
-    """The provider keeps it for a while only, and nobody knows what it was billed."""
+    """The provider stores a reply only for a while. After that, its bill is unknown."""
     adapter, _ = adapter_to(Books())
 
     async def run() -> None:
@@ -439,8 +443,10 @@ def test_a_reply_that_is_gone_has_an_unknown_outcome() -> None:
     run_virtual(run)
 
 
-def test_how_it_is_asked_for() -> None:
-    """By the option or by the protocol's own field, and it is stored unless the host says otherwise."""
+def test_the_request_of_a_background_reply() -> None:
+    """A reply is requested by the option or by the protocol's own field. It is stored unless the host forbids
+    it.
+    """
     adapter, _ = adapter_to(Books())
     import json
 
@@ -455,8 +461,8 @@ def test_how_it_is_asked_for() -> None:
         assert body.get("background", False) is (request.background is not False)
 
 
-def test_a_server_without_it_says_so_in_a_warning() -> None:
-    """The reply then lives and dies with its connection, which the caller should know."""
+def test_a_server_without_background_replies_causes_a_warning() -> None:
+    """The reply then depends on its connection, and the warning informs the caller."""
     adapter = OpenAIAdapter(AdapterConfig(api_key="sk-1", base_url="http://other.example/v1"))
     written = adapter.write_request(ask(), stream=True)
     assert b"background" not in written.body
@@ -468,7 +474,7 @@ def test_a_server_without_it_says_so_in_a_warning() -> None:
     [[], ["cut 1500"], ["cut 300", "refuse", "cut 777"], ["cut 777", "no stream"], ["cut 1500", "twice"]],
 )
 def test_the_raw_reply_has_the_events_of_all_connections(faults: list[str]) -> None:
-    """Each of them once. Or the last look of a reply that is not streamed."""
+    """The raw reply has each event once. For a plain reply, it has the last poll."""
     books = Books()
     adapter, _ = adapter_to(books, *faults)
 

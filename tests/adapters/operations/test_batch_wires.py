@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
 async def outcomes(
     server: BatchServer, wire: str, *texts: str, faults: tuple[str, ...] = (), cancel: bool = False
 ) -> tuple[BatchStatus, tuple[BatchOutcome, ...]]:
-    """The end of one batch, and its results."""
+    """Run one batch. Returns its end and its results."""
     server.fail(*faults)
     adapter = adapter_at(wire, server.url)
     try:
@@ -63,7 +63,7 @@ def told(outcome: BatchOutcome) -> str:
 async def test_results_come_in_the_order_of_the_requests_and_with_their_ids(
     server: BatchServer, wire: str
 ) -> None:
-    """The server tells the last request first, where the wire has no order."""
+    """If the wire has no order, the server returns the last request first."""
     status, results = await outcomes(server, wire, "one", "two", "three")
     assert status == "completed"
     assert [told(each) for each in results] == ["answer to one", "answer to two", "answer to three"]
@@ -80,10 +80,8 @@ async def test_usage_is_that_of_each_reply_at_the_tier_of_batches(server: BatchS
 
 
 @WIRES
-async def test_requests_that_came_to_nothing_are_errors_of_their_own_and_unbilled(
-    server: BatchServer, wire: str
-) -> None:
-    """A refusal, a request that was late, and one of which the results say nothing, whose bill is unknown."""
+async def test_failed_requests_have_their_own_errors_and_no_bill(server: BatchServer, wire: str) -> None:
+    """The three cases are a refusal, an expired request, and a request without a result, whose bill is unknown."""
     _, results = await outcomes(server, wire, "one", "fail", "late", "nothing", "two")
     assert [type(each) for each in results] == [
         CanonicalResponse,
@@ -93,13 +91,13 @@ async def test_requests_that_came_to_nothing_are_errors_of_their_own_and_unbille
         CanonicalResponse,
     ]
     errors = [each for each in results if isinstance(each, AdapterError)]
-    unknown = NOTHING_USED if wire == "anthropic" else None  # its job has "expired", as one request did
+    unknown = NOTHING_USED if wire == "anthropic" else None  # the job "expired" because one request did
     assert [each.usage for each in errors] == [NOTHING_USED, NOTHING_USED, unknown]
 
 
 @WIRES
-async def test_a_cancelled_job_has_the_results_of_what_was_done_by_then(server: BatchServer, wire: str) -> None:
-    """And a cancelled error, unbilled, for everything else."""
+async def test_a_cancelled_job_has_the_results_of_completed_requests(server: BatchServer, wire: str) -> None:
+    """All other requests have a cancelled error without a bill."""
     status, results = await outcomes(server, wire, "one", "half", "three", cancel=True)
     assert status == "cancelled"
     assert [told(each) for each in results] == ["answer to one", "answer to half", "CancelledError"]
@@ -108,15 +106,15 @@ async def test_a_cancelled_job_has_the_results_of_what_was_done_by_then(server: 
 
 
 @WIRES
-async def test_an_expired_job_has_the_results_of_what_was_done_in_time(server: BatchServer, wire: str) -> None:
-    """And an error that tells of the time, for everything else."""
+async def test_an_expired_job_has_the_results_of_completed_requests(server: BatchServer, wire: str) -> None:
+    """All other requests have an error about the time."""
     status, results = await outcomes(server, wire, "half", "two", faults=("expire job",))
     assert status == "expired"
     assert [told(each) for each in results] == ["answer to half", "RequestTimeoutError"]
 
 
 @pytest.mark.parametrize("wire", [wire for wire in MODELS if wire != "anthropic"])
-async def test_a_job_that_failed_as_a_whole_fails_each_request(server: BatchServer, wire: str) -> None:
+async def test_a_failed_job_fails_each_request(server: BatchServer, wire: str) -> None:
     """Anthropic's jobs have no such end."""
     status, results = await outcomes(server, wire, "one", "two", faults=("fail job",))
     assert status == "failed"
@@ -127,10 +125,10 @@ async def test_a_job_that_failed_as_a_whole_fails_each_request(server: BatchServ
 @pytest.mark.parametrize(
     "fault", ["break results", "cut results", "short results", "twice results", "busy create", "lose create"]
 )
-async def test_faults_on_the_way_change_no_result_and_make_no_second_job(
+async def test_network_faults_change_no_result_and_create_no_second_job(
     server: BatchServer, wire: str, fault: str
 ) -> None:
-    """Results that break off, come twice, and a creation that is refused at first or whose answer is lost."""
+    """Results break off or are repeated. A creation is refused at first, or its reply is lost."""
     before = len(server.books()["jobs"])
     padding = ["padding"] * (40 if fault == "lose create" else 1)  # a size that no other job has
     faults = () if wire == "gemini" and fault in ("cut results", "twice results") else (fault,)
@@ -140,8 +138,8 @@ async def test_faults_on_the_way_change_no_result_and_make_no_second_job(
 
 
 @pytest.mark.parametrize("wire", ["openai", "mistral", "groq"])
-async def test_an_upload_is_simply_done_again(server: BatchServer, wire: str) -> None:
-    """A file costs nothing; the job is made once."""
+async def test_a_failed_upload_is_repeated(server: BatchServer, wire: str) -> None:
+    """An additional file costs nothing. The job is created once."""
     before = len(server.books()["jobs"])
     _, results = await outcomes(server, wire, "one", faults=("lose upload",))
     assert told(results[0]) == "answer to one"
@@ -149,22 +147,22 @@ async def test_an_upload_is_simply_done_again(server: BatchServer, wire: str) ->
 
 
 @WIRES
-async def test_a_creation_that_came_to_nothing_is_unknown_and_not_repeated(server: BatchServer, wire: str) -> None:
-    """The connection closed without an answer, and the list has no such job."""
+async def test_a_creation_without_a_result_is_unknown_and_not_repeated(server: BatchServer, wire: str) -> None:
+    """The connection closed without a reply, and the list has no such job."""
     before = len(server.books()["jobs"])
     with pytest.raises(OutcomeUnknownError):
         await outcomes(server, wire, *["dropped"] * 9, faults=("drop create",))
     assert len(server.books()["jobs"]) == before
 
 
-async def test_a_job_without_a_mark_is_not_taken_for_one_of_two_that_it_may_be(server: BatchServer) -> None:
-    """Somebody else made a batch of the same size at the same moment, and Anthropic's bear no mark."""
+async def test_a_job_without_a_mark_is_not_chosen_from_two_candidates(server: BatchServer) -> None:
+    """Another program created a batch of the same size at the same time, and Anthropic's batches have no mark."""
     with pytest.raises(OutcomeUnknownError, match="several"):
         await outcomes(server, "anthropic", *["seven"] * 7, faults=("foreign create", "lose create"))
 
 
-async def test_the_results_of_another_s_requests_are_refused(server: BatchServer) -> None:
-    """A job that was told by its size alone is certain when its results have the ids."""
+async def test_results_of_other_requests_are_refused(server: BatchServer) -> None:
+    """A job that was found by its size alone is confirmed by the ids in its results."""
     adapter = adapter_at("anthropic", server.url)
     items = items_of("anthropic", *["many"] * 25, batch="mine")
     theirs = items_of("anthropic", *["many"] * 25, batch="theirs")
@@ -183,8 +181,8 @@ async def test_the_results_of_another_s_requests_are_refused(server: BatchServer
 
 
 @WIRES
-async def test_results_are_read_without_the_requests_at_hand(server: BatchServer, wire: str) -> None:
-    """Another process has the ids alone."""
+async def test_results_are_read_without_the_requests(server: BatchServer, wire: str) -> None:
+    """Another process only has the ids."""
     adapter = adapter_at(wire, server.url)
     job = await adapter.create_batch(request_of(wire, items_of(wire, "one", "two"), mark=f"bare {wire}"))
     job = await ended(adapter, job, MODELS[wire])
@@ -193,8 +191,8 @@ async def test_results_are_read_without_the_requests_at_hand(server: BatchServer
     await adapter.close()
 
 
-async def test_a_provider_without_batches_says_so() -> None:
-    """Before anything is sent."""
+async def test_a_provider_without_batches_raises_an_error() -> None:
+    """The error comes before any request."""
     adapter = adapter_at("openai", "http://127.0.0.1:9")
     compatible = create_adapter("openai_compatible", adapter.config, name="plain")
     assert isinstance(compatible, HttpAdapter)
@@ -205,7 +203,7 @@ async def test_a_provider_without_batches_says_so() -> None:
 
 
 def test_batches_are_split_by_number_and_by_bytes() -> None:
-    """Into as few jobs as the order allows; a request that no job can hold is refused."""
+    """The jobs keep the order and are as few as possible. A request that is too large for any job is refused."""
     limits = BatchLimits(max_requests=3, max_bytes=100)
     assert split_by_size([10] * 7, limits) == (3, 3, 1)
     assert split_by_size([60, 30, 60, 99, 1], limits) == (2, 1, 1, 1)

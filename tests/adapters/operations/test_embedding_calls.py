@@ -1,4 +1,4 @@
-"""Embedding batches; and attempts, time limits and cancelling of every operation."""
+"""Batches of texts to embed, and the attempts, time limits and cancelling of every operation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Fault = Callable[[tuple[str, ...]], AdapterError | None]
 
 
 class Embedder:
-    """Embeds a text as its number, ten texts at once at most."""
+    """A provider that embeds a text as its number, at most ten texts per request."""
 
     name = "toy"
 
@@ -141,8 +141,8 @@ async def test_vectors_come_in_the_order_of_the_texts_whichever_batch_ends_first
     assert response.request_id == "req"
 
 
-async def test_one_batch_that_fails_costs_only_its_own_texts() -> None:
-    """The error has the vectors of the others, what they used, and the reason by the text's index."""
+async def test_a_failed_batch_only_loses_its_own_texts() -> None:
+    """The error has the vectors and the usage of the others, and the reason by the text's index."""
     adapter = Embedder(lambda texts: ServerError("broken", provider="toy") if "12" in texts else None)
     with pytest.raises(
         PartialEmbeddingError, match=r"10 of 30 texts were not embedded \(number 10, 11, "
@@ -169,8 +169,8 @@ async def test_if_nothing_was_embedded_it_is_the_first_failure_that_is_raised() 
     InvalidRequestError("at most 4 requests can be in one batch"),
     InvalidRequestError("too big", provider_status=413),
 ])  # fmt: skip
-async def test_a_batch_that_the_provider_finds_too_large_is_halved_until_it_fits(refusal: AdapterError) -> None:
-    """A limit that nobody published costs a few requests and no text."""
+async def test_a_batch_that_is_too_large_is_halved_until_it_fits(refusal: AdapterError) -> None:
+    """An unpublished limit costs a few requests and no text."""
     adapter = Embedder(lambda texts: refusal if len(texts) > 4 else None)
     response = await embed_all(adapter, asking(20))
     assert numbers(response.vectors) == [float(n) for n in range(20)]
@@ -191,8 +191,8 @@ async def test_another_refusal_is_not_taken_for_a_matter_of_size() -> None:
     assert len(adapter.asked) == 1
 
 
-async def test_what_would_refuse_every_batch_keeps_the_rest_from_being_sent() -> None:
-    """A bad key is tried once by those under way, not once a batch."""
+async def test_an_error_that_affects_every_batch_stops_the_rest() -> None:
+    """A bad key only fails the batches in progress, not every batch."""
     adapter = Embedder(lambda texts: AuthError("bad key"))
     with pytest.raises(AuthError):
         await embed_all(adapter, asking(500), at_once=2)
@@ -255,7 +255,7 @@ async def test_a_request_s_own_patience_goes_before_the_configuration_s() -> Non
 
 
 @pytest.mark.parametrize("kind", ["voyage", "cohere", "bedrock"])
-async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: str) -> None:
+async def test_a_provider_that_only_embeds_refuses_a_chat(kind: str) -> None:
     adapter, transport = maker(kind)
     asked = fake_http.request(model=f"{kind}:m")
     with pytest.raises(CapabilityError, match=r"embeds texts and has no conversations\. Use `engine\.embed"):
@@ -266,8 +266,8 @@ async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: st
     assert transport.requests == []
 
 
-async def test_bedrock_is_not_asked_how_it_does() -> None:
-    """There is no request that costs nothing; only a missing key can be told."""
+async def test_bedrock_has_no_health_request() -> None:
+    """Every request to Bedrock costs money. Only a missing key can be reported."""
     adapter, transport = maker("bedrock")
     assert await adapter.health_check()
     keyless, _ = maker("bedrock", api_key=None)
@@ -276,7 +276,7 @@ async def test_bedrock_is_not_asked_how_it_does() -> None:
 
 
 async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
-    """A cassette knows nothing of what it holds; the key isn't in it."""
+    """A cassette works with any content. The key is not in the file."""
     path = tmp_path / "cassette.json"
     recording = RecordingTransport(FakeTransport(answer("voyage", [[0.25], [0.5]])), path)
     adapter = create_adapter("voyage", AdapterConfig(api_key="a-secret-key"), name="voyage", transport=recording)
@@ -290,7 +290,7 @@ async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
     assert (again.vectors, again.usage) == (first.vectors, first.usage)
 
 
-# -- Attempts, time limits and cancelling are those of every other call over HTTP, for each operation alike.
+# -- Attempts, time limits and cancelling are the same for each operation as for every other call over HTTP.
 
 
 Ask = Callable[[HttpAdapter, float | None], Awaitable[object]]
@@ -325,7 +325,7 @@ OPERATIONS: dict[str, Ask] = {
     "gemini video": video("gemini:veo-3.1-generate-preview"),
     **{f"{kind} batch": batch(kind) for kind in ("anthropic", "openai", "gemini")},
 }
-"""By the type of the adapter and the operation."""
+"""The operations by the type of the adapter and the operation."""
 
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
@@ -345,8 +345,8 @@ async def test_a_refused_key_is_final_and_never_shown(operation: str) -> None:
 
 
 @each_operation
-async def test_the_time_of_a_request_is_bounded(operation: str) -> None:
-    """A request that costs money may have been carried out when its time is over."""
+async def test_a_request_has_a_time_limit(operation: str) -> None:
+    """A request that costs money may have been processed when its time is over."""
     adapter, transport, ask = at(operation, FakeReply(HANG))
     began = anyio.current_time()
     with pytest.raises((RequestTimeoutError, OutcomeUnknownError), match="longer than 5 s") as caught:

@@ -1,4 +1,6 @@
-"""Embedding requests to each provider and the reading of their replies. Expected bodies are written by hand."""
+"""Embedding requests to each provider and the reading of their replies. The expected bodies are written by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from .making import embedding_request as request
 pytestmark = pytest.mark.anyio
 each_kind = pytest.mark.parametrize("kind", MODELS)
 ONE = ("bedrock",)
-"""Take one text a request."""
+"""The types that accept one text per request."""
 
 
 def texts_for(kind: str) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ def texts_for(kind: str) -> tuple[str, ...]:
 
 
 async def asked(kind: str, *texts: str, **changes: object) -> tuple[str, JsonObject]:
-    """The path and the body of a request, whatever the reply."""
+    """The path and the body of a request. The reply is ignored."""
     adapter, transport = maker(kind, reply({}))
     with pytest.raises(AdapterError):
         await adapter.embed(request(kind, *texts, max_retries=0, **changes))
@@ -65,7 +67,7 @@ async def asked(kind: str, *texts: str, **changes: object) -> tuple[str, JsonObj
         ("bedrock", "model/amazon.titan-embed-text-v2%3A0/invoke", {"inputText": "hello", "dimensions": 256}),
     ],
 )  # fmt: skip
-async def test_a_request_says_everything_in_its_provider_s_words(kind: str, path: str, body: JsonObject) -> None:
+async def test_a_request_has_every_option_in_its_provider_s_form(kind: str, path: str, body: JsonObject) -> None:
     found = await asked(kind, *texts_for(kind), dimensions=256, input_type="query")
     assert found == (path, body)
 
@@ -80,8 +82,8 @@ async def test_a_request_says_everything_in_its_provider_s_words(kind: str, path
     ("https://x.openai.azure.com/openai/deployments/e",
         "https://x.openai.azure.com/openai/deployments/e/embeddings?api-version=2024-10-21", {}),
 ])  # fmt: skip
-async def test_embeddings_stand_beside_a_server_s_conversations(base_url: str, url: str, body: JsonObject) -> None:
-    """Mistral has a name of its own for dimensions; an unknown server is told of no encoding."""
+async def test_embeddings_of_servers_with_chat(base_url: str, url: str, body: JsonObject) -> None:
+    """Mistral has its own name for dimensions. An unknown server gets no encoding."""
     adapter, transport = maker("openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url=base_url)
     await adapter.embed(request("openai_compatible", model="m:codestral-embed", dimensions=1))
     assert transport.requests[0].url == url
@@ -113,7 +115,7 @@ async def test_tokens_are_sent_only_to_servers_that_are_known_to_accept_them(
     ("similarity", "task: sentence similarity | query: hello"),
     (None, "hello"),
 ])  # fmt: skip
-async def test_newer_gemini_models_are_told_in_the_text_what_it_is_for(input_type: str | None, text: str) -> None:
+async def test_newer_gemini_models_get_the_input_type_in_the_text(input_type: str | None, text: str) -> None:
     _, body = await asked("gemini", "hello", model="gemini:gemini-embedding-2", input_type=input_type)
     content: Json = {"parts": [{"text": text}]}
     assert body == {"requests": [{"model": "models/gemini-embedding-2", "content": content}]}
@@ -121,7 +123,7 @@ async def test_newer_gemini_models_are_told_in_the_text_what_it_is_for(input_typ
 
 @each_kind
 async def test_each_input_type_is_sent_or_left_out_with_a_warning(kind: str) -> None:
-    """Nothing is dropped in silence, and nothing sent that the provider doesn't know."""
+    """Nothing is dropped silently, and no unsupported field is sent."""
     for input_type in INPUT_TYPES:
         adapter, _ = maker(kind, answer(kind, [[1.0]]))
         response = await adapter.embed(request(kind, "hello", input_type=input_type))
@@ -130,8 +132,8 @@ async def test_each_input_type_is_sent_or_left_out_with_a_warning(kind: str) -> 
         assert ("parameter_dropped" in codes) is not known, (input_type, codes)
 
 
-async def test_cohere_is_told_that_texts_are_documents_if_nobody_says_what_they_are() -> None:
-    """It demands a type, so the reply says which one was assumed."""
+async def test_cohere_gets_the_type_document_by_default() -> None:
+    """Cohere requires a type, so the reply has a warning with the assumed one."""
     adapter, transport = maker("cohere", answer("cohere", [[1.0], [2.0]]))
     response = await adapter.embed(request("cohere"))
     assert sent(transport)["input_type"] == "search_document"
@@ -180,7 +182,7 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
     assert "a-secret-key" not in sent_request.url + sent_request.body.decode()
 
 
-# -- what can't be had
+# -- unsupported settings
 
 
 @pytest.mark.parametrize(("kind", "model", "dimensions"), [
@@ -203,8 +205,8 @@ async def test_dimensions_that_a_model_has_not_are_refused_before_the_network(
     assert transport.requests == []
 
 
-async def test_dimensions_that_cannot_be_chosen() -> None:
-    """Those that a model has anyway are not sent; a server that ignores a choice is found out."""
+async def test_unsupported_dimensions() -> None:
+    """The model's own number of dimensions is not sent. If a server ignores a number, the vectors show it."""
     _, body = await asked("cohere", "hello", model="cohere:embed-english-v3.0", dimensions=1024)
     assert "output_dimension" not in body
     adapter, _ = maker("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
@@ -213,8 +215,8 @@ async def test_dimensions_that_cannot_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("vectors", [[[1.0]], [[1.0], [1.0, 2.0]], [[1.0], [2.0]]])
-async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float]]) -> None:
-    """Too few, of different lengths, or not as long as asked for: the error has the usage."""
+async def test_unusable_vectors_are_an_error_with_their_usage(vectors: list[list[float]]) -> None:
+    """There may be too few vectors, or vectors of different or wrong lengths. The error has the usage."""
     adapter, _ = maker("openai", answer("openai", vectors))
     with pytest.raises(AdapterError) as caught:
         await adapter.embed(request("openai", "hello", "world", dimensions=2, max_retries=0))
@@ -222,8 +224,8 @@ async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float
     assert caught.value.usage.input_tokens == 7
 
 
-async def test_a_request_that_cannot_be_is_refused() -> None:
-    """Too many texts, none, one that is no list of texts, and an unknown input type."""
+async def test_an_invalid_request_is_refused() -> None:
+    """The request has too many texts, none, a value that is no list of texts, or an unknown input type."""
     with pytest.raises(CapabilityError, match="accepts 96 texts in one request, not 97"):
         await maker("cohere")[0].embed(request("cohere", *["x"] * 97))
     with pytest.raises(InvalidRequestError, match="a text to embed"):
@@ -234,8 +236,8 @@ async def test_a_request_that_cannot_be_is_refused() -> None:
         EmbeddingRequest(request_id="r", model="m", inputs=("x",), input_type="search")  # type: ignore[arg-type]
 
 
-async def test_a_text_that_would_be_cut_in_silence_is_named() -> None:
-    """Gemini can't be told to refuse it, and who wants it cut is not warned; OpenAI never cuts, and says so."""
+async def test_a_text_that_would_be_cut_silently_causes_a_warning() -> None:
+    """Gemini can't refuse such a text. There is no warning if the caller allows cutting. OpenAI never cuts."""
     long = "word " * 5000
     adapter, _ = maker("gemini", answer("gemini", [[1.0], [2.0]]), answer("gemini", [[1.0], [2.0]]))
     (warning,) = (await adapter.embed(request("gemini", "short", long))).warnings
@@ -262,7 +264,7 @@ async def test_vectors_and_usage_are_read(kind: str) -> None:
 
 
 @each_kind
-async def test_usage_that_nobody_reports_is_an_estimate_and_says_so(kind: str) -> None:
+async def test_unreported_usage_is_marked_as_an_estimate(kind: str) -> None:
     adapter, _ = maker(kind, answer(kind, [[1.0]], tokens=None))
     response = await adapter.embed(request(kind, "hello world", input_type="document"))
     assert response.usage.estimated
@@ -282,10 +284,12 @@ IMAGES_BILLED: Json = {"billed_units": {"input_tokens": 2, "image_tokens": 5}}
     ("openai_compatible:m", reply({"data": [{"index": 0, "embedding": [1.0]}],
         "usage": {"prompt_tokens": 5, "cost": 1e-7}}), 5, None, 100),
 ], ids=["zero", "in a header", "images", "a gateway's charge"])  # fmt: skip
-async def test_usage_is_what_was_reported(
+async def test_usage_is_the_reported_one(
     model: str, said: FakeReply, tokens: int, details: JsonObject | None, cost: int | None
 ) -> None:
-    """Also a zero; wherever it stands, with a part of its own for images, and with what a gateway charged."""
+    """Zero is a value. Usage can be at any place, has a separate part for images, and includes a gateway's
+    charge.
+    """
     kind = model.partition(":")[0]
     adapter, _ = maker(kind, said)
     usage = (await adapter.embed(request(kind, "hello", model=model))).usage
@@ -295,7 +299,7 @@ async def test_usage_is_what_was_reported(
 
 @pytest.mark.parametrize(("numbers", "expected"), [((1, 0), [[2.0], [1.0]]), ((0, 0), [[1.0], [2.0]])])
 async def test_vectors_are_put_in_the_order_of_their_indices(numbers: tuple[int, int], expected: Json) -> None:
-    """A server may answer in the order in which it was done, or number everything alike."""
+    """A server may reply in the order of completion, or give all vectors the same index."""
     data: Json = [{"index": number, "embedding": [one]} for number, one in zip(numbers, (1.0, 2.0), strict=True)]
     adapter, _ = maker("openai", reply({"data": data}))
     assert [vector.tolist() for vector in (await adapter.embed(request("openai"))).vectors] == expected
@@ -327,7 +331,7 @@ async def test_what_is_no_reply_of_the_protocol_is_an_error_of_ours(kind: str, b
 
 
 async def test_an_error_is_found_inside_a_good_reply_and_in_bedrock_s_header() -> None:
-    """As gateways send it, and as Bedrock names it."""
+    """Gateways send such a body, and Bedrock sends such a header."""
     adapter, _ = maker("openai", reply({"error": {"code": "rate_limit_exceeded", "message": "slow"}}))
     with pytest.raises(RateLimitError, match="slow"):
         await adapter.embed(request("openai", max_retries=0))
@@ -374,14 +378,14 @@ SIZES = st.floats(-1024, 1024, width=32).map(lambda number: 0.0 if abs(number) <
 
 @given(st.lists(SIZES, min_size=1, max_size=40))
 def test_base64_and_numbers_are_the_same_vector(numbers: list[float]) -> None:
-    """float32 comes through either way as it was."""
+    """float32 values are the same in both forms."""
     vector = array("f", numbers)
     assert read_vector(packed(*numbers)) == vector == from_numbers(numbers)
     assert memoryview(vector).format == "f"
 
 
 @each_kind
-def test_every_embedder_is_one_and_says_what_its_models_can(kind: str) -> None:
+def test_every_embedder_has_the_capabilities_of_its_models(kind: str) -> None:
     adapter, _ = maker(kind)
     assert isinstance(adapter, EmbeddingAdapter)
     for model in (MODELS[kind], "of-tomorrow"):

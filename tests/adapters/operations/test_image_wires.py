@@ -47,8 +47,10 @@ def written(kind: str, request: ImageRequest) -> JsonObject:
     return body
 
 
-def test_images_are_asked_for_in_each_api_s_words() -> None:
-    """OpenAI's fields, a form for an edit with its mask, the tool of a conversation, and Gemini's parts."""
+def test_images_are_requested_in_each_api_s_form() -> None:
+    """The forms are OpenAI's fields, a form with a mask for an edit, a tool of a conversation, and Gemini's
+    parts.
+    """
     asked = {"n": 2, "size": "1536x864", "quality": "high", "background": "opaque", "output_format": "webp"}
     said = {"model": "gpt-image-2", "prompt": "A red boat.", **asked}
     assert written("openai", image_request("openai:gpt-image-2", **asked)) == said
@@ -79,7 +81,7 @@ def test_images_are_asked_for_in_each_api_s_words() -> None:
     *(("gemini", name) for name in ("durationSeconds", "resolution", "generateAudio", "sampleCount")),
 ])  # fmt: skip
 def test_the_price_of_a_video_depends_on_arguments_only(kind: str, name: str) -> None:
-    """Budgets and costs count the arguments, so that `provider_options` must not replace them."""
+    """Budgets and costs use the arguments, so `provider_options` must not replace them."""
     request = video_request(f"{kind}:m", provider_options={kind: {"seed": 1, name: 8}})
     with pytest.raises(InvalidRequestError, match=f"can't set '{name}', because the price depends on it"):
         video_wire(kind).create(request, kind)
@@ -185,8 +187,8 @@ async def test_tokens_of_text_and_of_images_come_in_buckets_of_their_own() -> No
     assert (made.images[0].revised_prompt, made.images[0].height) == ("A boat", 1)
 
 
-async def test_what_is_billed_without_tokens_of_the_model_s_own() -> None:
-    """Images that report no tokens are counted; the tool's tokens are not the conversation's model's."""
+async def test_images_without_tokens_of_the_model_are_billed() -> None:
+    """Images without reported tokens are counted. The tool's tokens are not those of the conversation's model."""
     adapter, _ = maker("openai_compatible", reply({"data": [{"b64_json": PACKED}, {"b64_json": PACKED}]}))
     made = await adapter.make_images(image_request("openai_compatible:flux", n=3))
     assert made.usage.details == {"image": 2}
@@ -200,7 +202,7 @@ async def test_what_is_billed_without_tokens_of_the_model_s_own() -> None:
     assert usage.details == {"image_tool_input": 20, "image_tool_output": 272}
 
 
-async def test_a_reply_of_words_says_them_and_what_they_cost() -> None:
+async def test_a_reply_of_text_has_its_text_and_its_usage() -> None:
     value = {
         "candidates": [{"content": {"parts": [{"text": "I can't."}]}, "finishReason": "STOP"}],
         "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 3},
@@ -257,7 +259,7 @@ def test_a_request_whose_parts_do_not_fit_together_cannot_be_made() -> None:
 
 
 @given(contents=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-def test_whatever_stands_in_a_form_is_read_as_it_was_written(contents: list[bytes]) -> None:
+def test_any_value_in_a_form_is_read_as_it_was_written(contents: list[bytes]) -> None:
     parts = [FormPart(f"f{n}", data, f"{n}.bin", "application/octet-stream") for n, data in enumerate(contents)]
     body, media_type = write_form(parts)
     boundary = media_type.partition("boundary=")[2].encode()
@@ -266,7 +268,7 @@ def test_whatever_stands_in_a_form_is_read_as_it_was_written(contents: list[byte
     assert write_form(parts) == (body, media_type)
 
 
-# -- Each wire of videos: what is sent, read and refused; and when a job is looked at, on virtual time.
+# -- Each wire of videos: requests, replies and refusals; and the times of polls, in virtual time.
 
 
 FRAME = ImageBlock(data=png())
@@ -311,7 +313,7 @@ async def test_veo_is_asked_for_a_ratio_and_a_resolution() -> None:
     ({"status": "completed"}, "completed", 1.0),
     ({"status": "thinking_it_over"}, "in_progress", None),
 ])  # fmt: skip
-async def test_how_a_job_stands(said: JsonObject, status: str, progress: float | None) -> None:
+async def test_the_status_of_a_job(said: JsonObject, status: str, progress: float | None) -> None:
     adapter, transport = maker("openai", reply({"id": "video_1", **said}))
     job = await adapter.retrieve_video("video_1", model="openai:sora-2")
     assert (job.status, job.progress, job.done) == (status, progress, status == "completed")
@@ -321,7 +323,7 @@ async def test_how_a_job_stands(said: JsonObject, status: str, progress: float |
     )
 
 
-async def test_a_completed_job_is_billed_by_what_it_says_that_it_made() -> None:
+async def test_a_completed_job_is_billed_by_its_reported_output() -> None:
     said = {"id": "v", "status": "completed", "model": "sora-2-pro", "seconds": "12", "size": "1792x1024"}
     adapter, _ = maker("openai", reply({**said, "expires_at": 4_000_000_000}))
     job = await adapter.retrieve_video("v", model="openai:sora-2-pro")
@@ -350,7 +352,7 @@ async def test_of_google_s_job_the_length_is_what_was_asked_for_or_what_the_mode
     (VideoTerms(8, "720x1280", True), {"video_second": 8}),
     (VideoTerms(8, "3840x2160", False), {"video_second_2160p_silent": 8}),
 ])  # fmt: skip
-def test_the_name_of_the_rate_says_how_large_and_whether_silent(terms: VideoTerms, pieces: dict[str, int]) -> None:
+def test_the_name_of_the_rate_has_the_size_and_the_sound(terms: VideoTerms, pieces: dict[str, int]) -> None:
     assert video_usage(terms).details == pieces
 
 
@@ -378,8 +380,8 @@ async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
     assert (await adapter.retrieve_video("o", model="gemini:m")).status == "failed"
 
 
-async def test_a_question_about_a_job_is_asked_once() -> None:
-    """Its error is the caller's; deleting says whether there was one; only what is completed is downloaded."""
+async def test_a_request_about_a_job_is_not_retried() -> None:
+    """The caller gets its error. Deleting returns whether there was a job. Only a completed job is downloaded."""
     missing = reply({"error": {"message": "?"}}, status=404)
     adapter, transport = maker("openai", reply({"deleted": True}), missing)
     assert await adapter.delete_video("video_1", model="openai:sora-2") is True
@@ -435,7 +437,7 @@ STEADY = PollPolicy(first=2.0, multiplier=2.0, longest=10.0, jitter=False, give_
 
 
 class Looks:
-    """Answers one look after the other, and remembers when each came."""
+    """A server that replies to one poll after the other and records their times."""
 
     def __init__(self, *answers: VideoJob | AdapterError) -> None:
         self.answers = list(answers)
@@ -463,8 +465,10 @@ BUSY = RateLimitError("x", retry_after_seconds=20.0)
     ([JOB, DONE], JITTER, [2.5, 7.5]),
     ([NetworkError("x"), BUSY, ServerError("x"), DONE], STEADY, [2, 6, 26, 36]),
 ], ids=["more and more rarely", "jitter", "failures in passing"])  # fmt: skip
-async def test_a_job_is_looked_at(answers: list[VideoJob | AdapterError], policy: PollPolicy, times: Json) -> None:
-    """Ever more rarely, with jitter; failures are waited out as the provider says. One that is over is not."""
+async def test_a_job_is_polled(answers: list[VideoJob | AdapterError], policy: PollPolicy, times: Json) -> None:
+    """The delays grow, with jitter. After a failure, the provider's delay is used. A job that is over is not
+    polled.
+    """
     looks = Looks(*answers)
     assert await wait(looks, policy) is DONE
     assert looks.times == pytest.approx(times)
@@ -473,8 +477,8 @@ async def test_a_job_is_looked_at(answers: list[VideoJob | AdapterError], policy
     assert looks.times == []
 
 
-async def test_an_unbroken_row_of_failures_is_given_up() -> None:
-    """A look that succeeds begins the row again."""
+async def test_too_many_failed_polls_in_a_row_raise_an_error() -> None:
+    """A successful poll restarts the count."""
     looks = Looks(*(NetworkError(f"number {n}") for n in range(20)))
     with pytest.raises(NetworkError, match="number 7"):
         await wait(looks)

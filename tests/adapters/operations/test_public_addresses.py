@@ -11,9 +11,9 @@ import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.transport import client
+from callboard.adapters.transport import connection_pool
 from callboard.adapters.transport.addresses import is_public
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.adapters.transport.http1_protocol import Origin
 from callboard.adapters.transport.httpx_connections import PublicSockets
 from callboard.adapters.transport.transport import HttpRequest
@@ -39,7 +39,7 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_these_addresses_are_not_public(address: str) -> None:
-    """Also where an IPv4 address stands within an IPv6 one."""
+    """This includes an IPv4 address inside an IPv6 address."""
     assert not is_public(address)
 
 
@@ -49,7 +49,7 @@ def test_these_are(address: str) -> None:
 
 
 class Sockets(httpcore.AsyncNetworkBackend):
-    """Connects to nothing, and remembers to what."""
+    """A backend that connects to nothing and records the addresses."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -85,10 +85,10 @@ async def test_a_name_of_a_private_address_is_not_connected_to(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("addresses", [("10.0.0.1",), ("8.8.8.8", "127.0.0.1"), ("8.8.8.8", "8.8.8.8", "1.1.1.1")])
-async def test_our_own_client_connects_to_what_was_checked(
+async def test_the_client_connects_to_the_checked_addresses(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To nothing, where one address is private; else to one address after the other."""
+    """With one private address, there is no connection. Otherwise the addresses are tried in order."""
     asked: list[tuple[str, int]] = []
 
     async def refuse(host: str, port: int) -> socket.socket:
@@ -96,15 +96,15 @@ async def test_our_own_client_connects_to_what_was_checked(
         raise ConnectionRefusedError("refused")
 
     resolving(monkeypatch, *addresses)
-    monkeypatch.setattr(client, "_connected", refuse)
+    monkeypatch.setattr(connection_pool, "_connected", refuse)
     public = "1.1.1.1" in addresses
     with pytest.raises(OSError if public else StreamError):
-        await client.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
+        await connection_pool.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
     assert asked == ([("8.8.8.8", 443), ("1.1.1.1", 443)] if public else [])
 
 
-async def test_the_connection_goes_to_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not to what a name server says the next time."""
+async def test_the_connection_uses_the_checked_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later reply of the name server is not used."""
     resolving(monkeypatch, "8.8.8.8", "8.8.8.8", "1.1.1.1")
     sockets = Sockets()
     with pytest.raises(httpcore.ConnectError):
@@ -129,10 +129,10 @@ async def test_every_way_to_write_this_machine_is_refused(host: str) -> None:
 @pytest.mark.parametrize("kind", ["openai", "openai_compatible", "gemini"])
 @pytest.mark.parametrize("hops", [1, 2])
 @pytest.mark.parametrize("allowed", [False, True])
-async def test_a_download_leads_to_this_machine_only_if_that_is_allowed(
-    kind: str, hops: int, allowed: bool
-) -> None:
-    """At every hop; the provider's own address is the configuration's, and may be anywhere."""
+async def test_a_download_from_this_machine_must_be_allowed(kind: str, hops: int, allowed: bool) -> None:
+    """Each redirect is checked. The provider's own address comes from the configuration, and may be any
+    address.
+    """
 
     async def secret(connection: Connection) -> None:
         await connection.request()

@@ -78,8 +78,8 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_error_is_found_wherever_a_body_has_it(shape: str) -> None:
-    """Every provider and proxy has its own place for it."""
+def test_the_error_is_found_at_any_place_of_a_body(shape: str) -> None:
+    """Providers and proxies have it at different places."""
     body, expected = SHAPES[shape]
     found = read_error(body if isinstance(body, bytes) else json.dumps(body).encode())
     assert msgspec.structs.replace(found, details={}) == expected
@@ -95,7 +95,7 @@ def test_any_body_gives_an_error_and_never_fails(body: bytes, status: int | None
 
 
 def test_a_body_nested_without_end_is_only_a_text() -> None:
-    """A hundred thousand brackets are a message, not a crash."""
+    """A hundred thousand brackets are read as a text and cause no crash."""
     assert read_error(b"[" * 100_000).message.startswith("[[[")
 
 
@@ -125,7 +125,7 @@ STATUS: list[tuple[int, ErrorType, bool]] = [
 
 @pytest.mark.parametrize(("status", "kind", "retryable"), STATUS)
 def test_a_status_alone_is_enough(status: int, kind: ErrorType, retryable: bool) -> None:
-    """An empty body leaves only the status."""
+    """An empty body only leaves the status."""
     error = classify(status, b"")
     assert type(error) is kind
     assert error.retryable is retryable
@@ -172,7 +172,7 @@ CODES: list[tuple[int | None, object, ErrorType]] = [
     (None, {"error": {"code": 502, "message": "x"}}, ServerError),
     (None, {"error": {"code": 400, "message": "Token limit reached"}}, InvalidRequestError),
     (None, {"error": {"message": "something"}}, AdapterError),
-    # LiteLLM's proxy, as 1.106 answers
+    # LiteLLM's proxy, in the form of version 1.106
     (400, {"error": {"message": "No connected db.", "type": "no_db_connection", "param": None, "code": "400"}},
      AuthError),
     (400, {"error": {"message": "litellm.ContextWindowExceededError: litellm.BadRequestError: too much\n\n"
@@ -188,18 +188,18 @@ CODES: list[tuple[int | None, object, ErrorType]] = [
         "type": "invalid_request_error", "code": "400"}}, NotFoundError),
     (400, {"error": {"message": "Budget has been exceeded! Current cost: 2", "type": "budget_exceeded"}},
      QuotaExceededError),
-    # llama.cpp for a model without eyes, alone and behind LiteLLM: trying again is no use
+    # llama.cpp for a model without image support, alone and behind LiteLLM: a retry is useless
     (500, {"error": {"code": 500, "type": "server_error", "message": "image input is not supported - hint: if "
         "this is unexpected, you may need to provide the mmproj"}}, InvalidRequestError),
     (500, {"error": {"code": "500", "message": "litellm.InternalServerError: InternalServerError: "
         "OpenAIException - image input is not supported - hint: x"}}, InvalidRequestError),
-    # an overflow by its code or its parameter alone
+    # an overflow that is marked only by its code or its parameter
     (400, {"error": {"code": "context_length_exceeded", "message": "x"}}, ContextOverflowError),
     (400, {"error": {"type": "exceed_context_size_error", "code": 400, "n_prompt_tokens": 9, "n_ctx": 8}},
      ContextOverflowError),
     (400, {"error": {"message": "Param Incorrect", "param": "the prompt is longer than the max context length"}},
      ContextOverflowError),
-    # what only sounds like one: limits on ids, bytes, rates and outputs, and words that name a parameter
+    # similar errors: limits on ids, bytes, rates and outputs, and texts that name a parameter
     (400, {"error": {"code": "string_above_max_length", "message":
         "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 40"}},
      InvalidRequestError),
@@ -217,7 +217,8 @@ CODES: list[tuple[int | None, object, ErrorType]] = [
     *[(status, {"error": {"message": "prompt is too long"}}, kind) for status, kind in (
         (401, AuthError), (403, AccessDeniedError), (404, NotFoundError), (429, RateLimitError),
         (503, ServerError))],
-    # money: its words are final with any status, the status 402 with any code; Google's code goes before its words
+    # billing: its texts are final with any status, and status 402 with any code; Google's code comes before its
+    # text
     *[(status, {"error": {"message": "Insufficient balance (1008)", "type": "rate_limit_error"}},
        QuotaExceededError) for status in (None, 400, 401, 403, 404, 412, 422, 429, 500, 502)],
     *[(402, {"error": {"message": "no", "type": kind}}, QuotaExceededError) for kind in (
@@ -228,8 +229,8 @@ CODES: list[tuple[int | None, object, ErrorType]] = [
 
 
 @pytest.mark.parametrize(("status", "body", "kind"), CODES)
-def test_codes_go_before_the_status(status: int | None, body: object, kind: ErrorType) -> None:
-    """Type and code first, then the status, the message last; what is about money is final."""
+def test_codes_come_before_the_status(status: int | None, body: object, kind: ErrorType) -> None:
+    """Type and code come first, then the status, and the text last. Billing errors are final."""
     error = classify(status, body)
     assert type(error) is kind
     assert not (error.retryable and kind is QuotaExceededError)
@@ -270,8 +271,8 @@ OVERFLOWS = [
 
 
 @pytest.mark.parametrize("message", OVERFLOWS)
-def test_each_providers_overflow_is_one(message: str) -> None:
-    """On every status that providers use for it, in a stream too, and in any case; never on 429."""
+def test_each_providers_overflow_is_recognised(message: str) -> None:
+    """This holds for every status that providers use for it, also in a stream, and never for 429."""
     for status in (400, 413, 422, 424, 500, None):
         error = classify(status, {"error": {"message": message.upper(), "type": "invalid_request_error"}})
         assert type(error) is ContextOverflowError, status
@@ -279,8 +280,8 @@ def test_each_providers_overflow_is_one(message: str) -> None:
     assert type(classify(429, {"error": {"message": message}})) is RateLimitError
 
 
-def test_the_providers_own_codes_go_first() -> None:
-    """A table of its own stands over the common one."""
+def test_the_providers_own_codes_come_first() -> None:
+    """A provider's own table comes before the common one."""
     error = build_error(
         ErrorBody(code="1113", message="x"),
         status=429,
@@ -290,8 +291,8 @@ def test_the_providers_own_codes_go_first() -> None:
     assert type(error) is QuotaExceededError
 
 
-def test_a_verdict_of_the_provider_decides_on_retrying() -> None:
-    """`x-should-retry` can make an error final, but no final kind passing."""
+def test_a_header_of_the_provider_can_forbid_a_retry() -> None:
+    """`x-should-retry` can make an error final, but it cannot make a final error retryable."""
     assert classify(500, b"", {"x-should-retry": "false"}).retryable is False
     assert classify(400, b"", {"x-should-retry": "true"}).retryable is False
     assert classify(402, b"", {"x-should-retry": "true"}).retryable is False
@@ -299,7 +300,7 @@ def test_a_verdict_of_the_provider_decides_on_retrying() -> None:
     assert classify(None, {"error": {"message": "?"}}, {"x-should-retry": "false"}).retryable is False
 
 
-def test_an_error_carries_what_support_needs() -> None:
+def test_an_error_has_the_data_for_support() -> None:
     """Status, code, message, parameter, ids and hint."""
     error = classify(
         429,
@@ -323,21 +324,21 @@ REACHED = (
 
 
 @pytest.mark.parametrize("status", [429, 413, None])
-def test_a_request_larger_than_its_limit_is_not_tried_again(status: int | None) -> None:
-    """It never fits, however long one waits; in a stream too."""
+def test_a_request_larger_than_its_limit_is_not_retried(status: int | None) -> None:
+    """The request never fits, after any delay, also in a stream."""
     error = classify(status, {"error": {"message": TOO_LARGE, "type": "tokens", "code": "rate_limit_exceeded"}})
     assert type(error) is RateLimitError
     assert not error.retryable
 
 
-def test_a_limit_that_is_used_up_is_waited_for() -> None:
+def test_a_request_waits_for_a_used_up_limit() -> None:
     """The request itself would fit."""
     error = classify(429, {"error": {"message": REACHED, "type": "tokens", "code": "rate_limit_exceeded"}})
     assert (error.retryable, error.retry_after_seconds) == (True, 0.6)
 
 
-def test_the_reset_of_a_limit_is_the_hint_where_there_is_no_other() -> None:
-    """Of a rate limit alone; words and `retry-after` go before it."""
+def test_without_another_hint_the_reset_of_a_limit_is_used() -> None:
+    """This only holds for a rate limit. A delay in the text and `retry-after` come first."""
     headers = {"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}
     assert classify(429, b"", headers).retry_after_seconds == 360.0
     assert classify(429, b"", {**headers, "retry-after": "2"}).retry_after_seconds == 2.0
@@ -345,12 +346,12 @@ def test_the_reset_of_a_limit_is_the_hint_where_there_is_no_other() -> None:
     assert classify(500, b"", headers).retry_after_seconds is None
 
 
-def test_a_hint_on_a_lasting_error_is_none() -> None:
-    """Waiting does not mend a bad request."""
+def test_a_hint_on_a_permanent_error_is_ignored() -> None:
+    """A delay does not help a bad request."""
     assert classify(400, b"", {"retry-after": "3"}).retry_after_seconds is None
 
 
-# -- The table of words and codes by which errors are recognised.
+# -- The table of texts and codes that identify errors.
 
 
 ROWS = word_rows()
@@ -358,7 +359,7 @@ ROWS = word_rows()
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.code or row.words[:40])
 def test_a_row_has_words_or_a_code(row: WordRow) -> None:
-    """Each row has exactly one of the two, and the words are a regular expression."""
+    """Each row has exactly one of the two. The words are a regular expression."""
     assert bool(row.words) != bool(row.code)
     assert row.servers
     assert row.means == "money" or not row.certain

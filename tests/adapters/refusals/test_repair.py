@@ -66,7 +66,7 @@ def own(name: str, **data: Json) -> ProviderRaw:
 
 
 def conversation(name: str, **changes: object) -> CanonicalRequest:
-    """Reasoning, a tool call with its result, and a second question; as issued by that provider."""
+    """Reasoning, a tool call with its result, and a second question, with that provider's data."""
     reasoning: JsonObject = {"type": "reasoning", "id": "rs_1", "encrypted_content": "gAAA", "summary": []}
     call = ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=own(name, id="call_1"))
     fields: dict[str, object] = {
@@ -94,7 +94,7 @@ def repair_of(
 
 
 def body_after(name: str, asked: CanonicalRequest, message: str, **fields: Json) -> JsonObject:
-    """The body that goes out after the repair, which there must be."""
+    """The body after the repair. Without a repair, the test fails."""
     found = repair_of(name, asked, message, **fields)
     assert found is not None
     adapter, _ = make(name)
@@ -189,10 +189,10 @@ def test_a_message_that_was_nothing_but_reasoning_goes() -> None:
         '[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs are not permitted","input":1}]', {},
         {"seed": 1}, {}),
 ])  # fmt: skip
-def test_a_parameter_that_the_provider_names_is_left_out(
+def test_a_parameter_that_the_provider_refuses_is_left_out(
     name: str, message: str, fields: JsonObject, sent: JsonObject, left: JsonObject | None
 ) -> None:
-    """And only it. `left` is what stays of the fields that were sent, and None if there is no repair."""
+    """Other fields stay. `left` is the rest of the sent fields, and None if there is no repair."""
     asked = request(model=f"{name}:test-model", provider_options={name: sent})
     if left is None:
         assert repair_of(name, asked, message, **fields) is None
@@ -205,8 +205,8 @@ def test_a_parameter_that_the_provider_names_is_left_out(
     )
 
 
-def test_a_model_that_can_not_but_reason_is_no_longer_told_to_stop() -> None:
-    """The rest of what tunes the reply stays."""
+def test_a_model_that_always_reasons_gets_no_setting_against_it() -> None:
+    """The other settings of the reply stay."""
     thinking: Json = {"thinkingConfig": {"thinkingBudget": 0}, "topK": 3}
     asked = request(model="gemini:gemini-2.5-pro", provider_options={"gemini": {"generationConfig": thinking}})
     body = body_after("gemini", asked, "Budget 0 is invalid. This model only works in thinking mode.")
@@ -228,7 +228,7 @@ def test_a_parameter_with_two_names_gets_its_other_one() -> None:
         "'messages.3.assistant.reasoning_content' is unsupported"),
 ], ids=["groq", "cerebras"])  # fmt: skip
 def test_a_server_that_refuses_reasoning_gets_none(said: str) -> None:
-    """Groq and Cerebras, behind an address that the quirk table does not know."""
+    """Groq and Cerebras are behind an address that the quirk table does not have."""
     asked = request(
         messages=(
             Message.user("Go"),
@@ -253,7 +253,7 @@ def test_a_server_that_refuses_reasoning_gets_none(said: str) -> None:
     )
 
 
-def test_a_model_that_takes_tools_only_without_reasoning_is_told_not_to() -> None:
+def test_a_model_with_tools_only_without_reasoning_gets_no_reasoning() -> None:
     said = (
         "Function tools with reasoning_effort are not supported for gpt-5.6-sol in /v1/chat/completions. To use "
         "function tools, use /v1/responses or set reasoning_effort to 'none'."
@@ -278,8 +278,8 @@ def test_what_makes_the_reply_another_one_or_is_not_there_is_never_left_out(
     assert repair_of(name, request(output_schema=schema), message, **fields) is None
 
 
-def test_a_key_of_ours_on_blocks_goes_everywhere_but_the_hosts_own_data_stays() -> None:
-    """A property or an argument of that name is the host's, not the protocol's."""
+def test_a_refused_key_is_removed_from_blocks_but_not_from_host_data() -> None:
+    """A property or an argument with that name belongs to the host."""
     marked: Json = {"type": "ephemeral"}
     schema: JsonObject = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
     tools: Json = [{"name": "t", "input_schema": schema, "cache_control": marked}]
@@ -314,8 +314,10 @@ def test_a_key_of_ours_on_blocks_goes_everywhere_but_the_hosts_own_data_stays() 
         "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: call_1. Each "
         "`tool_use` block must have a corresponding `tool_result` block in the next message."),
 ])  # fmt: skip
-def test_a_tool_exchange_that_is_not_accepted_is_told_in_words(name: str, message: str) -> None:
-    """So that the model knows the result and doesn't ask for it again; reasoning about the call goes with it."""
+def test_a_refused_tool_exchange_becomes_text(name: str, message: str) -> None:
+    """The model then has the result and does not request it again. The reasoning about the call is removed,
+    too.
+    """
     asked = conversation(name)
     if name == "openai":
         assert make(name)[0].write_request(asked, stream=False).tool_ids == {"tu_1": "call_1"}
@@ -332,8 +334,8 @@ def test_a_tool_exchange_that_is_not_accepted_is_told_in_words(name: str, messag
     )
 
 
-def test_only_the_exchange_that_is_named_is_told() -> None:
-    """Others of the same message stay calls and results, and pictures stay pictures."""
+def test_only_the_named_exchange_becomes_text() -> None:
+    """Other exchanges of the same message stay calls and results, and pictures stay pictures."""
     first, second = ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "read", {})
     picture = ImageBlock(url="https://example.test/a.png")
     results = (
@@ -360,7 +362,7 @@ def test_an_exchange_that_is_not_in_the_request_is_no_reason_to_try_again() -> N
     assert repair_of("openai", conversation("openai"), "No tool output found for function call call_9.") is None
 
 
-# -- what must not be taken for a complaint
+# -- texts that must not count as a complaint
 
 
 @pytest.mark.parametrize("name", ["anthropic", "gemini", "openai", "openai_compatible"])
@@ -400,8 +402,8 @@ def cold(name: str) -> CanonicalRequest:
     ("litellm.UnsupportedParamsError: groq does not support parameters: ['temperature'], for model=x. To drop "
         f"these, set `litellm.drop_params=True` or for proxy:{NO_FALLBACK}"),
 ])  # fmt: skip
-def test_what_litellm_refuses_by_itself_is_left_out(name: str, message: str) -> None:
-    """The proxy checks parameters before it asks the provider, on each protocol in the same words."""
+def test_parameters_that_litellm_refuses_are_left_out(name: str, message: str) -> None:
+    """The proxy checks parameters before it calls the provider, with the same text on each protocol."""
     found = repair_of(name, cold(name), message)
     assert found is not None
     assert found.edits == (Edit(("temperature",)),)
@@ -415,7 +417,7 @@ def test_what_litellm_refuses_by_itself_is_left_out(name: str, message: str) -> 
     f"litellm.BadRequestError: OpenAIException - b'{INNER}'{NO_FALLBACK}",
 ])  # fmt: skip
 def test_a_complaint_in_litellms_words_counts(message: str) -> None:
-    """The proxy puts its own words before and behind the provider's, or quotes the body."""
+    """The proxy adds its own text before and after the provider's, or quotes the body."""
     found = repair_of("openai_compatible", cold("openai_compatible"), message)
     assert found is not None
     assert found.edits == (Edit(("temperature",)),)
@@ -424,7 +426,7 @@ def test_a_complaint_in_litellms_words_counts(message: str) -> None:
 
 
 def test_a_complaint_inside_a_gateways_own_error_counts() -> None:
-    """But not one that is only quoted there."""
+    """A complaint that is only quoted there does not count."""
     for said, repaired in ((BOUND, True), (f"Quoted: {BOUND}", False)):
         inner = msgspec.json.encode({"type": "error", "error": {"message": said}}).decode()
         found = repair_of("anthropic", conversation("anthropic"), f"Provider returned error: {inner}")
@@ -466,8 +468,8 @@ async def ask(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_repair_is_an_attempt_of_its_own_that_no_retry_budget_pays_for(stream: bool) -> None:
-    """Each kind once, in any order; the response says what was done, and the attempts are reported."""
+async def test_a_repair_is_a_separate_attempt_and_not_a_retry(stream: bool) -> None:
+    """Each kind is repaired once, in any order. The response names the repairs, and the attempts are reported."""
     adapter, transport = make("anthropic", bad("`temperature` is deprecated for this model."), bad(BOUND), good())
     asked = conversation("anthropic", provider_options={"anthropic": {"temperature": 0.5}}, max_retries=0)
     response, error, reports = await ask(adapter, asked, stream=stream)

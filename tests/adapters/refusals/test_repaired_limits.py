@@ -1,4 +1,4 @@
-"""Refusals that name a limit, a parameter or a signature, as issues quote them, and the next request."""
+"""Refusals that name a limit, a parameter or a signature, quoted from issues, and the next request."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ STATED = [
 
 
 def limit_in(body: JsonObject) -> Json:
-    """The limit of output tokens, wherever the wire has it."""
+    """The limit of output tokens, at its place on the wire."""
     config = body.get("generationConfig", body)
     assert isinstance(config, dict)
     names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
@@ -86,8 +86,8 @@ def limit_in(body: JsonObject) -> Json:
 
 
 @pytest.mark.parametrize(("name", "message", "limit"), STATED)
-def test_a_limit_that_is_stated_is_kept_to(name: str, message: str, limit: int) -> None:
-    """The same request goes out again with a shorter reply, and a warning says so."""
+def test_a_stated_limit_is_used(name: str, message: str, limit: int) -> None:
+    """The same request is sent with a shorter reply and a warning."""
     asked = request(model=f"{name}:test-model", max_output_tokens=10_000)
     found = repair_of(name, asked, message)
     assert found is not None
@@ -112,10 +112,8 @@ def test_the_text_generation_server_states_its_window() -> None:
 
 
 @pytest.mark.parametrize(("name", "message", "limit"), STATED)
-def test_a_limit_that_was_kept_to_or_leaves_no_room_is_no_reason_to_try_again(
-    name: str, message: str, limit: int
-) -> None:
-    """A prompt that fills the window is what is too long; a second refusal is final; a quotation is no refusal."""
+def test_a_limit_that_was_used_or_is_too_small_causes_no_retry(name: str, message: str, limit: int) -> None:
+    """A prompt that fills the window is too long. A second refusal is final. A quotation is no refusal."""
     assert repair_of(name, request(max_output_tokens=limit), message) is None
     assert repair_of(name, request(max_output_tokens=10_000), message, done=("output_limit",)) is None
     assert repair_of(name, request(max_output_tokens=10_000), f"It said: {message}") is None
@@ -143,10 +141,8 @@ def test_next_to_no_room_is_an_overlong_prompt() -> None:
     ("thinking_config is not supported.", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
     ("Thinking is not enabled for models/gemini-2.0-flash", {"thinkingConfig": {"thinkingBudget": 1}}, {}),
 ])  # fmt: skip
-def test_what_gemini_does_not_take_of_the_tuning_is_left_out(
-    message: str, sent: JsonObject, left: JsonObject
-) -> None:
-    """Both penalties at once, for the refusal names neither; the rest of the configuration stays."""
+def test_settings_that_gemini_refuses_are_left_out(message: str, sent: JsonObject, left: JsonObject) -> None:
+    """Both penalties are removed, because the refusal names neither. The rest of the configuration stays."""
     asked = request(model="gemini:test-model", provider_options={"gemini": {"generationConfig": sent}})
     config = body_after("gemini", asked, message)["generationConfig"]
     assert config == {"maxOutputTokens": 64, **left}
@@ -164,8 +160,8 @@ def test_the_penalties_and_the_level_are_refused_behind_chat_completions_too() -
 UNENCRYPTED = "Encrypted content is not supported with this model."
 
 
-def test_a_model_that_encrypts_nothing_is_not_asked_to_and_the_rest_of_include_stays() -> None:
-    """Its refusal has a parameter and no code."""
+def test_a_model_without_encrypted_reasoning_keeps_the_rest_of_include() -> None:
+    """The refusal has a parameter and no code."""
     mine: Json = ["web_search_call.action.sources"]
     asked = request(model="openai:my-deployment", provider_options={"openai": {"include": mine}})
     assert body_after("openai", asked, UNENCRYPTED, param="include", code=None)["include"] == mine
@@ -173,8 +169,8 @@ def test_a_model_that_encrypts_nothing_is_not_asked_to_and_the_rest_of_include_s
     assert "include" not in body_after("openai", bare, UNENCRYPTED, param="include", code=None)
 
 
-async def test_the_refusal_is_paid_once_and_not_with_every_call() -> None:
-    """The adapter knows from then on; another model of it is still asked."""
+async def test_the_refusal_happens_once_and_not_in_every_call() -> None:
+    """The adapter remembers the refusal for this model. Other models still get the field."""
     reply = msgspec.json.encode(response(output=[said("Hello")]))
     whole = [FakeReply(reply, headers={"content-type": "application/json"}) for _ in range(3)]
     refusal = FakeReply(refused(UNENCRYPTED, param="include"), status=400)
@@ -191,8 +187,8 @@ async def test_the_refusal_is_paid_once_and_not_with_every_call() -> None:
     ("ft:o4-mini-2025-04-16:acme::7p4lURel", True),
     ("my-deployment", True),
 ])  # fmt: skip
-def test_a_fine_tuned_model_takes_what_its_base_takes(model: str, included: bool) -> None:
-    """Of a deployment whose name says nothing, nothing is known."""
+def test_a_fine_tuned_model_supports_the_settings_of_its_base(model: str, included: bool) -> None:
+    """For a deployment whose name has no base, nothing is known."""
     adapter, _ = make("openai")
     body: JsonObject = msgspec.json.decode(
         adapter.write_request(request(model=f"openai:{model}"), stream=False).body
@@ -202,7 +198,7 @@ def test_a_fine_tuned_model_takes_what_its_base_takes(model: str, included: bool
     assert (find_model(model) is None) is (model == "my-deployment")
 
 
-# -- Refused signatures: a history goes without them, wherever in it they stand, and says what it said before.
+# -- Refused signatures: the history is sent without them, from any place, and with the same content.
 
 
 VERTEX = (
@@ -214,7 +210,7 @@ BASE64 = (
 )
 GEMINI = ["Corrupted thought signature.", "Invalid thought signature.", "Thought signature is not valid", VERTEX]
 CORRUPTED_RAW = '{\n  "error": {\n    "code": 400,\n    "message": "Corrupted thought signature."\n  }\n}\n'
-"""What OpenRouter quotes of an upstream, after its own "Provider returned error"."""
+"""OpenRouter's quotation of a provider, after its own text "Provider returned error"."""
 
 
 def signed(name: str, kind: str) -> ContentBlock:
@@ -233,7 +229,7 @@ def signed(name: str, kind: str) -> ContentBlock:
 
 
 def history(name: str, *kinds: str) -> CanonicalRequest:
-    """A conversation whose first reply has such blocks, and a call that was answered."""
+    """A conversation whose first reply has such blocks, and a call with its result."""
     content = [signed(name, kind) for kind in kinds]
     answers = (Message.tool_result("tu_1", "the file's text"),) if "call" in kinds else ()
     messages = (Message.user("Read it."), Message.assistant(content), *answers, Message.user("And now?"))
@@ -256,8 +252,8 @@ def unsigned(parts: list[JsonObject]) -> list[JsonObject]:
 
 @pytest.mark.parametrize("message", [*GEMINI, BASE64])
 @pytest.mark.parametrize("kinds", [("thinking",), ("text",), ("call",), ("part", "text"), ("code",)])
-def test_a_refused_thought_signature_is_left_out_wherever_it_stands(message: str, kinds: tuple[str, ...]) -> None:
-    """The words, the calls and the code stay; a call that must be signed says that it has no signature."""
+def test_a_refused_thought_signature_is_removed_from_any_place(message: str, kinds: tuple[str, ...]) -> None:
+    """Text, calls and code stay. A call that needs a signature gets the mark for a missing one."""
     asked = history("gemini", *kinds)
     before = msgspec.json.decode(make("gemini")[0].write_request(asked, stream=False).body)
     assert b"c2ln" in msgspec.json.encode(before)
@@ -280,10 +276,10 @@ def test_a_refused_thought_signature_is_left_out_wherever_it_stands(message: str
 
 
 @pytest.mark.parametrize("quoted", [False, True])
-def test_a_refused_signature_behind_chat_completions_gives_way_to_the_one_that_says_there_is_none(
+def test_a_refused_signature_behind_chat_completions_becomes_the_mark_for_none(
     quoted: bool,
 ) -> None:
-    """By Google's own endpoint, and by a gateway that quotes it."""
+    """The refusal comes from Google's own endpoint, or from a gateway that quotes it."""
     extra: Json = {"google": {"thought_signature": "c2ln"}}
     raw = ProviderRaw("openai_compatible", {"id": "call_1", "extra_content": extra})
     call = ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=raw)
@@ -317,8 +313,8 @@ def test_a_refused_signature_behind_chat_completions_gives_way_to_the_one_that_s
     ("openai",
         "The encrypted content - **...c90= could not be verified. Reason: Encrypted content could not be."),
 ])  # fmt: skip
-def test_other_providers_have_more_than_one_wording(name: str, message: str) -> None:
-    """As gateways and clouds in front of them put it."""
+def test_other_providers_have_several_texts(name: str, message: str) -> None:
+    """Gateways and clouds in front of the providers change the text."""
     found = repair_of(name, conversation(name), message)
     assert found is not None
     assert found.kind == "signature"
@@ -330,8 +326,8 @@ def test_a_text_that_only_quotes_the_refusal_is_none(message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["thinking", "text", "call", "part", "code"])
-def test_what_another_provider_signed_is_left_alone(kind: str) -> None:
-    """It was not sent, so it was not refused."""
+def test_signatures_of_another_provider_are_not_changed(kind: str) -> None:
+    """That signature was not sent, so it was not refused."""
     message = Message.assistant((signed("other", kind), RedactedThinkingBlock("x", ProviderRaw("other", {}))))
     assert without_reasoning(message, "gemini") is message
     assert without_reasoning(message, "other") is not message

@@ -54,7 +54,9 @@ ARGUMENTS = st.sampled_from(["{}", "{", '"a"', ": 1", "}", "[1]", '{"b": "\\ud83
 
 
 class AnyProvider(RuleBasedStateMachine):
-    """Says anything about any block at any time, ends or breaks off whenever it likes, and goes on talking."""
+    """A provider that sends any part of any block at any time, ends or breaks off at any time, and then sends
+    more.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class AnyProvider(RuleBasedStateMachine):
             self.arguments += fragment
 
     def _open_tool(self, key: object) -> bool:
-        block = self.assembler._by_key.get(key)  # blank arguments for a closed call are neither kept nor warned of
+        block = self.assembler._by_key.get(key)  # blank arguments for a closed call are dropped without a warning
         return block is not None and not block.closed
 
     @rule(key=KEYS)
@@ -158,7 +160,7 @@ class AnyProvider(RuleBasedStateMachine):
         assert all(later - earlier in (0, 1) or later > earlier for earlier, later in pairwise(indexes))
 
     def teardown(self) -> None:
-        self.assembler.abort(StopReason.CANCELLED)  # does nothing if it had ended
+        self.assembler.abort(StopReason.CANCELLED)  # has no effect after the end
         self.events += self.assembler.take()
         last = check_stream(self.events)
         assert self.assembler.take() == []
@@ -187,7 +189,7 @@ TestAnyProvider = AnyProvider.TestCase
 def test_interleaved_calls_come_one_after_another_with_their_own_fragments(
     pieces: list[tuple[int, str]], random: object
 ) -> None:
-    """Fragments of parallel calls in any order reach each call unmerged and in their order."""
+    """Fragments of parallel calls in any order reach each call in its order, without being merged."""
     assembler = make()
     assembler.fragments = "pieces"
     order: list[int] = []
@@ -212,7 +214,7 @@ def test_interleaved_calls_come_one_after_another_with_their_own_fragments(
 
 
 def test_message_start_waits_for_content() -> None:
-    """An attempt that says nothing leaves no trace."""
+    """An attempt without content leaves no event."""
     assembler = make()
     assembler.text(0, "")
     assembler.thinking(0, "")
@@ -222,8 +224,8 @@ def test_message_start_waits_for_content() -> None:
     assert kinds(assembler.take()) == ["message.start", "text.delta"]
 
 
-def test_text_closes_when_the_next_block_begins() -> None:
-    """Where the protocol has no end for a block, the next one is it."""
+def test_text_ends_when_the_next_block_begins() -> None:
+    """Without an end of a block in the protocol, the start of the next block is its end."""
     assembler = make()
     assembler.text("text", "a", implicit_end=True)
     assembler.tool_start(0, "read", implicit_end=True)
@@ -240,8 +242,8 @@ def test_text_closes_when_the_next_block_begins() -> None:
     ]
 
 
-def test_a_half_argument_keeps_the_next_call_back() -> None:
-    """A call whose arguments are no object yet can't be over."""
+def test_incomplete_arguments_delay_the_next_call() -> None:
+    """A call whose arguments are not yet a complete object can't be over."""
     assembler = make()
     assembler.tool_start(0, "read", implicit_end=True)
     assembler.tool_arguments(0, '{"x":')
@@ -273,7 +275,7 @@ def test_a_half_argument_keeps_the_next_call_back() -> None:
     ],
     ids=["none", "blank", "whole", "null", "array", "string", "cut", "nan", "raw newline", "deep", "huge number"],
 )
-def test_arguments_that_are_no_object_are_kept_and_never_executed(
+def test_invalid_arguments_are_kept_and_never_executed(
     fragments: list[str], final_input: object, raw: str | None, incomplete: bool
 ) -> None:
     """A call runs only with the arguments that the model meant."""
@@ -289,8 +291,8 @@ def test_arguments_that_are_no_object_are_kept_and_never_executed(
     assert (block.input, block.raw_arguments, block.incomplete) == (final_input, raw, incomplete)
 
 
-def test_a_cancelled_call_ends_with_what_parses() -> None:
-    """`final_input` is what parses, else empty; it is marked either way."""
+def test_a_cancelled_call_ends_with_its_parsed_arguments() -> None:
+    """`final_input` is the parsed object or empty. The call is marked as incomplete in both cases."""
     for text, expected in (('{"path": "a', {}), ('{"path": "a"}', {"path": "a"}), ("", {})):
         assembler = make()
         assembler.tool_start(0, "read")
@@ -303,8 +305,8 @@ def test_a_cancelled_call_ends_with_what_parses() -> None:
         assert last.usage == ESTIMATE
 
 
-def test_usage_seen_before_the_break_is_partial() -> None:
-    """What the provider had reported is kept, and marked as a lower bound."""
+def test_usage_before_the_break_is_partial() -> None:
+    """Reported usage is kept, and marked as a lower bound."""
     assembler = make()
     assembler.text(0, "x")
     assembler.usage = TokenUsage(10, 1)
@@ -313,8 +315,8 @@ def test_usage_seen_before_the_break_is_partial() -> None:
     assert last.usage == TokenUsage(10, 1, source=UsageSource.PARTIAL)
 
 
-def test_usage_may_be_counted_when_it_is_wanted() -> None:
-    """What is asked for it goes until usage is given outright, and a fork asks no later than it ends."""
+def test_usage_can_be_counted_on_request() -> None:
+    """The callback is used until usage is set directly. A fork does not call it after its end."""
     assembler = make()
     reported = [TokenUsage(3, 1)]
     assembler.usage_from(lambda: reported[-1])
@@ -331,8 +333,8 @@ def test_usage_may_be_counted_when_it_is_wanted() -> None:
     assert assembler.usage == TokenUsage(5, 5)
 
 
-def test_zeros_that_a_provider_reports_stay_zeros() -> None:
-    """An explicit zero is what the provider said; only what it did not say is estimated."""
+def test_reported_zeros_stay_zeros() -> None:
+    """A reported zero is a value. Only missing counts are estimated."""
     assembler = make()
     assembler.text(0, "x")
     assembler.finish(StopReason.END_TURN, "stop", TokenUsage())
@@ -340,8 +342,8 @@ def test_zeros_that_a_provider_reports_stay_zeros() -> None:
     assert assembler.warnings == []
 
 
-def test_what_an_output_is_estimated_from_has_the_arguments_that_came_whole() -> None:
-    """A call's arguments count alike, as fragments and as an object."""
+def test_the_estimate_of_an_output_includes_complete_arguments() -> None:
+    """A call's arguments count the same as fragments and as an object."""
     whole, streamed = make(), make()
     whole.text(0, "So. ")
     whole.tool_start(1, "read")
@@ -356,7 +358,7 @@ def test_what_an_output_is_estimated_from_has_the_arguments_that_came_whole() ->
 
 
 def test_a_key_used_for_another_kind_begins_another_block() -> None:
-    """Text never lands in a block of reasoning, and the first block can still end."""
+    """Text never becomes part of a reasoning block, and the first block can still end."""
     assembler = make()
     assembler.thinking(0, "hm")
     assembler.text(0, "so")
@@ -381,7 +383,7 @@ def test_a_key_used_for_another_kind_begins_another_block() -> None:
 
 
 def test_late_and_stray_arguments_are_reported() -> None:
-    """What can't be delivered is said, not swallowed."""
+    """Arguments that can't be delivered cause a warning."""
     assembler = make()
     assembler.tool_arguments(9, "{}")
     assembler.tool_start(0, "read")
@@ -392,15 +394,17 @@ def test_late_and_stray_arguments_are_reported() -> None:
 
 @given(st.text())
 def test_parse_object_never_fails(text: str) -> None:
-    """Whatever is no object is None, and what is one can be written again."""
+    """The result is None for anything that is not an object. An object can be written again."""
     for candidate in (text, "{" + text + "}", '{"a": "' + text + '"}'):
         value = parse_object(candidate)
         if value is not None:
             msgspec.json.encode(value)
 
 
-def test_what_is_told_beside_the_content_waits_for_the_reply_to_begin() -> None:
-    """So an attempt that fails before its first content has delivered nothing. After the end nothing is told."""
+def test_provider_events_wait_for_the_start_of_the_reply() -> None:
+    """An attempt that fails before its first content has delivered nothing. After the end, such events are
+    dropped.
+    """
     assembler = make()
     assembler.provider_event("queued", {"place": 3})
     assert (assembler.take(), assembler.fork().received) == ([], False)
@@ -421,7 +425,7 @@ def test_what_is_told_beside_the_content_waits_for_the_reply_to_begin() -> None:
     check_stream(told)
 
 
-# -- Server-sent events and newline-delimited JSON: the same events and lines however the network cuts them.
+# -- Server-sent events and newline-delimited JSON: events and lines are the same for any pieces of the network.
 
 
 VECTORS: dict[str, tuple[bytes, list[tuple[bytes, bytes]]]] = {
@@ -462,8 +466,8 @@ def decode(chunks: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_every_form_in_the_wild_is_read(name: str) -> None:
-    """Whole, byte by byte and with empty pieces in between."""
+def test_every_known_form_is_read(name: str) -> None:
+    """The stream is read as a whole, byte by byte, and with empty pieces."""
     body, expected = VECTORS[name]
     assert decode([body]) == expected
     assert decode([body[at : at + 1] for at in range(len(body))]) == expected
@@ -472,7 +476,7 @@ def test_every_form_in_the_wild_is_read(name: str) -> None:
 
 @given(st.sampled_from(sorted(VECTORS)), st.lists(st.integers(0, 60)))
 def test_cuts_change_nothing(name: str, cuts: list[int]) -> None:
-    """Any fragmentation of any vector gives the same events."""
+    """Each vector gives the same events in any pieces."""
     body, expected = VECTORS[name]
     assert decode(pieces(body, cuts)) == expected
 
@@ -489,31 +493,31 @@ def test_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data: st.Da
 
 @given(st.lists(st.sampled_from([b"data: x", b"data: ", b"data: \ry", b"event: e", b": c", b"", b"", b"y"])))
 @example([b"data: x", b"", b"event: e", b"data: x", b"", b"y"])
-def test_lines_of_any_ends_say_the_same(lines: list[bytes]) -> None:
-    """A piece that begins with an event, of which most have one line."""
+def test_lines_with_any_line_end_give_the_same(lines: list[bytes]) -> None:
+    """Pieces may begin with an event, and most events have one line."""
     first = b": the body has begun\n"
     ended = [b"".join(line + end for line in lines) for end in (b"\n", b"\r\n")]
     assert decode([first, ended[0]]) == decode([first, ended[1]])
 
 
 @given(st.binary())
-def test_no_bytes_make_it_fail(body: bytes) -> None:
-    """The decoder has no opinion on content, and closing twice gives nothing twice."""
+def test_no_bytes_make_the_decoder_of_events_fail(body: bytes) -> None:
+    """The decoder ignores the content. A second close returns nothing."""
     decoder = SseDecoder()
     decoder.feed(body)
     decoder.close()
     assert decoder.close() == []
 
 
-def test_an_event_comes_with_its_blank_line_and_not_later() -> None:
-    """Each line end that can end an event does so at once, without a byte of the next one."""
+def test_an_event_is_complete_at_its_blank_line() -> None:
+    """Each line end that can end an event does so immediately, without a byte of the next one."""
     for end in (b"\n\n", b"\r\n\r\n", b"\r\r"):
         assert SseDecoder().feed(b"data: 1" + end) == [(b"", b"1")], end
 
 
 @pytest.mark.parametrize("piece", [b"x", b"data: x\n"], ids=["one line", "many data lines"])
 def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a line nor an event grows beyond the limit."""
+    """A line and an event have a maximum size."""
     monkeypatch.setattr(decoders, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
     with pytest.raises(StreamError, match="larger than 1000 bytes"):
@@ -521,16 +525,16 @@ def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.Monke
             decoder.feed(piece)
 
 
-def test_many_events_may_be_larger_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is for one event, not for the stream."""
+def test_many_events_may_exceed_the_limit_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit applies to one event, not to the stream."""
     monkeypatch.setattr(decoders, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
     assert sum(len(decoder.feed(b"data: " + b"x" * 500 + b"\n\n")) for _ in range(10)) == 10
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_lines_of_no_event_are_kept_aside(size: int) -> None:
-    """A bare error at the end of a body can be read there; comments and other fields can't."""
+def test_lines_outside_of_events_are_kept_separately(size: int) -> None:
+    """A bare error at the end of a body can be read there. Comments and other fields can't."""
     body = b': ping\nid: 7\nretry: 1\nevent: a\ndata: 1\n\n{\n  "error": 3\n}\n\ndata: 2\n\n'
     decoder = SseDecoder()
     events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
@@ -538,8 +542,8 @@ def test_lines_of_no_event_are_kept_aside(size: int) -> None:
     assert decoder.other_lines == b'{\n  "error": 3\n}'
 
 
-def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of it a server sends."""
+def test_lines_outside_of_events_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for any amount of such lines."""
     monkeypatch.setattr(decoders, "MAX_STRAY_BYTES", 1000)
     decoder = SseDecoder()
     for _ in range(100):
@@ -547,7 +551,7 @@ def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1000 <= len(decoder.other_lines) < 2100
 
 
-# -- Newline-delimited JSON: the same lines however the network cuts them.
+# -- Newline-delimited JSON: the lines are the same for any pieces of the network.
 
 
 NDJSON_VECTORS: dict[str, tuple[bytes, list[bytes]]] = {
@@ -580,7 +584,7 @@ def decode_ndjson(chunks: list[bytes]) -> list[bytes]:
 
 @pytest.mark.parametrize("name", NDJSON_VECTORS)
 def test_every_form_is_read_the_same_at_every_cut(name: str) -> None:
-    """Whole, byte by byte, with empty pieces in between, and cut in two at every place."""
+    """The stream is read as a whole, byte by byte, with empty pieces, and divided at every place."""
     body, expected = NDJSON_VECTORS[name]
     assert decode_ndjson([body]) == expected
     assert decode_ndjson([body[at : at + 1] for at in range(len(body))]) == expected
@@ -591,7 +595,7 @@ def test_every_form_is_read_the_same_at_every_cut(name: str) -> None:
 
 @given(st.lists(st.sampled_from([b'{"x":1}', b"\r", b"\n", b"\r\n", b" ", "☃\u2028".encode()])), st.data())
 def test_ndjson_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data: st.DataObject) -> None:
-    """Also where it is nonsense; and what is read is what stands between line feeds."""
+    """This includes invalid text. The lines are the parts between line feeds."""
     body = b"".join(parts)
     cuts = data.draw(st.lists(st.integers(0, max(len(body), 1))))
     expected = [line for raw in body.split(b"\n") if (line := raw.strip(b" \t\r"))]
@@ -600,20 +604,20 @@ def test_ndjson_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data
 
 @given(st.binary())
 def test_ndjson_no_bytes_make_it_fail(body: bytes) -> None:
-    """The decoder has no opinion on content, and closing twice gives nothing twice."""
+    """The decoder ignores the content. A second close returns nothing."""
     decoder = NdjsonDecoder()
     decoder.feed(body)
     decoder.close()
     assert decoder.close() == []
 
 
-def test_a_line_comes_with_its_line_feed_and_not_later() -> None:
-    """Without a byte of the next one."""
+def test_a_line_is_complete_at_its_line_feed() -> None:
+    """The line needs no byte of the next one."""
     assert NdjsonDecoder().feed(b"1\n") == [(b"", b"1")]
 
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is for one line, not for the stream."""
+    """The limit applies to one line, not to the stream."""
     monkeypatch.setattr(decoders, "MAX_LINE_BYTES", 1000)
     decoder = NdjsonDecoder()
     assert sum(len(decoder.feed(b"x" * 900 + b"\n")) for _ in range(5)) == 5

@@ -39,7 +39,7 @@ BROKEN = {
     "half a surrogate pair": (b"walrus", rb"w\ud83dlrus", "Well, a w\ufffdlrus."),
     "NaN or Infinity": (b"{", b'{"odd":[NaN,-Infinity,Infinity],', TEXT),
 }
-"""What is put in the place of what, by the words that report it, and the text that is read then."""
+"""The replaced bytes, the replacement and the resulting text, by the description in the warning."""
 
 
 def ask(wire: Wire, *messages: Message) -> CanonicalRequest:
@@ -69,9 +69,7 @@ async def read(wire: Wire, reply: FakeReply, *, streamed: bool) -> CanonicalResp
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_what_can_be_read_is_read_and_what_was_replaced_is_told_once(
-    wire: Wire, what: str, streamed: bool
-) -> None:
+async def test_broken_json_is_read_with_one_warning(wire: Wire, what: str, streamed: bool) -> None:
     if streamed:
         chunks = [spoilt(chunk, what) if b"{" in chunk else chunk for chunk in wire.chunks(TEXT)]
         response = await read(wire, wire.stream_of(*chunks), streamed=True)
@@ -87,10 +85,8 @@ async def test_what_can_be_read_is_read_and_what_was_replaced_is_told_once(
 @pytest.mark.anyio
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("wire", CALLING_WIRES, ids=lambda wire: wire.name)
-async def test_a_byte_in_a_call_s_arguments_is_replaced_and_the_call_is_there_once(
-    wire: Wire, streamed: bool
-) -> None:
-    """Of the body, not of what it means: also where nobody looks at arguments before something has been read."""
+async def test_an_invalid_byte_in_the_arguments_is_replaced(wire: Wire, streamed: bool) -> None:
+    """The byte in the body is replaced, also if the arguments are first read later."""
     if streamed:
         chunks = [chunk.replace(b".txt", b"\xff.txt") for chunk in wire.chunks("", 1)]
         response = await read(wire, wire.stream_of(*chunks), streamed=True)
@@ -105,8 +101,8 @@ async def test_a_byte_in_a_call_s_arguments_is_replaced_and_the_call_is_there_on
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_what_is_no_json_at_all_is_still_an_error(wire: Wire) -> None:
-    """A page that says NaN is a page."""
+async def test_a_body_that_is_not_json_is_still_an_error(wire: Wire) -> None:
+    """A page with the text NaN is a page."""
     with pytest.raises(StreamError):
         await read(
             wire, FakeReply(b"<p>NaN \xff</p>", headers={"content-type": "application/json"}), streamed=False
@@ -116,7 +112,7 @@ async def test_what_is_no_json_at_all_is_still_an_error(wire: Wire) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("wire", CALLING_WIRES, ids=lambda wire: wire.name)
 async def test_half_a_surrogate_pair_in_a_host_s_arguments_is_replaced(wire: Wire) -> None:
-    """Estimating doesn't stumble over it, and what is sent is valid."""
+    """Estimates work, and the sent request is valid."""
     transport = FakeTransport(wire.whole("Fine."))
     adapter = wire.make(transport, FakeClock(), max_retries=0)
     call = ToolUseBlock("tu_1", "read_file", {"pa\ud800th": ["\udfff.txt"]})
@@ -129,8 +125,8 @@ async def test_half_a_surrogate_pair_in_a_host_s_arguments_is_replaced(wire: Wir
 
 
 @given(json_objects(3))
-def test_valid_json_is_never_touched(value: dict[str, Json]) -> None:
-    """Also where its texts speak of NaN, and where its backslashes come in rows."""
+def test_valid_json_is_never_changed(value: dict[str, Json]) -> None:
+    """This includes texts with NaN and several backslashes in a row."""
     for text in (value, {"NaN": 'a "NaN" \\" Infinity \\\\', "x": value}):
         assert repair_body(msgspec.json.encode(text)) is None
 
@@ -145,13 +141,13 @@ def test_only_numbers_that_json_lacks_become_null(parts: list[str]) -> None:
     assert not any(isinstance(value, float) and math.isnan(value) for value in values)
 
 
-def test_an_error_s_words_survive_its_odd_bytes() -> None:
-    """The code decides what becomes of a call; a byte of its message must not hide it."""
+def test_the_text_of_an_error_survives_invalid_bytes() -> None:
+    """The code decides the class of the error. An invalid byte in the message must not hide the code."""
     found = read_error(b'{"error":{"code":"rate_limit_exceeded","message":"slow \xff down","score":NaN}}')
     assert (found.code, found.message) == ("rate_limit_exceeded", "slow \ufffd down")
 
 
-# -- Arguments that arrive in pieces, or all of them so far in each chunk, are the same arguments in the end.
+# -- Arguments in pieces, and arguments that are repeated in each chunk, give the same result.
 
 
 KEYS = st.sampled_from(["a", "b", '{"a', "ab"])
@@ -173,7 +169,7 @@ CUTS = st.lists(st.integers(0, 60), max_size=8)
 
 
 def joined(fragments: list[str], meaning: Meaning = "either") -> str:
-    """What the fragments come to. The deltas must add up to it."""
+    """The result of the fragments. The deltas must add up to it."""
     arguments = GrowingArguments(meaning)
     deltas = [arguments.add(fragment) for fragment in fragments]
     so_far = arguments.text
@@ -183,26 +179,26 @@ def joined(fragments: list[str], meaning: Meaning = "either") -> str:
 
 
 def places(text: str, cuts: list[int]) -> list[int]:
-    """Sorted places within a text."""
+    """Sorted places inside a text."""
     return sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
 
 
 @given(TEXTS, CUTS)
-def test_pieces_come_to_the_arguments_at_any_cut(text: str, cuts: list[int]) -> None:
-    """Even where a piece begins like all that came before it."""
+def test_pieces_give_the_arguments_for_any_division(text: str, cuts: list[int]) -> None:
+    """This also holds if a piece begins like all earlier ones together."""
     ends = places(text, cuts)
     assert joined([text[start:end] for start, end in zip([0, *ends], ends, strict=False)]) == text
 
 
 @given(TEXTS, CUTS)
-def test_arguments_sent_so_far_come_to_the_arguments_at_any_cut(text: str, cuts: list[int]) -> None:
-    """Each chunk is a longer beginning of the same JSON."""
+def test_growing_prefixes_give_the_arguments_for_any_division(text: str, cuts: list[int]) -> None:
+    """Each chunk is a longer prefix of the same JSON."""
     assert joined([text[:end] for end in places(text, cuts)]) == text
 
 
 @given(TEXTS, CUTS)
-def test_arguments_in_a_string_are_unwrapped_however_they_come(text: str, cuts: list[int]) -> None:
-    """The JSON string that holds the object is cut, or resent, as the object would be."""
+def test_arguments_in_a_string_are_unwrapped(text: str, cuts: list[int]) -> None:
+    """The JSON string around the object is divided, or repeated, like the object."""
     wrapped = json.dumps(text)
     ends = places(wrapped, cuts)
     pieces = [wrapped[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -221,14 +217,16 @@ def test_arguments_in_a_string_are_unwrapped_however_they_come(text: str, cuts: 
     ("pieces", ['{"a":', '{"a":1}'], '{"a":{"a":1}'),
     ("so_far", ['{"a":1}', '{"a":1} '], '{"a":1} '),
 ])  # fmt: skip
-def test_fragments_mean_what_makes_json(meaning: Meaning, fragments: list[str], text: str) -> None:
-    """What came before is replaced unless it was whole, or only the pieces make JSON. A quirk forces either."""
+def test_fragments_have_the_meaning_that_gives_json(meaning: Meaning, fragments: list[str], text: str) -> None:
+    """A fragment replaces an incomplete beginning, unless only the joined pieces are JSON. A quirk forces one of
+    the two.
+    """
     assert joined(fragments, meaning) == text
 
 
 @given(TEXTS)
-def test_every_beginning_of_json_may_become_json(text: str) -> None:
-    """And what no JSON begins with may not."""
+def test_every_prefix_of_json_is_accepted(text: str) -> None:
+    """A text that starts no JSON is not accepted."""
     assert all(may_become_json(text[:end]) for end in range(len(text) + 1))
     assert is_whole(text)
     assert not may_become_json(text + "}")
@@ -238,16 +236,16 @@ def test_every_beginning_of_json_may_become_json(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["{,", '{"a" 1', "[1 2", "{1", "tru3", "1.2.3", "]", '{"a":}', "[,", "nul}", '{"a":1,}']
 )
-def test_what_no_json_begins_with_is_told(text: str) -> None:
+def test_text_that_starts_no_json_is_detected(text: str) -> None:
     assert not may_become_json(text)
 
 
-# -- Halves of surrogate pairs never poison a reply or a history.
+# -- Halves of surrogate pairs never break a reply or a history.
 
 
 @given(st.text(st.characters(exclude_categories=[]) | st.sampled_from('\ud83d\ude00\\u"/n')))
-def test_any_python_string_becomes_writable(text: str) -> None:
-    """As text and as JSON, and only the halves change."""
+def test_any_python_string_can_be_encoded(text: str) -> None:
+    """The string can be written as text and as JSON, and only the halves change."""
     assert json.loads(msgspec.json.encode(repair_text(text))) == repair_text(text)
     repaired = msgspec.json.decode(repair_json(json.dumps(text).encode()))
     assert repaired == repair_text(text)
@@ -262,19 +260,19 @@ def test_any_python_string_becomes_writable(text: str) -> None:
     (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
 ])  # fmt: skip
 def test_only_halves_are_replaced(before: bytes, after: bytes) -> None:
-    """Pairs stand, and an escaped backslash before `ud83d` begins no escape."""
+    """Complete pairs stay. An escaped backslash before `ud83d` is no escape."""
     assert repair_json(before) == after
 
 
 def test_good_text_is_not_copied() -> None:
-    """The same object says that nothing was changed."""
+    """The function returns the same object if it changed nothing."""
     text = "☃😀 \\u0041"
     assert repair_text(text) is text
     body = rb'{"a": "\u2603"}'
     assert repair_json(body) is body
 
 
-# -- Errors that stand in a stream outside its events, on every wire that has events.
+# -- Errors outside of the events of a stream, on every wire with events.
 
 
 BARE_ERROR_WIRES: list[Callable[[], Wire]] = [
@@ -296,16 +294,16 @@ FORMS: list[tuple[str, str, type[AdapterError]]] = [
 
 @pytest.mark.parametrize("make", BARE_ERROR_WIRES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(("body", "kind"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
-def test_an_error_outside_the_events_is_that_error(make: Callable[[], Wire], body: str, kind: type) -> None:
-    """In one piece and byte by byte, with a type that words decide where there is nothing else."""
+def test_an_error_outside_the_events_is_raised(make: Callable[[], Wire], body: str, kind: type) -> None:
+    """The error comes in one piece or byte by byte. Without a code, its text decides."""
     data = body.encode()
     for chunks in ([data], [data[at : at + 1] for at in range(len(data))]):
         assert type(read_pieces(make(), chunks).error) is kind
 
 
 @pytest.mark.parametrize("make", BARE_ERROR_WIRES[:-1], ids=lambda make: make.__name__)
-def test_an_error_after_text_is_that_error(make: Callable[[], Wire]) -> None:
-    """What was delivered stands, and the error is raised after it."""
+def test_an_error_after_text_is_raised(make: Callable[[], Wire]) -> None:
+    """The delivered text is kept, and then the error is raised."""
     wire = make()
     events = [event for _, event in wire.events("Hi", 0, "end")]
     begun = wire.stream(*events[: max(1, len(events) // 2)])
@@ -314,8 +312,8 @@ def test_an_error_after_text_is_that_error(make: Callable[[], Wire]) -> None:
 
 
 @pytest.mark.parametrize("make", [*BARE_ERROR_WIRES], ids=lambda make: make.__name__)
-def test_a_whole_reply_that_is_an_error_is_that_error(make: Callable[[], Wire]) -> None:
-    """With status 200, in shapes that are none of the wire's own."""
+def test_a_plain_reply_that_is_an_error_is_raised(make: Callable[[], Wire]) -> None:
+    """The status is 200, and the form is not that of the wire."""
     spent: JsonObject = {"code": "x", "message": "Insufficient balance"}
     bodies: list[JsonObject] = [
         {"errors": [spent], "success": False}, {"base_resp": {"status_code": 1008, "status_msg": "no"}}, spent,
@@ -324,8 +322,8 @@ def test_a_whole_reply_that_is_an_error_is_that_error(make: Callable[[], Wire]) 
         assert type(read_whole(make(), body).error).__name__ == "QuotaExceededError"
 
 
-def test_lines_of_no_event_stay_aside() -> None:
-    """A bare line is the data of an error event only, and only where the event has none."""
+def test_lines_outside_of_events_are_ignored() -> None:
+    """A bare line is data only for an error event without its own data."""
     decoder = SseDecoder()
     assert decoder.feed(b"stray\nevent: x\nbare\n\nevent: error\nwhy\n\nevent: error\ndata: 1\n\n") == [
         (b"error", b"why"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.requests.fitted_history import FittedHistory, Loss, Target, ToolIdRule
 from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, fit_history
+from callboard.adapters.requests.history_target import FittedHistory, Loss, Target, ToolIdRule
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import (
@@ -60,15 +60,15 @@ def call(call_id: str = "tu_1", name: str = "read", wire_id: str | None = None, 
 USER = Message.user("Hello")
 
 
-def test_a_call_without_a_result_is_answered_with_an_error() -> None:
-    """Providers refuse a history with an open call; and a model that is told "not executed" may pay twice."""
+def test_a_call_without_a_result_gets_an_error() -> None:
+    """Providers refuse a history with an open call. A model that reads "not executed" may repeat a payment."""
     fitted = fit(USER, Message.assistant([call()]), Message.user("and?"))
     assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER]
     assert fitted.messages[2].content == (ToolResultBlock("tu_1", NO_RESULT, is_error=True),)
 
 
-def test_results_stand_directly_after_their_call_in_its_order() -> None:
-    """Wherever they stood before: later, in several messages, in another order."""
+def test_results_come_directly_after_their_calls_in_order() -> None:
+    """The results may come later, in several messages, or in another order."""
     fitted = fit(
         USER,
         Message.assistant([call("tu_1"), call("tu_2"), TextBlock("wait")]),
@@ -82,7 +82,7 @@ def test_results_stand_directly_after_their_call_in_its_order() -> None:
 
 
 def test_a_result_without_a_call_is_left_out_and_reported() -> None:
-    """As is a second result of one call."""
+    """The same holds for a second result of one call."""
     fitted = fit(
         USER,
         Message.assistant([call()]),
@@ -97,7 +97,7 @@ def test_a_result_without_a_call_is_left_out_and_reported() -> None:
 
 
 def test_one_call_is_sent_once() -> None:
-    """A second call of the same id would be answered by the same result."""
+    """A second call with the same id would get the same result."""
     fitted = fit(USER, Message.assistant([call()]), Message.tool_result("tu_1", "x"), Message.assistant([call()]))
     assert len(fitted.messages) == 3
     assert [loss.reason for loss in fitted.losses] == ["an earlier tool call has the same id"]
@@ -116,7 +116,7 @@ def thinking(provider: str | None) -> ThinkingBlock:
     (OpaqueBlock("citation", ProviderRaw("elsewhere", {})), "only elsewhere accepts it"),
 ])  # fmt: skip
 def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock, reason: str) -> None:
-    """One WARN each, which says where it was and why, and never what it said."""
+    """Each has a warning with its place and the reason, without its content."""
     message = Message(Role.ASSISTANT, (block, TextBlock("so")), id="msg_7")
     with captured_logs() as lines:
         fitted = fit(USER, message)
@@ -133,8 +133,8 @@ def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock,
     assert [warning.code for warning in fitted.warnings] == ["content_dropped"]
 
 
-def test_its_own_reasoning_goes_back_to_a_provider_that_wants_it() -> None:
-    """Unchanged; but not over a protocol that takes none."""
+def test_own_reasoning_is_sent_back_to_a_provider_that_needs_it() -> None:
+    """The reasoning is unchanged. A protocol without reasoning gets none."""
     message = Message.assistant([thinking("home"), TextBlock("so")])
     assert fit(message).messages == (message,)
     fitted = fit(message, target=Target(provider="home"))
@@ -142,8 +142,8 @@ def test_its_own_reasoning_goes_back_to_a_provider_that_wants_it() -> None:
     assert [loss.reason for loss in fitted.losses] == ["this protocol does not accept reasoning"]
 
 
-def test_a_signature_of_unstated_origin_is_adopted_but_nothing_unsigned() -> None:
-    """Reasoning that no one signed would be refused."""
+def test_a_signature_of_unknown_origin_is_accepted_and_unsigned_reasoning_is_not() -> None:
+    """Unsigned reasoning would be refused."""
     target = Target(provider="home", replays_thinking=True, adopts_signatures=True)
     signed, unsigned = ThinkingBlock("a", "sig"), ThinkingBlock("b")
     fitted = fit(Message.assistant([signed, unsigned, TextBlock("so")]), target=target)
@@ -160,13 +160,13 @@ def test_anthropics_signature_from_a_gateway_is_adopted_and_no_other(form: str, 
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
-    """Also when what stood between them was left out."""
+    """This includes neighbours of a message that was left out."""
     fitted = fit(USER, Message.assistant([thinking("elsewhere")]), Message.user("again"), Message.user(" "))
     assert fitted.messages == (Message.user([TextBlock("Hello"), TextBlock("again")]),)
 
 
-def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
-    """It would make every later request unwritable. Each one that was replaced is told."""
+def test_half_a_surrogate_pair_does_not_break_the_history() -> None:
+    """A lone half would make every later request invalid. Each replacement is reported."""
     fitted = fit(
         Message.system("\ud83d"),
         Message.user("a\ud83db"),
@@ -180,15 +180,15 @@ def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
     assert [loss.block_type for loss in fitted.losses] == ["text", "text", "text", "tool_result"]
 
 
-def test_a_providers_own_id_returns_verbatim() -> None:
-    """Even one that its own rule would not allow us to make up."""
+def test_a_providers_own_id_is_sent_back_unchanged() -> None:
+    """The id may even break the provider's own rule for ids."""
     fitted = fit(USER, Message.assistant([call("tu_1", wire_id="functions.read:0")]))
     assert fitted.tool_ids == {"tu_1": "functions.read:0"}
     assert fitted.tool_names == {"tu_1": "read"}
 
 
-def test_a_foreign_id_is_kept_where_it_is_legal_and_derived_where_it_is_not() -> None:
-    """The same from send to send."""
+def test_a_foreign_id_is_kept_if_valid_and_otherwise_derived() -> None:
+    """The derived id is the same in each request."""
     nine = Target(provider="abroad", tool_ids=ToolIdRule(9, "[A-Za-z0-9]", ""))
     message = Message.assistant([call("tu_1", wire_id="functions.read:0")])
     assert fit(USER, message, target=ABROAD).tool_ids == {"tu_1": "tu_1"}
@@ -199,7 +199,7 @@ def test_a_foreign_id_is_kept_where_it_is_legal_and_derived_where_it_is_not() ->
 
 
 def test_calls_that_share_a_wire_id_get_different_ones() -> None:
-    """Some models number their calls anew in every turn."""
+    """Some models restart the numbers of their calls in every turn."""
     fitted = fit(
         USER, Message.assistant([call("tu_1", wire_id="0")]), Message.assistant([call("tu_2", wire_id="0")])
     )
@@ -207,22 +207,22 @@ def test_calls_that_share_a_wire_id_get_different_ones() -> None:
 
 
 def test_a_rule_that_its_own_ids_break_is_refused() -> None:
-    """It would make a provider refuse every foreign call."""
+    """With such a rule, a provider would refuse every foreign call."""
     with pytest.raises(ValueError, match="call_"):
         ToolIdRule(9, "[a-z0-9]")
 
 
 @given(st.lists(st.text(), min_size=2, max_size=40, unique=True))
-def test_different_calls_have_different_ids_however_short_the_rule_makes_them(call_ids: list[str]) -> None:
-    """Also where all digests begin alike; and none of them carries what it was made from."""
+def test_different_calls_have_different_ids_for_short_rules(call_ids: list[str]) -> None:
+    """This also holds if all digests begin the same. No id contains its source."""
     tight = Target(provider="abroad", tool_ids=ToolIdRule(2, "[0-9a-f]", ""))
     found = fit(USER, Message.assistant([call(call_id) for call_id in call_ids]), target=tight).tool_ids
     assert len(set(found.values())) == len(call_ids)
     assert all(tight.tool_ids.allows(wire_id) for wire_id in found.values())
 
 
-def test_reasoning_that_binds_to_a_model_goes_to_that_model_alone() -> None:
-    """Elsewhere its signature would be refused; at its own model it is there again."""
+def test_reasoning_that_is_bound_to_a_model_is_only_sent_to_it() -> None:
+    """Another model would refuse its signature. Back at its own model, the reasoning is sent again."""
     message = Message(Role.ASSISTANT, (thinking("home"), TextBlock("so")), id="msg_7")
     one, two = (Target(provider="home", model=model, replays_thinking=True) for model in ("one", "two"))
     assert fit(message, target=one).messages == (message,)
@@ -231,8 +231,8 @@ def test_reasoning_that_binds_to_a_model_goes_to_that_model_alone() -> None:
     assert [loss.reason for loss in fitted.losses] == ["only the model one accepts it"]
 
 
-def test_foreign_reasoning_goes_along_as_text_if_the_caller_wants_it() -> None:
-    """It says whose it is; and it is still reported, for it isn't what it was."""
+def test_foreign_reasoning_can_be_sent_as_text() -> None:
+    """The text names the source. The change is still reported."""
     asked = request(USER, Message.assistant([thinking("elsewhere"), TextBlock("so")]))
     asked = msgspec.structs.replace(asked, provider_options={"history": {"foreign_thinking": "text"}})
     fitted = fit_history(asked, HOME)
@@ -244,7 +244,7 @@ def test_foreign_reasoning_goes_along_as_text_if_the_caller_wants_it() -> None:
 
 
 def test_a_request_may_forbid_every_loss() -> None:
-    """It fails before anything is sent, and says what would have been lost."""
+    """The request fails before it is sent, and the error has the losses."""
     asked = request(USER, Message.assistant([thinking("elsewhere"), TextBlock("so")]))
     strict = msgspec.structs.replace(asked, provider_options={"history": {"on_loss": "error"}})
     with pytest.raises(CapabilityError, match="thinking was not sent to home: only elsewhere"):
@@ -254,10 +254,10 @@ def test_a_request_may_forbid_every_loss() -> None:
 
 
 @pytest.mark.parametrize("content", [[PNG], [TextBlock(" "), PNG]])
-def test_a_message_of_nothing_but_media_leaves_a_note_where_they_are_not_taken(
+def test_a_message_of_unsupported_media_leaves_a_note(
     content: list[TextBlock | ImageBlock],
 ) -> None:
-    """Without it the message would vanish, and what was answered to it would be answered to nothing."""
+    """Without the note, the message would be lost, and the reply to it would have no question."""
     blind = Target(provider="home", accepts_images=False)
     result = Message(Role.TOOL, (ToolResultBlock("tu_1", (PNG,)),))
     fitted = fit(Message.user(content), Message.assistant([call()]), result, target=blind)
@@ -266,8 +266,8 @@ def test_a_message_of_nothing_but_media_leaves_a_note_where_they_are_not_taken(
     assert fitted.messages[2].content == (ToolResultBlock("tu_1", (note,)),)
 
 
-def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
-    """Taking documents from users doesn't mean taking them from tools."""
+def test_a_document_in_a_result_stays_if_supported() -> None:
+    """A provider may support documents of users, but not documents in tool results."""
     report = DocumentBlock(data=b"%PDF-1.7")
     history = (USER, Message.assistant([call()]), Message.tool_result("tu_1", [TextBlock("see"), report]))
     everywhere = Target(provider="p", accepts_documents=True, results_carry=("image", "document"))
@@ -277,8 +277,8 @@ def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
     assert [loss.block_type for loss in fitted.losses] == ["document"]
 
 
-def test_a_users_message_comes_first_where_the_provider_insists() -> None:
-    """Also where what came first was left out."""
+def test_a_users_message_comes_first_if_the_provider_requires_it() -> None:
+    """This includes a history whose first message was left out."""
     insists = Target(provider="home", begins_with_user=True)
     fitted = fit(Message.user(" "), Message.assistant("Welcome!"), target=insists)
     assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT]
@@ -291,16 +291,16 @@ def test_a_users_message_comes_first_where_the_provider_insists() -> None:
     ("made_up", "legal"),
     [("multi_tool_use.parallel", "multi_tool_use_parallel"), ("2do", "_2do"), ("", "_"), ("f" * 80, "f" * 64)],
 )
-def test_a_name_that_a_model_made_up_is_made_legal(made_up: str, legal: str) -> None:
-    """No provider would take the history otherwise, not even the model's own."""
+def test_an_invalid_name_of_a_model_is_made_valid(made_up: str, legal: str) -> None:
+    """Otherwise no provider would accept the history, not even the model's own."""
     fitted = fit(USER, Message.assistant([call(name=made_up)]))
     assert [block.name for block in fitted.messages[1].tool_uses] == [legal]
     assert fitted.tool_names == {"tu_1": legal}
     assert [loss.block_type for loss in fitted.losses] == ["tool_use"]
 
 
-def test_a_call_that_was_cut_off_in_its_arguments_says_that_they_are_lost() -> None:
-    """It is sent without any, and answered as interrupted."""
+def test_a_call_with_incomplete_arguments_reports_their_loss() -> None:
+    """The call is sent without arguments, and its result is an interruption."""
     cut = call(raw_arguments='{"path": "a', incomplete=True)
     fitted = fit(USER, Message.assistant([cut]), Message.user("go on"))
     assert [(block.input, block.raw_arguments) for block in fitted.messages[1].tool_uses] == [({}, None)]
@@ -308,8 +308,8 @@ def test_a_call_that_was_cut_off_in_its_arguments_says_that_they_are_lost() -> N
     assert ["its arguments" in loss.reason for loss in fitted.losses] == [True]
 
 
-def test_a_loss_names_the_message_that_a_block_came_from() -> None:
-    """Also when messages were merged, a result was moved, and a block was mended."""
+def test_a_loss_has_the_original_message_of_a_block() -> None:
+    """This holds for merged messages, a moved result and a repaired block."""
     half = TextBlock("a\ud83d")
     history = (
         Message(Role.USER, (PNG,), id="msg_1"),
@@ -390,8 +390,10 @@ TARGETS = st.builds(
 
 @settings(max_examples=150)
 @given(HISTORIES, TARGETS)
-def test_any_history_becomes_one_that_a_provider_accepts(history: list[Message], target: Target) -> None:
-    """Every call answered once and at once, nothing empty, roles alternate, ids differ, and it is writable."""
+def test_any_history_is_fitted_to_a_provider(history: list[Message], target: Target) -> None:
+    """Every call has one result directly after it, no message is empty, roles alternate, ids differ, and text is
+    valid.
+    """
     fitted = fit(*history, target=target, system_prompt=None)
     for message, following in itertools.pairwise((*fitted.messages, None)):
         assert message is not None
@@ -441,22 +443,22 @@ def test_fitting_twice_changes_nothing_more(history: list[Message], target: Targ
 def test_ids_do_not_change_as_the_history_grows(
     history: list[Message], target: Target, more: list[Message]
 ) -> None:
-    """A provider's cache, and the provider, see the same prefix every time."""
+    """The provider and its cache get the same prefix every time."""
     before = fit(*history, target=target).tool_ids
     after = fit(*history, *more, target=target).tool_ids
     assert {call_id: after[call_id] for call_id in before} == before
 
 
-def test_the_stored_history_is_not_touched() -> None:
-    """Swap back, and everything is there."""
+def test_the_stored_history_is_not_changed() -> None:
+    """After a swap back, the history is complete."""
     history = (USER, Message.assistant([thinking("elsewhere"), call()]))
     copy = msgspec.msgpack.encode(history)
     fit(*history)
     assert msgspec.msgpack.encode(history) == copy
 
 
-def test_blank_text_goes_back_to_who_marked_it() -> None:
-    """And is nothing to anybody else, nor without a mark, nor where nobody asks for it."""
+def test_blank_text_is_sent_back_to_the_provider_that_marked_it() -> None:
+    """Other providers don't get the text. Without a mark, or without a provider that needs it, it is dropped."""
     own = TextBlock("\n", ProviderRaw("home", {"signature": "s"}))
     said = Message.assistant([TextBlock("A"), own, TextBlock(" "), TextBlock("\n", ProviderRaw("abroad", {}))])
     for keeps, provider, kept in ((True, "home", 2), (True, "elsewhere", 1), (False, "home", 1)):
@@ -480,8 +482,8 @@ def growing(messages: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("wire", ["openai_compatible", "anthropic", "gemini", "openai"])
-def test_a_long_history_is_written_as_if_it_had_never_been_sent_before(wire: str) -> None:
-    """Whatever was kept of its beginning: it has grown, it was cut, another went on from its start."""
+def test_a_long_history_is_written_as_if_it_were_new(wire: str) -> None:
+    """The cached beginning does not change the result. The history may have grown, been cut, or been forked."""
     adapter = create_adapter(wire, AdapterConfig(api_key="key", base_url="http://127.0.0.1:1/v1"), name=wire)
     assert isinstance(adapter, HttpAdapter)
     said, tool = growing(30), ToolUseBlock("toolu_1", "look", {})

@@ -63,10 +63,10 @@ ARGUMENTS = json_objects(3)
 
 
 class Side(ABC):
-    """One protocol: what its replies are made of, what it can be told, and how its requests are read."""
+    """One protocol: the content of its replies, its capabilities, and the way to read its requests."""
 
     adapter: type[HttpAdapter]
-    prefix: str  # of its ids
+    prefix: str  # the prefix of its ids
 
     def __init__(self) -> None:
         self.made = self.adapter(AdapterConfig(api_key="k", base_url=self.adapter.wire_type.default_base_url))
@@ -74,7 +74,7 @@ class Side(ABC):
 
     @abstractmethod
     def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
-        """What a reply may hold: one block or item, or a few that belong together."""
+        """The possible content of a reply: one block or item, or a few that belong together."""
 
     @abstractmethod
     def whole(self, content: list[JsonObject]) -> JsonObject:
@@ -82,7 +82,7 @@ class Side(ABC):
 
     @abstractmethod
     def history(self, body: JsonObject) -> list[Message]:
-        """A request's messages."""
+        """The messages of a request."""
 
     @abstractmethod
     def document(self, draw: st.DrawFn) -> DocumentBlock: ...
@@ -232,7 +232,7 @@ def part(side: Side, draw: st.DrawFn) -> ResultPart:
 
 @st.composite
 def histories(draw: st.DrawFn, side: Side) -> list[Message]:
-    """Turns of a session at home: the user speaks, the provider replies, and what it called is answered."""
+    """Turns of a session at one provider: the user's text, the reply, and the results of its calls."""
     messages: list[Message] = []
     number = 0
     for _ in range(draw(st.integers(1, 3))):
@@ -254,7 +254,7 @@ def histories(draw: st.DrawFn, side: Side) -> list[Message]:
 
 
 def plain(messages: list[Message]) -> list[Any]:
-    """Messages with calls named by the wire's ids, and results of nothing but text as that text."""
+    """Messages whose calls have the wire's ids. Results that are only text become that text."""
     names = {call.id: call.provider_raw.data["id"] for m in messages for call in m.tool_uses if call.provider_raw}
     return [(message.role, [_plain(block, names) for block in message.content]) for message in messages]
 
@@ -276,13 +276,13 @@ def _plain(block: ContentBlock, names: dict[str, Any]) -> ContentBlock:
 @pytest.mark.parametrize("side", SIDES, ids=lambda side: side.made.name)
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
-def test_a_session_at_home_survives_the_way_there_and_back(side: Side, data: st.DataObject) -> None:
-    """Every block, with all that the provider attached to it; nothing is lost, and nothing is reported so."""
+def test_a_session_at_one_provider_survives_the_round_trip(side: Side, data: st.DataObject) -> None:
+    """Every block keeps the provider's data, and no loss is reported."""
     history = data.draw(histories(side))
     assert plain(side.send(history)) == plain(history)
 
 
-# -- Portable settings: written where a protocol has them, refused with a warning where it hasn't.
+# -- Portable settings: written if a protocol has them, and otherwise dropped with a warning.
 
 
 ALL: dict[str, object] = {
@@ -297,7 +297,7 @@ def test_every_portable_setting_is_a_field_of_a_request_that_is_empty_by_default
     assert set(ALL) == set(PORTABLE)
 
 
-def test_a_verbosity_that_nobody_knows_is_left_out_with_a_warning() -> None:
+def test_an_unknown_verbosity_is_left_out_with_a_warning() -> None:
     body: JsonObject = {}
     (warning,) = write_settings(body, request(verbosity="chatty"), {"verbosity": "verbosity"}, "toy")
     assert body == {}
@@ -318,7 +318,7 @@ def test_putting_at_a_path_makes_the_objects_on_the_way() -> None:
     assert body == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 
 
-# -- A document of unknown type whose address is plainly a film's goes to no model that takes no films.
+# -- A document of unknown type whose address is that of a film is not sent to models without support for films.
 
 
 FILMS = [
@@ -389,7 +389,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
     ("https://x.test/a,b", None),
 ])  # fmt: skip
 def test_reading(url: str, found: tuple[str, bytes] | None) -> None:
-    """Type and bytes, or nothing."""
+    """The result is type and bytes, or None."""
     assert read_data_url(url) == found
 
 
@@ -401,7 +401,7 @@ def test_reading(url: str, found: tuple[str, bytes] | None) -> None:
     (b"neither of them", "image/bmp"),
 ])  # fmt: skip
 def test_the_bytes_of_an_image_decide_its_type(data: bytes, true: str) -> None:
-    """The label decides only if the bytes are of no known type. A data URL is read in the same way."""
+    """The label decides only if the type of the bytes is unknown. A data URL is read in the same way."""
     for block in (
         ImageBlock(data=data, media_type="IMAGE/BMP"),
         ImageBlock(url=write_data_url("image/bmp", data)),
@@ -411,7 +411,7 @@ def test_the_bytes_of_an_image_decide_its_type(data: bytes, true: str) -> None:
 
 
 def test_media_types_are_sent_without_parameters_and_capitals() -> None:
-    """Parameters of audio stay, because they tell how the samples are stored."""
+    """Parameters of audio stay, because they describe the samples."""
     text = DocumentBlock(data=b"x", media_type="Text/Plain; charset=utf-8")
     sound = AudioBlock(data=b"x", media_type="audio/pcm;rate=16000")
     assert (media_bytes(text), media_type_of(text)) == (("text/plain", b"x"), "text/plain")
@@ -468,7 +468,7 @@ UNIONS = {"anyOf", "oneOf", "allOf", "$ref"}
 
 
 class Listening:
-    """A transport that keeps the last body."""
+    """A transport that records the last body."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -505,7 +505,7 @@ def at(body: Json, path: str) -> Any:
 def test_every_wire_sends_one_object(
     wire: Wire, path: str, name: str, schema: JsonObject, expected: JsonObject
 ) -> None:
-    """The root has the type object and no union, and the properties of all alternatives."""
+    """The root has the type object, no union, and the properties of all alternatives."""
     body, codes = sent(wire, schema)
     found = at(body, path)
     assert found["type"] == "object"
@@ -520,41 +520,45 @@ def test_every_wire_sends_one_object(
 
 @pytest.mark.parametrize("quirks", ["vllm", "sglang", "llama.cpp"])
 def test_a_server_with_a_grammar_gets_the_union(quirks: str) -> None:
-    """It holds the model to the alternatives, so that folding would only lose them."""
+    """The server enforces the alternatives. Folding would lose this."""
     body, codes = sent(chat.ChatWire(quirks), EITHER)
     assert "anyOf" in at(body, "tools.0.function.parameters")
     assert codes == []
 
 
 def test_a_discriminator_stays_a_choice() -> None:
-    """Its constants become one enum, and the description says what belongs together."""
+    """The constants become one enum, and the description has the properties of each choice."""
     folded = fold_root(EITHER).schema
     assert at(folded, "properties.kind") == {"enum": ["file", "page"]}
     assert folded["description"] == "at least one of these forms: kind=file with path | kind=page with url"
 
 
-def test_a_plain_object_is_sent_as_it_is() -> None:
-    """The same object, without a warning."""
+def test_a_plain_object_is_sent_unchanged() -> None:
+    """The object is the same, without a warning."""
     folded = fold_root(FILE)
     assert folded.schema is FILE
     assert folded.warnings("tool 'look'") == []
 
 
-def test_an_alternative_for_anything_demands_nothing() -> None:
-    """What only the others require is not required, and a schema for nothing is no alternative."""
+def test_an_alternative_without_properties_requires_nothing() -> None:
+    """Properties that only the other alternatives require are not required. A schema that allows nothing is no
+    alternative.
+    """
     assert "required" not in fold_root({"anyOf": [FILE, True]}).schema
     assert fold_root({"anyOf": [FILE, False]}).schema["required"] == ["kind", "path"]
 
 
 def test_a_closed_union_stays_closed() -> None:
-    """Folded, it takes no other properties either; one open alternative opens it."""
+    """The folded schema has no other properties either, unless one alternative is open."""
     closed: JsonObject = {"additionalProperties": False}
     assert fold_root({"anyOf": [{**FILE, **closed}, {**PAGE, **closed}]}).schema["additionalProperties"] is False
     assert "additionalProperties" not in fold_root({"anyOf": [{**FILE, **closed}, PAGE]}).schema
 
 
 def test_moonshot_gets_a_type_for_each_property() -> None:
-    """Out of the values or the keywords, or all types; a type beside a union moves into its alternatives."""
+    """The type comes from the values or the keywords, or is all types. A type next to a union moves into its
+    alternatives.
+    """
     schema: JsonObject = {
         "type": "object",
         "properties": {
@@ -572,8 +576,7 @@ def test_moonshot_gets_a_type_for_each_property() -> None:
     assert found["both"] == {"type": "string", "minLength": 1}
 
 
-# -- Schemas as every target wants them written, and constraints in words: nothing that a target takes is
-# touched.
+# -- Schemas in the form of all targets, and constraints as text: supported parts are not changed.
 
 
 def test_definitions_get_their_newer_name_and_references_follow() -> None:
@@ -608,7 +611,7 @@ def test_what_only_tools_for_schemas_read_is_gone_everywhere() -> None:
 
 
 def test_properties_may_have_any_name() -> None:
-    """A property that is called like a keyword is no keyword."""
+    """A property that is named like a keyword is no keyword."""
     names: JsonObject = {
         "$schema": {"type": "string"}, "def": {"type": "string"}, "definitions": {"type": "string"},
     }  # fmt: skip
@@ -617,7 +620,7 @@ def test_properties_may_have_any_name() -> None:
 
 
 def test_values_are_no_schemas() -> None:
-    """What stands in an enum, a constant or a default stays as it is."""
+    """Values of an enum, a constant or a default do not change."""
     schema: JsonObject = {"enum": [{"$schema": 1}], "const": {"def": 1}, "default": {"$ref": "#/definitions/a"}}
     assert normalise_schema(schema) == schema
 
@@ -629,7 +632,7 @@ def test_only_what_is_refused_moves_into_the_description() -> None:
     assert move_to_description(schema, lambda name, value: False) is schema
 
 
-def test_constraints_are_told_in_few_words() -> None:
+def test_constraints_become_short_texts() -> None:
     said = describe_constraints(
         {"minLength": 2, "uniqueItems": True, "multipleOf": 0.5, "readOnly": False, "x-odd": [1]}
     )

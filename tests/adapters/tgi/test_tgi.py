@@ -20,7 +20,7 @@ from callboard.adapters.providers.tgi.adapter import (
     choose_template,
     write_request,
 )
-from callboard.adapters.requests.fitted_history import WireCall
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
@@ -75,12 +75,12 @@ def codes(request: CanonicalRequest, **options: Any) -> list[str]:
         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
 ])  # fmt: skip
 def test_prompts_by_template(name: str, expected: str) -> None:
-    """As models were trained to read them."""
+    """The prompts have the form in which the models were trained."""
     assert written(ask(*TALK, system_prompt="Be brief."), TEMPLATES[name])["inputs"] == expected
 
 
-def test_a_template_of_ones_own() -> None:
-    """Single fields over a base; what was said is never taken for a pattern."""
+def test_a_custom_template() -> None:
+    """Fields replace those of a base. The text of a message is never used as a pattern."""
     own = choose_template({"base": "plain", "user": "Q: {text}\n", "reply": "A:", "stop": ["\nQ:"]})
     request = ask(Message.user("{text} {x}"), stop_sequences=("END",))
     assert written(request, own)["inputs"] == "Q: {text} {x}\nA:"
@@ -94,7 +94,7 @@ def test_templates_that_are_none(option: Json) -> None:
 
 
 def test_only_text_is_sent() -> None:
-    """Older images, and others' reasoning, are reported as lost."""
+    """Older images, and reasoning of other models, are reported as lost."""
     image = ImageBlock(url="https://example.com/a.png")
     thought = ThinkingBlock("Hm.", provider_raw=ProviderRaw("ollama", {}))
     past = ask(Message.user([image, TextBlock("?")]), Message.assistant([thought, TextBlock("So.")]), TALK[0])
@@ -110,8 +110,8 @@ def test_only_text_is_sent() -> None:
     ({"seed": 7, "frequency_penalty": 0.5}, {"seed": 7, "frequency_penalty": 0.5}),
     ({"reasoning_effort": "none"}, {}),
 ])  # fmt: skip
-def test_sampling_as_the_server_accepts_it(changes: Plain, expected: JsonObject) -> None:
-    """Without a warning, for nothing else is meant."""
+def test_sampling_in_the_server_s_form(changes: Plain, expected: JsonObject) -> None:
+    """There is no warning, because the meaning is the same."""
     request = ask(**changes)
     sent = parameters(request)
     for name in ("max_new_tokens", "details", "return_full_text", "stop"):
@@ -123,22 +123,22 @@ def test_sampling_as_the_server_accepts_it(changes: Plain, expected: JsonObject)
 @pytest.mark.parametrize("changes", [
     {"presence_penalty": 1.0}, {"verbosity": "low"}, {"user": "u"}, {"reasoning_effort": "high"},
 ], ids=str)  # fmt: skip
-def test_what_the_server_doesn_t_know_is_left_out_with_a_warning(changes: Plain) -> None:
-    """It only tunes the reply."""
+def test_unsupported_settings_are_left_out_with_a_warning(changes: Plain) -> None:
+    """These settings only tune the reply."""
     assert codes(ask(**changes)) == ["parameter_dropped"]
     assert parameters(ask(**changes)) == parameters(ask())
 
 
 def test_the_templates_stops_come_first() -> None:
-    """Without them the model would go on for the user; what is beyond the server's limit is left out."""
+    """Otherwise the model would also write the user's text. Sequences above the server's limit are left out."""
     request = ask(stop_sequences=("A", "B", "", "C", "D"))
     assert parameters(request)["stop"] == ["\nUser:", "A", "B", "C"]
     assert codes(request) == ["parameter_dropped"]
     assert codes(request, max_stop=5) == []
 
 
-def test_details_are_not_the_hosts_to_leave_out() -> None:
-    """Without them the reply has no usage."""
+def test_a_host_cannot_switch_off_details() -> None:
+    """Without details, the reply has no usage."""
     with pytest.raises(InvalidRequestError, match="'details'"):
         wired(ask(provider_options={"tgi": {"details": False}}))
 
@@ -149,14 +149,14 @@ def test_details_are_not_the_hosts_to_leave_out() -> None:
     st.integers(0, 2000),
 )
 def test_a_reply_survives_the_round_trip(text: str, cut: int) -> None:
-    """What the model said stands in the next prompt as it was, but for the space before it."""
+    """The next prompt has the model's text unchanged, except for the space before it."""
     data = body(*map(token, text), end(text, details()))
     said = read_pieces(WIRES[5], pieces(data, [1 + cut % (len(data) - 1)])).reply.text
     sent = written(ask(Message.user("Hi"), Message.assistant(said), Message.user("And?")))["inputs"]
     assert sent == f"User: Hi\nAssistant: {text.lstrip()}\nUser: And?\nAssistant:"
 
 
-# -- Stop sequences of TGI, which the server leaves at the end of the text.
+# -- TGI leaves a stop sequence at the end of the text.
 
 
 TGI = WIRES[5]
@@ -173,10 +173,10 @@ TGI = WIRES[5]
     ((), "Hi.", "tired", "Hi.", StopReason.PROVIDER_SPECIFIC),
     (("END",), "END", "stop_sequence", "", StopReason.STOP_SEQUENCE),
 ])  # fmt: skip
-def test_stop_sequences_are_no_text(
+def test_stop_sequences_are_not_part_of_the_text(
     asked: tuple[str, ...], generated: str, reason: str, text: str, expected: StopReason
 ) -> None:
-    """However the tokens cut them; streamed and whole are the same."""
+    """The tokens can divide a sequence anywhere. Plain and streamed replies are the same."""
     last = t.end(generated, t.details(reason))
     for reading in (
         read(TGI, *map(t.token, generated), last, stop_sequences=asked),
@@ -187,8 +187,8 @@ def test_stop_sequences_are_no_text(
         assert (reply.text, reply.stop_reason, reply.raw_stop_reason) == (text, expected, reason)
 
 
-def test_a_stop_is_recognised_without_details() -> None:
-    """At the end of the text, where the template's own stands."""
+def test_a_stop_sequence_is_recognised_without_details() -> None:
+    """The sequence is at the end of the text, also one of the template."""
     assert read_whole(TGI, {"generated_text": "Hi\nUser:"}).reply.stop_reason is StopReason.END_TURN
 
 
@@ -197,8 +197,8 @@ def test_a_stop_is_recognised_without_details() -> None:
     st.lists(st.text(alphabet="abX\n", min_size=1, max_size=4), max_size=4),
     st.booleans(),
 )
-def test_trimming_loses_nothing_but_the_stop(parts: list[str], stops: list[str], stopped: bool) -> None:
-    """What is shown, and the stop, are the text; and no stop is left at its end."""
+def test_trimming_only_removes_the_stop_sequence(parts: list[str], stops: list[str], stopped: bool) -> None:
+    """The delivered text plus the sequence are the whole text. No sequence is left at the end."""
     trimmer = StopTrimmer(stops)
     shown = "".join(trimmer.feed(part) for part in parts)
     rest, stop = trimmer.finish(stopped=stopped)
@@ -238,7 +238,7 @@ def sent(transport: FakeTransport, number: int = -1) -> JsonObject:
 
 
 async def test_a_plain_call() -> None:
-    """The prompt's size stands in the head of a whole reply."""
+    """The head of a plain reply has the prompt's size."""
     adapter, transport = made(generated(" Hi.", x_prompt_tokens="12"), api_key="hf_12345")
     response = await adapter.complete(ask())
     assert (response.text, response.stop_reason, response.model) == ("Hi.", StopReason.END_TURN, "tgi:any")
@@ -250,8 +250,8 @@ async def test_a_plain_call() -> None:
 
 
 @pytest.mark.parametrize("said", ["", "-1", "many", "9" * 30, "٣"])
-async def test_a_head_that_makes_no_sense_is_none(said: str) -> None:
-    """Then the prompt's size is estimated."""
+async def test_an_invalid_head_is_ignored(said: str) -> None:
+    """The prompt's size is then estimated."""
     adapter, _ = made(generated("Hi.", x_prompt_tokens=said))
     assert (await adapter.complete(ask())).usage.source is UsageSource.ESTIMATED
 
@@ -270,7 +270,7 @@ def decided(value: Json) -> FakeReply:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_tool_is_called_by_a_grammar(streamed: bool) -> None:
-    """The tools stand in the prompt, the reply is held to a call or an answer, and a warning says what it is."""
+    """The tools are in the prompt, the grammar allows a call or a text, and a warning reports the emulation."""
     adapter, transport = made(decided({"tool": "look", "arguments": {"at": 3}}))
     response: CanonicalResponse | None
     if streamed:
@@ -292,16 +292,16 @@ async def test_a_tool_is_called_by_a_grammar(streamed: bool) -> None:
     assert [next(iter(kind["properties"])) for kind in kinds] == ["tool", "answer"]
 
 
-async def test_an_answer_instead_of_a_call_is_text() -> None:
-    """And a choice can be forced."""
+async def test_a_reply_without_a_call_is_text() -> None:
+    """A call can also be forced."""
     adapter, transport = made(decided({"answer": "Rain."}), decided({"tool": "look", "arguments": {}}))
     assert (await adapter.complete(ask(tools=(LOOK,)))).text == "Rain."
     await adapter.complete(ask(tools=(LOOK,), tool_choice=ToolChoice("named", "look")))
     assert sent(transport)["parameters"]["grammar"]["value"]["required"] == ["tool", "arguments"]
 
 
-async def test_a_call_and_its_result_are_told_in_words() -> None:
-    """The turn after a result asks for an answer, which streams."""
+async def test_a_call_and_its_result_become_text() -> None:
+    """The turn after a result requests a text, which streams."""
     reply = FakeReply(body(token(" It rains."), end(" It rains.", details())))
     adapter, transport = made(reply)
     history = (
@@ -319,8 +319,8 @@ async def test_a_call_and_its_result_are_told_in_words() -> None:
     )
 
 
-async def test_the_servers_limits_are_asked_for_at_the_start() -> None:
-    """Without an answer, cautious ones stand; nothing fails."""
+async def test_the_servers_limits_are_requested_at_the_start() -> None:
+    """Without a reply, careful defaults apply, and nothing fails."""
     adapter, transport = made(answer({"model_id": "x", "max_input_tokens": 7000, "max_total_tokens": 8192}))
     await adapter.initialize()
     assert transport.requests[0].url.endswith("/info")
@@ -334,8 +334,8 @@ async def test_the_servers_limits_are_asked_for_at_the_start() -> None:
         assert adapter.get_capabilities("any").max_context_tokens == 4096
 
 
-async def test_a_reply_gets_no_more_room_than_there_is() -> None:
-    """Prompt and limit together must fit the server's window, however little the model would say."""
+async def test_the_limit_of_a_reply_fits_the_window() -> None:
+    """Prompt and limit together must fit the server's window, even for a short reply."""
     adapter, transport = made(answer({"max_total_tokens": 1000}), generated("Hi."), generated("Hi."))
     await adapter.initialize()
     response = await adapter.complete(ask(max_output_tokens=1000))
@@ -343,7 +343,8 @@ async def test_a_reply_gets_no_more_room_than_there_is() -> None:
     assert 900 < room < 1000
     assert "parameter_changed" in [warning.code for warning in response.warnings]
     await adapter.complete(ask(Message.user("word " * 2000), max_output_tokens=100))
-    assert sent(transport)["parameters"]["max_new_tokens"] == 100  # too long in any case: the server says so
+    # the prompt is too long in any case, and the server reports it
+    assert sent(transport)["parameters"]["max_new_tokens"] == 100
 
 
 @pytest.mark.parametrize("options", [{"template": "x"}, {"templates": "plain"}, {"max_stop": "x"}], ids=str)
@@ -353,7 +354,7 @@ def test_options_that_make_no_sense(options: JsonObject) -> None:
 
 
 async def test_the_messages_api_is_chat_completions_with_quirks() -> None:
-    """The schema goes as the format's value; a reply with a call ends with ``stop`` all the same."""
+    """The schema is the format's value. A reply with a call also ends with ``stop``."""
     function: JsonObject = {"name": "look", "arguments": '{"at":3}'}
     message: JsonObject = {
         "role": "assistant",

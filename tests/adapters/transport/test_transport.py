@@ -24,7 +24,7 @@ import pytest
 
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.transport.addresses import UrlKind, has_proxy, kind_of
-from callboard.adapters.transport.client import HttpTransport, new_transport
+from callboard.adapters.transport.connection_pool import HttpTransport, new_transport
 from callboard.adapters.transport.httpx_transport import translate
 from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
@@ -60,7 +60,7 @@ def post(url: str, body: bytes = b"{}", **headers: str) -> HttpRequest:
 
 
 async def pieces_of(reply: HttpReply) -> list[bytes]:
-    """What comes, piece by piece, to the end or to the error that it breaks off with."""
+    """The pieces of a reply, up to its end or to its error."""
     found = []
     try:
         while (piece := await reply.chunk()) is not None:
@@ -80,7 +80,7 @@ async def talk(via: HttpTransport, url: str, body: bytes = b"{}") -> bytes:
 
 
 async def test_a_reply_arrives_with_lower_case_headers() -> None:
-    """Status, headers and body."""
+    """Status, headers and body are read."""
     async with serving(echo) as server, transport() as via:
         reply = await via.send(post(server.url, b'{"a":1}'))
         assert reply.status == 200
@@ -91,12 +91,12 @@ async def test_a_reply_arrives_with_lower_case_headers() -> None:
 
 
 async def test_a_dropped_kept_alive_connection_is_replaced_once() -> None:
-    """The second request meets a dead connection, and is sent again on a fresh one, unseen."""
+    """The second request finds a dead connection and is sent again on a new one, without a visible error."""
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
         if connection.number == 0 and len(connection.server.requests) > 1:
-            raise anyio.EndOfStream  # the server closes without a byte of reply
+            raise anyio.EndOfStream  # the server closes without a byte of a reply
         await connection.reply(b"said " + body)
 
     async with serving(script) as server, transport() as via:
@@ -107,7 +107,7 @@ async def test_a_dropped_kept_alive_connection_is_replaced_once() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200"])
 async def test_a_new_connection_that_is_dropped_gets_the_request_once(said: bytes) -> None:
-    """It can't have died of age, so the server has had the request."""
+    """The connection can't have expired, so the server has received the request."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -123,8 +123,8 @@ async def test_a_new_connection_that_is_dropped_gets_the_request_once(said: byte
 
 
 @pytest.mark.parametrize("how", ["end", "reset"])
-async def test_a_second_drop_is_an_error(how: str) -> None:
-    """A request is sent again once, and not for ever; whoever asked to be told is told once."""
+async def test_a_second_dropped_connection_is_an_error(how: str) -> None:
+    """A request is sent again once. An observer gets one notice."""
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
@@ -145,8 +145,10 @@ async def test_a_second_drop_is_an_error(how: str) -> None:
         assert told == ["resent"]
 
 
-async def test_what_must_not_arrive_twice_is_sent_once() -> None:
-    """Though a connection is kept on which it might be sent again: it has one of its own, and keeps none."""
+async def test_a_request_that_must_not_arrive_twice_is_sent_once() -> None:
+    """An idle connection could cause a second sending. So the request has its own connection, which is not
+    kept.
+    """
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
@@ -177,7 +179,7 @@ async def test_what_must_not_arrive_twice_is_sent_once() -> None:
 
 @pytest.mark.parametrize("said", [b"H", b"HTTP/1.1 200 OK\r\ncontent-le"])
 async def test_nothing_is_sent_again_after_a_byte_of_the_reply(said: bytes) -> None:
-    """Then the server has had the request, however old the connection was."""
+    """The server has received the request, regardless of the age of the connection."""
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
@@ -203,7 +205,7 @@ async def test_a_refused_connection_is_a_network_error() -> None:
 
 
 async def test_an_unknown_host_is_a_network_error() -> None:
-    """As is a name that can't be one."""
+    """A name that is invalid is a network error, too."""
     async with transport() as via:
         for url in ("http://nowhere.invalid/v1", "http://127.0.0.1:1/v1"):
             with pytest.raises(NetworkError):
@@ -219,8 +221,8 @@ async def test_an_address_that_cannot_be_one_is_an_invalid_request(url: str) -> 
         assert not raised.value.retryable
 
 
-async def test_compressed_replies_are_unpacked() -> None:
-    """And broken ones are an error of the stream."""
+async def test_compressed_replies_are_decompressed() -> None:
+    """Broken compressed replies are an error of the stream."""
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
@@ -234,7 +236,7 @@ async def test_compressed_replies_are_unpacked() -> None:
 
 
 async def test_a_cancelled_read_closes_its_socket() -> None:
-    """Whoever was waiting for a piece or for the head; and the transport goes on working."""
+    """The reader waits for a piece or for the head. The transport continues to work."""
 
     async def script(connection: Connection) -> None:
         body = await connection.request()
@@ -277,7 +279,7 @@ async def test_closing_closes_idle_connections_and_refuses_more() -> None:
 
 
 async def test_no_header_is_quoted_by_an_error() -> None:
-    """A key with a line break or an umlaut in it can't be sent, and stays out of every text and cause."""
+    """A key with a line break or an umlaut can't be sent. The key is in no text and no cause."""
     async with serving(echo) as server, transport() as via:
         for key in ("sk-secret-0123\n456", "sk-secret-0123\xe4\u2603", "sk-secret-0123\x00"):
             with pytest.raises(InvalidRequestError) as raised:
@@ -298,8 +300,8 @@ async def test_a_body_larger_than_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "gzip, gzip", "deflate", "gzip, deflate, gzip"])
-async def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(coding: str) -> None:
-    """It is never in memory as a whole, and everybody else has a turn while it is unpacked."""
+async def test_a_small_reply_that_decompresses_to_a_large_one_is_refused(coding: str) -> None:
+    """The reply is never completely in memory, and other tasks run during decompression."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -327,8 +329,8 @@ async def test_a_small_reply_that_unpacks_to_a_large_one_is_refused(coding: str)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "raw deflate", "gzip, deflate"])
-async def test_what_was_packed_comes_out_whole_in_pieces_of_any_size(coding: str) -> None:
-    """Of one byte, or of all; a server that leaves out the header of deflate is understood."""
+async def test_compressed_data_is_complete_in_pieces_of_any_size(coding: str) -> None:
+    """The pieces have one byte or all bytes. A deflate stream without its header is read, too."""
     body = bytes(range(256)) * 600
     data = packed(body, coding)
     for size in (1, 1000, len(data)):
@@ -339,8 +341,8 @@ async def test_what_was_packed_comes_out_whole_in_pieces_of_any_size(coding: str
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, compress", ", ".join(["gzip"] * 5)])
-async def test_codings_that_were_not_asked_for_are_named(coding: str) -> None:
-    """The body would be taken for broken JSON otherwise."""
+async def test_unrequested_codings_are_named_in_the_error(coding: str) -> None:
+    """Otherwise the body would be taken for broken JSON."""
     with pytest.raises(StreamError, match="packed") as raised:
         _ = [piece async for piece in unpacked(coding, listed([b"x"]))]
     assert not raised.value.retryable
@@ -365,8 +367,8 @@ def packed(body: bytes, coding: str) -> bytes:
     return body
 
 
-async def test_of_an_error_s_body_the_beginning_is_read() -> None:
-    """A long one is an error of its status all the same."""
+async def test_only_the_beginning_of_an_error_s_body_is_read() -> None:
+    """A long body of an error is still an error of its status."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -379,7 +381,7 @@ async def test_of_an_error_s_body_the_beginning_is_read() -> None:
 
 
 def test_every_exception_of_the_http_libraries_has_a_translation() -> None:
-    """All classes of both, and only two of their kinds say that the request itself is wrong."""
+    """All classes of both are covered. Only two of them mean that the request itself is wrong."""
     found = [kind for library in (httpx, httpcore) for _, kind in inspect.getmembers(library, inspect.isclass)]
     classes = [kind for kind in found if issubclass(kind, Exception)]
     assert len(classes) > 35
@@ -399,8 +401,8 @@ def test_every_exception_of_the_http_libraries_has_a_translation() -> None:
     assert translate(given) is given
 
 
-def test_a_failed_connection_names_the_host_and_nothing_else_of_the_address() -> None:
-    """Whoever has several providers sees which; a key in an address stays where it is."""
+def test_a_failed_connection_only_names_the_host() -> None:
+    """A user of several providers sees which one failed. A key in the address is not shown."""
     url = "https://user:secret@api.example.test:8443/v1/messages?key=secret"
     said = str(translate(httpx.ConnectError("refused"), url))
     assert said == "could not connect to api.example.test:8443: refused"
@@ -409,8 +411,10 @@ def test_a_failed_connection_names_the_host_and_nothing_else_of_the_address() ->
 
 
 @pytest.mark.parametrize("broken", [False, True])
-async def test_what_sockets_gave_replays_piece_for_piece(tmp_path: Path, broken: bool) -> None:
-    """Recorded off a real connection: the same pieces, cut in characters and lines, and the same end."""
+async def test_a_recorded_connection_is_replayed_piece_by_piece(tmp_path: Path, broken: bool) -> None:
+    """A recording of a real connection has the same pieces, divided inside characters and lines, and the same
+    end.
+    """
     body = 'data: {"text": "☃ snow"}\n\ndata: [DONE]\n\n'.encode()
     sent = [body[at : at + 3] for at in range(0, len(body), 3)]
     read = anyio.Semaphore(0)
@@ -420,7 +424,8 @@ async def test_what_sockets_gave_replays_piece_for_piece(tmp_path: Path, broken:
         await connection.start_chunks()
         for piece in sent:
             await connection.piece(piece)
-            await read.acquire()  # the next only when this one has been read, so that none are read together
+            # the next piece is sent after this one was read, so that no two are read together
+            await read.acquire()
         await (connection.reset() if broken else connection.end_chunks())
 
     path = tmp_path / "sockets.json"
@@ -439,12 +444,12 @@ async def test_what_sockets_gave_replays_piece_for_piece(tmp_path: Path, broken:
     assert end == ([ErrorClass.NETWORK.encode()] if broken else [])
 
 
-# -- Which client a request goes over: our own, unless a proxy, trio or the host says otherwise.
+# -- The client of a request: Callboard's own, unless a proxy, trio or the host requires another.
 
 
 @pytest.fixture(autouse=True)
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine's are."""
+    """Remove the proxies of the machine's environment."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
 
@@ -465,7 +470,7 @@ async def test_requests_go_over_our_own_client_on_asyncio_and_over_httpcore_on_t
 async def test_requests_go_through_a_proxy_that_the_environment_names(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for the whole address, and one after the other over one connection."""
+    """The proxy gets the whole address. Several requests use one connection."""
     async with serving(echo) as proxy, transport() as via:
         monkeypatch.setenv(name, proxy.url.removesuffix("/v1/talk"))
         for _ in range(2):
@@ -476,10 +481,10 @@ async def test_requests_go_through_a_proxy_that_the_environment_names(
         assert via.statistics().clients == 1
 
 
-async def test_this_machine_and_hosts_that_are_exempt_are_asked_directly(
+async def test_this_machine_and_exempt_hosts_are_reached_directly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No proxy can reach the one, and the others are the host's wish."""
+    """No proxy can reach this machine, and the host exempts the others."""
     async with serving(echo) as proxy, serving(echo) as server, transport() as via:
         address = proxy.url.removesuffix("/v1/talk")
         monkeypatch.setenv("all_proxy", address)
@@ -500,10 +505,10 @@ async def test_this_machine_and_hosts_that_are_exempt_are_asked_directly(
     ({"http_proxy": ""}, ""),
     ({"ftp_proxy": "http://p"}, ""),
 ])  # fmt: skip
-def test_what_the_environment_names(
+def test_the_proxies_of_the_environment(
     environment: dict[str, str], proxied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By scheme; nothing is a proxy for this machine."""
+    """Proxies are set by scheme. There is no proxy for this machine."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = [scheme for scheme in ("http", "https") if has_proxy(kind_of(f"{scheme}://api.test/"))]
@@ -520,8 +525,8 @@ async def test_an_address_that_is_none_has_a_kind_and_an_error(url: str) -> None
             await via.send(post(url))
 
 
-async def test_a_client_of_the_host_s_is_asked_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And closed by nobody but the host."""
+async def test_a_client_of_the_host_is_used_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the host closes the client."""
     answers = httpx.MockTransport(lambda request: httpx.Response(200, content=b"theirs"))
     async with httpx.AsyncClient(transport=answers) as client:
         via = new_transport(client)
@@ -532,7 +537,7 @@ async def test_a_client_of_the_host_s_is_asked_for_everything(monkeypatch: pytes
 
 PROGRAM = """
 import asyncio, json, sys
-from callboard.adapters.transport.client import new_transport
+from callboard.adapters.transport.connection_pool import new_transport
 from callboard.adapters.transport.transport import HttpRequest, exchange
 
 async def main():
@@ -553,7 +558,7 @@ asyncio.run(main())
 
 
 def test_a_call_without_a_proxy_imports_neither_httpx_nor_httpcore() -> None:
-    """Which would be half of the time to the first answer."""
+    """Their import would be half of the time to the first reply."""
     run = ended(PROGRAM, fresh=True)
     assert run.returncode == 0, run.stderr
     body, modules = json.loads(run.stdout)
@@ -561,8 +566,8 @@ def test_a_call_without_a_proxy_imports_neither_httpx_nor_httpcore() -> None:
     assert {"httpx", "httpcore", "h11", "urllib.request", "certifi", "idna"} & set(modules) == set()
 
 
-async def test_closing_twice_is_closing_once() -> None:
-    """And what was never used closes, too."""
+async def test_closing_twice_is_harmless() -> None:
+    """A transport that was never used can be closed, too."""
     async with transport() as via:
         await via.aclose()
         with anyio.fail_after(5):

@@ -56,7 +56,7 @@ pytestmark = pytest.mark.more("streams arrive byte by byte, too")
 CLAUDE, OPENAI, CHAT_WIRE, GOOGLE, *_ = WIRES
 
 Read: TypeAlias = "Callable[[JsonObject], Found]"
-"""A reply with that usage, read; the usage that it has then, and the codes of its warnings."""
+"""Reads a reply with that usage. Returns the resulting usage and the codes of the warnings."""
 
 
 Found: TypeAlias = tuple[TokenUsage, list[str]]
@@ -109,7 +109,7 @@ GEMINI = {"gemini": _gemini_whole, "gemini, streamed": _gemini_streamed}
 
 
 def over(*cases: tuple[dict[str, Read], Json]) -> list[object]:
-    """Each usage over each way in which its wire can bring it."""
+    """Each usage in each form in which its wire can send it."""
     return [
         pytest.param(read, usage, id=f"{name}: {usage}") for wire, usage in cases for name, read in wire.items()
     ]
@@ -160,7 +160,7 @@ TABLE = PriceTable([PriceRow(model="p:m", input=1, output=1, cache_read=1, cache
     ),
 )
 def test_usage_that_contradicts_itself_is_marked_and_has_no_price(read: Read, usage: JsonObject) -> None:
-    """It isn't called reported; what the provider said is kept; and the reply has a warning."""
+    """The usage is not marked as reported. The provider's object is kept, and the reply has a warning."""
     found, warnings = read(usage)
     assert found.source is UsageSource.INCONSISTENT
     assert "usage_inconsistent" in warnings
@@ -174,14 +174,15 @@ def test_usage_that_contradicts_itself_is_marked_and_has_no_price(read: Read, us
     ("read", "usage"),
     over(
         (CHAT, chat_counts(10, 0, prompt_tokens_details={"cached_tokens": 0, "audio_tokens": 0})),
-        (CHAT, chat_counts(10, 5, 35, completion_tokens_details={"reasoning_tokens": 20})),  # xAI's, beside it
+        # xAI's form, in which reasoning is separate
+        (CHAT, chat_counts(10, 5, 35, completion_tokens_details={"reasoning_tokens": 20})),
         (RESPONSES, counts(10, 0, input_tokens_details={"cached_tokens": 10})),
         (MESSAGES, counts(10, 0, cache_read_input_tokens=0)),
         (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 0, "cachedContentTokenCount": 10}),
     ),
 )
-def test_what_is_reported_in_full_is_reported(read: Read, usage: JsonObject) -> None:
-    """A zero is a figure, a part may be the whole, and reasoning may stand beside the completion."""
+def test_complete_usage_is_marked_as_reported(read: Read, usage: JsonObject) -> None:
+    """Zero is a value, a part may equal the whole, and reasoning may be separate from the completion."""
     found, warnings = read(usage)
     assert found.source is UsageSource.REPORTED
     assert "usage_inconsistent" not in warnings
@@ -191,13 +192,13 @@ def test_what_is_reported_in_full_is_reported(read: Read, usage: JsonObject) -> 
 @pytest.mark.parametrize(
     ("read", "usage"),
     over(
-        (CHAT, chat_counts(10, 5, 35)),  # Google's: only the total knows of the reasoning
+        (CHAT, chat_counts(10, 5, 35)),  # Google's form: only the total includes the reasoning
         (CHAT, {"completion_tokens": 5, "total_tokens": 15}),
         (CHAT, {"prompt_tokens": 10, "total_tokens": 15}),
     ),
 )
-def test_what_we_worked_out_from_a_total_is_not_called_reported(read: Read, usage: JsonObject) -> None:
-    """It is partial: each token is the provider's count, but its bucket is ours."""
+def test_counts_that_are_derived_from_a_total_are_not_reported(read: Read, usage: JsonObject) -> None:
+    """The usage is partial: each token is counted by the provider, but its kind is derived."""
     found, _ = read(usage)
     assert found.source is UsageSource.PARTIAL
     assert found.total_tokens == usage["total_tokens"]
@@ -208,7 +209,7 @@ def test_what_we_worked_out_from_a_total_is_not_called_reported(read: Read, usag
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
-    """Searches and what an image was drawn with: priced where the table has a rate, named where it hasn't."""
+    """Searches and the model of an image have a price if the table has a rate. Otherwise they are named."""
     tool_usage: JsonObject = {
         "web_search": {"num_requests": 5},
         "image_gen": {"input_tokens": 40, "output_tokens": 4000, "output_tokens_details": {"image_tokens": 4000}},
@@ -237,14 +238,14 @@ def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
     ({"type": "image_generation_call"}, {"image_tool": 1}),
 ])  # fmt: skip
 def test_a_reply_without_tool_usage_is_billed_by_its_items(item: JsonObject, details: Json) -> None:
-    """Opening a page is no search; a container is billed once, however often it is used."""
+    """Opening a page is no search. A container is billed once for any number of uses."""
     given = {"id": "i", "status": "completed", **item}
     usage = read_whole(OPENAI, responses.response(output=[given, responses.message("Hi")])).usage
     assert usage.details == details
 
 
 def test_tools_of_xai_are_named_in_the_usage() -> None:
-    """Those that are billed, by the names of the provider."""
+    """Billed tools have the names of the provider."""
     named = {"web_search_calls": 2, "x_search_calls": 1, "mcp_calls": 4, "code_interpreter_calls": 0}
     usage, _ = _responses_whole(counts(10, 5, server_side_tool_usage_details=named))
     assert usage.details == {"web_search": 2, "x_search": 1}
@@ -257,7 +258,9 @@ def test_tools_of_xai_are_named_in_the_usage() -> None:
         {"citation_tokens": 20, "web_search": 4}),
 ])  # fmt: skip
 def test_fees_of_chat_completions(fields: JsonObject, output: int, details: JsonObject) -> None:
-    """Searches, sources and citations; Perplexity's reasoning stands beside its completion and its total."""
+    """Searches, sources and citations are counted. Perplexity's reasoning is separate from its completion and
+    total.
+    """
     usage, _ = _chat_whole(chat_counts(10, 5, **fields))
     assert (usage.output_tokens, usage.details, usage.source) == (output, details, UsageSource.REPORTED)
 
@@ -274,10 +277,10 @@ RAN: JsonObject = {"executed_tools": [{"index": 0, "type": "search"}, {"index": 
     (CITED, {"cost": 0.01}, None),
     ({"annotations": []}, {}, None),
 ])  # fmt: skip
-def test_a_search_that_only_the_reply_shows_is_in_the_bill(
+def test_a_search_without_a_count_is_in_the_bill(
     streamed: bool, shown: JsonObject, fields: JsonObject, details: Json
 ) -> None:
-    """By the citations or the tools that ran; where the usage or the server's own bill tells it, that counts."""
+    """Citations or tool results show the search. A count in the usage or in the server's bill comes first."""
     usage = chat_counts(10, 5, **fields)
     if streamed:
         chunks = (chat.chunk(content="Hi", **shown), chat.chunk("stop", **shown))
@@ -295,7 +298,9 @@ def test_a_search_that_only_the_reply_shows_is_in_the_bill(
 def test_grounding_of_gemini_is_in_the_bill(
     streamed: bool, model: str, queries: int, searches: int | None
 ) -> None:
-    """Each query since Gemini 3, each grounded request before; what was asked for stays out of the usage."""
+    """Since Gemini 3 each query counts, before that each grounded request. Requested but unused searches don't
+    count.
+    """
     grounding: JsonObject = {"webSearchQueries": ["secret"] * queries, "searchEntryPoint": {}}
     counted: JsonObject = {"promptTokenCount": 10, "toolUsePromptTokenCount": 7}
     whole = gemini.chunk(gemini.text("Hi"), finish="STOP", usage=counted, groundingMetadata=grounding)
@@ -308,7 +313,7 @@ def test_grounding_of_gemini_is_in_the_bill(
     assert (b"web_search" in bytes(usage.raw)) == (searches is not None)
 
 
-# -- What a gateway states
+# -- The cost from a gateway
 
 OWN_KEY: JsonObject = {"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0025}}
 
@@ -326,10 +331,10 @@ OWN_KEY: JsonObject = {"cost": 0, "is_byok": True, "cost_details": {"upstream_in
     ({"cost": {"input_tokens_cost": 0.001, "total_cost": 0.006}}, 6_000_000, None),
 ])  # fmt: skip
 @pytest.mark.parametrize("wire", [*CHAT, *RESPONSES, "embeddings", "images"])
-def test_a_gateways_fee_and_what_is_paid_upstream_are_one_cost(
+def test_a_gateways_fee_and_the_upstream_cost_are_one_cost(
     wire: str, fields: JsonObject, total: int, upstream: int | None
 ) -> None:
-    """With one's own key the call costs both together; both figures are kept."""
+    """With the user's own key, the cost is the sum of both. Both figures are kept."""
     stated = {name: value for name, value in fields.items() if value is not None}
     if wire == "embeddings":
         body = {"data": [{"embedding": [1.0]}], "usage": chat_counts(10, 0, **stated)}
@@ -344,7 +349,7 @@ def test_a_gateways_fee_and_what_is_paid_upstream_are_one_cost(
     assert (found.reported_cost_nano_usd, found.upstream_cost_nano_usd) == (total, upstream)
 
 
-# -- What some prices count apart: modalities, searches and the service tier, as each wire reports them.
+# -- Parts with separate prices: modalities, searches and the service tier, as each wire reports them.
 
 
 def raw(value: JsonObject) -> msgspec.Raw:
@@ -360,16 +365,16 @@ def raw(value: JsonObject) -> msgspec.Raw:
     ({"service_tier": "standard", "inference_geo": "us"}, "geo-us"),
     ({"service_tier": "batch", "speed": "fast", "inference_geo": "us"}, "fast+geo-us"),
 ])  # fmt: skip
-def test_anthropic_says_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
-    """The usual tier is none; fast is a tier of its own."""
+def test_anthropic_reports_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
+    """The standard tier is None. Fast is a separate tier."""
     counts: JsonObject = {"input_tokens": 1, "output_tokens": 2, "server_tool_use": {"web_search_requests": 3}}
     usage = token_usage({**counts, **said})
     assert usage is not None
     assert (usage.details, usage.service_tier) == ({"web_search": 3}, tier)
 
 
-def test_chat_counts_audio_within_what_it_is_a_part_of() -> None:
-    """Never more than the bucket has, and nothing at all without any."""
+def test_chat_counts_audio_as_a_part_of_another_count() -> None:
+    """Audio never exceeds the count that contains it."""
     counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}
     heard: JsonObject = {"audio_tokens": 4}
     usage = read_chat(
@@ -382,15 +387,15 @@ def test_chat_counts_audio_within_what_it_is_a_part_of() -> None:
     assert plain.details is None
 
 
-def test_responses_takes_the_tier_that_was_served() -> None:
-    """Default is the usual one."""
+def test_responses_uses_the_served_tier() -> None:
+    """Default is the standard tier."""
     counts = raw({"input_tokens": 1, "output_tokens": 1})
     tiers = [usage.service_tier for word in ("default", "priority") if (usage := read_responses(counts, word))]
     assert tiers == [None, "priority"]
 
 
 def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
-    """A modality's cached tokens are not counted as fresh ones; later chunks keep what they don't repeat."""
+    """Cached tokens of a modality do not count as fresh ones. Values that later chunks do not repeat are kept."""
     counts = UsageCounts()
     first = {
         "promptTokenCount": 100,
@@ -411,7 +416,9 @@ def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
 
 
 def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
-    """Its reply says `server_tool_use_details`; without it the call would be priced as if nobody had searched."""
+    """Its reply has `server_tool_use_details`. Without that field, the call would have a price without
+    searches.
+    """
     counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}
     usage = read_chat(raw({**counts, "server_tool_use_details": {"web_search_requests": 1}}))
     assert usage is not None
@@ -427,7 +434,7 @@ def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
 def test_tokens_that_were_read_and_written_are_counted_once(
     cached: int, written: int, buckets: tuple[int, int, int]
 ) -> None:
-    """OpenRouter reports Gemini's cached tokens under both; together the buckets are the prompt."""
+    """OpenRouter reports Gemini's cached tokens as read and written. Together, the counts are the prompt."""
     details: JsonObject = {"cached_tokens": cached, "cache_write_tokens": written}
     chat = read_chat(raw({"prompt_tokens": 2168, "completion_tokens": 1, "prompt_tokens_details": details}))
     responses = read_responses(raw({"input_tokens": 2168, "output_tokens": 1, "input_tokens_details": details}))
@@ -438,13 +445,13 @@ def test_tokens_that_were_read_and_written_are_counted_once(
 
 
 def test_a_cost_is_kept_from_responses_as_well() -> None:
-    """OpenRouter states it over that protocol, too."""
+    """OpenRouter also reports it with that protocol."""
     usage = read_responses(raw({"input_tokens": 78, "output_tokens": 37, "cost": 0.0000113, "is_byok": False}))
     assert usage is not None
     assert usage.reported_cost_nano_usd == 11_300
 
 
-# -- Token estimates, of requests and of any text, by the vocabulary of the model.
+# -- Token estimates of requests and of any text, by the vocabulary of the model.
 
 
 RATES = {(provider.name, row.host, row.model): row for provider in providers() for row in rate_rows(provider.name)}
@@ -453,13 +460,13 @@ RATES = {(provider.name, row.host, row.model): row for provider in providers() f
 def counted(
     *messages: Message, tools: tuple[ToolDefinition, ...] = (), system: str | None = None
 ) -> dict[str, float]:
-    """What is there at all."""
+    """Everything that is counted."""
     counts = count(messages, tools, system, "o200k")
     return {name: number for name, number in zip(TokenRates.__struct_fields__, counts, strict=False) if number}
 
 
 def tokens(*texts: str) -> float:
-    """What texts come to."""
+    """The number of tokens of some texts."""
     return pytest.approx(sum(text_tokens(text, "o200k") for text in texts))  # type: ignore[no-any-return]
 
 
@@ -517,7 +524,7 @@ def test_rates_are_those_of_protocol_server_and_model() -> None:
 
 
 def test_every_protocol_with_rows_ends_with_one_for_all_its_models() -> None:
-    """So that no model is estimated by the rates of another protocol."""
+    """No model is estimated with the rates of another protocol."""
     last = {provider: (host, model) for provider, host, model in RATES}
     assert set(last.values()) == {("", "")}
     assert {provider.name for provider in providers() if provider.rates} == set(last)
@@ -525,7 +532,7 @@ def test_every_protocol_with_rows_ends_with_one_for_all_its_models() -> None:
 
 @pytest.mark.parametrize("row", RATES.values(), ids=map(" ".join, RATES))
 def test_every_row_is_sensible_for_long_texts(row: RateRow) -> None:
-    """Whatever the few samples said: 20,000 short words are 16,000 to 30,000 tokens."""
+    """For any samples, 20,000 short words are 16,000 to 30,000 tokens."""
     assert 16_000 <= estimate_tokens("word " * 20_000, row.rates) <= 30_000
 
 
@@ -546,12 +553,14 @@ def test_image_sizes_are_read_from_the_file(data: bytes, pixels: int | None) -> 
     assert image_pixels(data) == pixels
 
 
-# -- Any text has an estimate, by the vocabulary nearest to that of its model, and is looked at once.
+# -- Any text has an estimate by the vocabulary nearest to its model's, and is examined once.
 
 
 @given(st.text(st.characters(), max_size=300), st.sampled_from([*VOCABULARIES]))
 def test_any_text_has_a_sensible_estimate(text: str, vocabulary: str) -> None:
-    """Also one with half a character: never below zero, and never more than a few tokens for each character."""
+    """This includes half a character. The estimate is never negative, and at most a few tokens for each
+    character.
+    """
     assert 0 <= text_tokens(text, vocabulary) <= 8 * len(text) + 2
 
 
@@ -559,8 +568,8 @@ def test_every_trait_has_its_rate() -> None:
     assert len(traits("plain")) == len(traits("ünlike")) == len(TextRates.__struct_fields__)
 
 
-def test_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversation is estimated before each of its calls, and only what is new in it costs anything."""
+def test_a_text_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation is estimated before each call. Only new text costs time."""
     text = "A text that nobody has estimated before, of some length."
     first = text_tokens(text, "o200k")
     monkeypatch.setattr(text_traits, "traits", lambda text: pytest.fail("looked at again"))
@@ -625,6 +634,7 @@ def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
             ),
             "service_tier": st.sampled_from(["standard", "priority"]),
             "speed": st.sampled_from(["fast", "standard"]),
+            "inference_geo": st.sampled_from(["not_available", "us"]),
         },
     ),
     st.booleans(),
@@ -683,3 +693,11 @@ def test_the_usual_counts_are_plain() -> None:
     counts = {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard"}
     usage: JsonObject = {**counts, "cache_creation": {"ephemeral_5m_input_tokens": 2}}
     assert _plain_usage(usage, msgspec.Raw(msgspec.json.encode(usage)), final=True) is not None
+    of_responses = {"input_tokens_details": {"cached_tokens": 2}, "output_tokens_details": {"reasoning_tokens": 1}}
+    raw = msgspec.json.encode({"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, **of_responses})
+    assert openai_wire._read_plain_usage(msgspec.Raw(raw), None) is not None
+    gemini_counts = UsageCounts()
+    modalities = [{"modality": "TEXT", "tokenCount": 5}]
+    plain = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 9}
+    gemini_counts.add(msgspec.Raw(msgspec.json.encode({**plain, "promptTokensDetails": modalities})))
+    assert gemini_counts._plain_total() is not None

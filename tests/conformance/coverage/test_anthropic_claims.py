@@ -68,7 +68,7 @@ def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(field: st
 
 
 def rich() -> Iterator[JsonObject]:
-    """Bodies of requests that, all together, say whatever we have a name for."""
+    """Request bodies that together use every feature with a canonical form."""
     raw = ProviderRaw("anthropic", {"cache_control": MARK})
     media: list[ContentBlock] = [
         ImageBlock(data=b"\x89PNG\r\n\x1a\n", provider_raw=raw),
@@ -110,7 +110,7 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it() -> None:
 @pytest.mark.parametrize(
     "part", ["tool", "tool_choice", "thinking", "message", "content", "image_source", "document_source"]
 )
-def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str) -> None:
+def test_canonical_parts_of_a_request_have_all_their_fields(part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich():
         for found in objects(body):
@@ -121,7 +121,7 @@ def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str
 
 
 @pytest.mark.parametrize("tool", samples(load(COVERAGE.parts["tool"][0])), ids=lambda tool: str(tool.get("type")))
-def test_every_kind_of_tool_can_be_offered_beside_ours(tool: JsonObject) -> None:
+def test_every_kind_of_tool_can_be_added(tool: JsonObject) -> None:
     body = body_of(tools=(LOOK,), provider_options={"anthropic": {"tools": [tool]}})
     assert [one.get("name") for one in body["tools"]][:1] == ["look"]
     assert body["tools"][1:] == [tool]
@@ -140,15 +140,15 @@ THINKING = samples(load(COVERAGE.parts["thinking"][0]))
 
 
 @pytest.mark.parametrize("thinking", THINKING, ids=lambda thinking: str(thinking["type"]))
-def test_a_host_may_ask_for_any_kind_of_thinking(thinking: JsonObject) -> None:
-    """It goes in the place of ours, with all that it says."""
+def test_a_host_can_set_any_kind_of_thinking(thinking: JsonObject) -> None:
+    """The host's thinking field replaces the adapter's, unchanged."""
     for model in ("claude-sonnet-4-5", "claude-opus-4-6", "claude-sonnet-5-5", "claude-of-tomorrow"):
         asked = {"reasoning_effort": "low", "model": f"anthropic:{model}", "max_output_tokens": 9000}
         assert body_of(provider_options={"anthropic": {"thinking": thinking}}, **asked)["thinking"] == thinking
 
 
-def test_a_system_message_in_the_middle_is_the_hosts_to_write() -> None:
-    """In messages of its own, which go in the place of ours."""
+def test_a_host_can_write_a_system_message_in_the_middle() -> None:
+    """The host's messages replace the adapter's."""
     [of] = kinds(COVERAGE, "message")["system"]
     said: list[Json] = [{"role": "user", "content": "Hi"}, sample(of)]
     assert body_of(provider_options={"anthropic": {"messages": said}})["messages"] == said
@@ -178,7 +178,9 @@ OF_REPLIES = {kind for kind, field in claimed("block", "reported") if field == "
 
 
 def pair(kind: str) -> list[JsonObject]:
-    """A block, with the other half that it goes back with. All samples have the same id, for their calls too."""
+    """A block with its other half: a call or a result. All samples have the same id, which is also the id of the
+    call.
+    """
     if not kind.endswith(("_result", "_use")):
         return [CONTENT[kind]]
     call = "mcp_tool_use" if kind.startswith("mcp") else "server_tool_use"
@@ -193,8 +195,8 @@ def pair(kind: str) -> list[JsonObject]:
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-def test_a_block_of_the_hosts_is_sent_as_it_is(kind: str) -> None:
-    """In a message of the user's; those of replies, in the reply."""
+def test_a_block_of_the_host_is_sent_unchanged(kind: str) -> None:
+    """A block is in a message of the user. A block of a reply is in the reply."""
     if kind == "search_result" or kind not in OF_REPLIES:
         body = body_of(Message.user([opaque(CONTENT[kind]), TextBlock("So?")]))
         assert body["messages"][0]["content"][0] == CONTENT[kind]
@@ -223,11 +225,9 @@ OF_BLOCKS = [
 
 
 @pytest.mark.parametrize(("part", "kind", "field"), OF_BLOCKS)
-def test_a_field_of_a_block_that_is_optional_is_sent_as_the_host_gives_it(
-    part: str, kind: str, field: str
-) -> None:
-    """In a message, and in the result of a tool."""
-    of = kinds(COVERAGE, part)[kind][0]  # the others are those of replies
+def test_an_optional_field_of_a_host_s_block_is_sent_unchanged(part: str, kind: str, field: str) -> None:
+    """The block is in a message or in the result of a tool."""
+    of = kinds(COVERAGE, part)[kind][0]  # the other kinds belong to replies
     value = sample(deep_fields(of)[field])
     raw = ProviderRaw("anthropic", nested(field, value))
     parts: dict[str, TextBlock | ImageBlock | DocumentBlock] = {
@@ -260,15 +260,15 @@ def test_a_part_of_a_result_of_the_vendors_own_is_sent_as_it_is(kind: str) -> No
 
 
 def both(block: JsonObject) -> tuple[Reading, Reading]:
-    """A block read from a whole reply, and from a stream that begins and ends it."""
+    """Read a block from a plain reply and from a stream."""
     whole = read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": [block]})
     started: JsonObject = {"type": "content_block_start", "index": 0, "content_block": block}
     return whole, read_pieces(CLAUDE, [CLAUDE.stream(a.message_start(), started, a.stop(0), *a.ending())])
 
 
 @pytest.mark.parametrize("block", samples(load(COVERAGE.parts["block"][0])), ids=lambda block: str(block["type"]))
-def test_no_block_of_a_reply_disappears(block: JsonObject) -> None:
-    """A streamed one neither. What has no name of ours is kept word for word."""
+def test_no_block_of_a_reply_is_lost(block: JsonObject) -> None:
+    """This holds for plain and streamed replies. A block without a canonical form is kept unchanged."""
     whole, streamed = both(block)
     assert whole.said == streamed.said != []
     if str(block["type"]) in OF_REPLIES:
@@ -277,12 +277,12 @@ def test_no_block_of_a_reply_disappears(block: JsonObject) -> None:
 
 
 CITATIONS = samples(load(COVERAGE.parts["citation"][1]))
-"""As replies have them."""
+"""Citations, as replies have them."""
 
 
 @pytest.mark.parametrize("citation", CITATIONS, ids=lambda citation: str(citation["type"]))
-def test_a_citation_stays_with_its_text_and_goes_back(citation: JsonObject) -> None:
-    """Also one that is streamed before the text that it is of. A request has no place for its file."""
+def test_a_citation_stays_with_its_text_and_is_sent_back(citation: JsonObject) -> None:
+    """A citation can also be streamed before its text. A request has no field for the id of its file."""
     cited: JsonObject = {"type": "text", "text": "So.", "citations": [citation]}
     delta = a.delta(0, "citations_delta", citation=citation)
     begun = a.start(0, "text", text="", citations=None)
@@ -296,8 +296,8 @@ def test_a_citation_stays_with_its_text_and_goes_back(citation: JsonObject) -> N
         assert messages_faults(body) == []
 
 
-def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
-    """Whole and streamed alike."""
+def test_further_fields_of_a_reply_are_in_the_details() -> None:
+    """The details of plain and streamed replies are the same."""
     [of] = kinds(COVERAGE, "reply")[SINGLE]
     names = {field.split(".")[0] for _, field in claimed("reply", "reported") if not field.startswith("usage")}
     beside = {name: sample(fields(of)[name]) for name in names}
@@ -319,8 +319,8 @@ def test_every_word_of_the_vendors_for_an_end_is_decided_on() -> None:
     assert set(get_args(load("anthropic.types.beta:BetaStopReason"))) - ENDINGS["anthropic"].keys() == set()
 
 
-def test_every_effort_and_every_lifetime_of_a_cache_of_the_vendors_can_be_asked_for() -> None:
-    """As the types have them today: the rows above are of fields, not of their words."""
+def test_every_effort_and_cache_lifetime_of_the_vendor_can_be_set() -> None:
+    """The values come from the vendor's types, because the decisions only list fields."""
     [request] = kinds(COVERAGE, "request")[SINGLE]
     for effort in words(deep_fields(request)["output_config.effort"]):
         body = body_of(reasoning_effort=effort, model="anthropic:claude-opus-5")

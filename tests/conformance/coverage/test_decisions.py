@@ -27,8 +27,8 @@ def test_every_field_of_the_sdks_types_is_decided_on_and_nothing_else(coverage: 
     assert disagreements(coverage) == []
 
 
-def test_the_page_says_what_the_decisions_say() -> None:
-    """`python scripts/wire_coverage.py` writes it."""
+def test_the_page_has_the_decisions() -> None:
+    """`python scripts/wire_coverage.py` writes the page."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
@@ -38,7 +38,7 @@ def decided(tmp_path: Path, rows: str) -> Coverage:
     return read_coverage(path)
 
 
-def test_a_field_without_a_row_and_a_row_without_a_field_are_told(tmp_path: Path) -> None:
+def test_a_field_without_a_row_and_a_row_without_a_field_are_reported(tmp_path: Path) -> None:
     rows = '[tool.custom]\n"type name format description async" = "options: x"\nspeed = "options: x"'
     found = disagreements(decided(tmp_path, rows))
     assert "of_a_test: no row for [tool.'custom'] allowed_callers" in found
@@ -46,8 +46,10 @@ def test_a_field_without_a_row_and_a_row_without_a_field_are_told(tmp_path: Path
     assert "of_a_test: no such field: [tool.'custom'] speed" in found
 
 
-def test_what_a_new_release_of_an_sdk_adds_or_takes_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field of a request, a field of a reply, a kind of block, and what is no longer there."""
+def test_changes_in_a_new_release_of_an_sdk_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has a new field of a request, a new field of a reply, a new kind of block, and a removed
+    field.
+    """
 
     module = importlib.import_module
     requests, replies = module(f"{BETA}.message_create_params"), module(f"{BETA}.beta_message")

@@ -48,7 +48,7 @@ IN_CONFIG = "merged into `generationConfig`"
 
 
 def claimed(part: str, verdict: str, words: str = "") -> list[str]:
-    """The fields of a part with that verdict, and with these words in its reason."""
+    """The fields of a part with that verdict and with these words in its reason."""
     rows = COVERAGE.rows.items()
     return [
         field
@@ -58,7 +58,7 @@ def claimed(part: str, verdict: str, words: str = "") -> list[str]:
 
 
 def of(part: str) -> dict[str, Any]:
-    """The fields of a part's type, those of the objects in it too."""
+    """The fields of a part's type, including those of nested objects."""
     [kind] = kinds(COVERAGE, part)[SINGLE]
     return deep_fields(kind)
 
@@ -70,7 +70,7 @@ def body_of(*messages: Message, **changes: object) -> JsonObject:
 
 
 def paths(value: Json, above: str = "") -> Iterator[str]:
-    """The dotted paths of all fields, at any depth; what stands in a list has the list's path."""
+    """The dotted paths of all fields at any depth. Items of a list have the path of the list."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield f"{above}{key}"
         yield from paths(inner, f"{above}{key}.")
@@ -87,7 +87,7 @@ def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(field: st
 
 
 def rich() -> Iterator[JsonObject]:
-    """Bodies of requests that, all together, say whatever we have a name for."""
+    """Request bodies that together use every feature with a canonical form."""
     picture = ImageBlock(data=b"x", media_type="image/png")
     media: list[ContentBlock] = [
         picture,
@@ -116,8 +116,8 @@ def rich() -> Iterator[JsonObject]:
     yield body_of(Message.user("Hi"), Message.assistant([waiting]))
 
 
-def test_what_has_a_name_of_ours_is_sent_by_it() -> None:
-    """The fields of the body and of its generationConfig, of tools and their declarations, and of parts."""
+def test_canonical_fields_are_sent() -> None:
+    """The fields belong to the body and its generationConfig, to tools and their declarations, and to parts."""
     sent = {path.removeprefix("generationConfig.") for body in rich() for path in paths(body)}
     where = {
         "request": "", "tool": "tools.", "tool_config": "toolConfig.", "content": "contents.parts.",
@@ -128,7 +128,7 @@ def test_what_has_a_name_of_ours_is_sent_by_it() -> None:
         assert fields_
         for field in fields_:
             if part == "result_part" and field.startswith("fileData"):
-                continue  # see the next test
+                continue  # the next test covers it
             assert f"{above}{field}" in sent, (part, field)
 
 
@@ -137,7 +137,7 @@ def test_media_that_a_result_cannot_hold_follow_it() -> None:
 
 
 @pytest.mark.parametrize("field", claimed("tool", "options"))
-def test_every_kind_of_tool_can_be_offered_beside_ours(field: str) -> None:
+def test_every_kind_of_tool_can_be_added(field: str) -> None:
     tool = nested(field, sample(of("tool")[field]))
     first, *others = body_of(tools=(LOOK,), provider_options={"gemini": {"tools": [tool]}})["tools"]  # type: ignore[misc]
     assert "functionDeclarations" in first  # type: ignore[operator]
@@ -155,7 +155,7 @@ def test_a_setting_of_tools_is_merged(field: str) -> None:
 
 @pytest.mark.parametrize("field", claimed("declaration", "options"))
 def test_a_tools_field_for_the_provider_is_sent_with_it(field: str) -> None:
-    value = sample(of("declaration")[field], 2)  # a schema has schemas in it
+    value = sample(of("declaration")[field], 2)  # a schema contains schemas
     tool = msgspec.structs.replace(LOOK, provider_options={"gemini": nested(field, value)})
     [[declared]] = [one["functionDeclarations"] for one in body_of(tools=(tool,))["tools"]]  # type: ignore[union-attr, index, call-overload]
     assert at(declared, field) == value
@@ -166,7 +166,7 @@ def mine(data: JsonObject) -> ProviderRaw:
 
 
 @pytest.mark.parametrize("field", claimed("content", "options", "`provider_raw`"))
-def test_what_a_host_says_of_a_part_or_of_a_result_is_sent_with_it(field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_part_or_a_result(field: str) -> None:
     value = sample(of("content")[field])
     inner = field.removeprefix("functionResponse.")
     if inner != field:
@@ -180,7 +180,7 @@ def test_what_a_host_says_of_a_part_or_of_a_result_is_sent_with_it(field: str) -
 
 
 @pytest.mark.parametrize("field", claimed("result_part", "options", "`provider_raw`"))
-def test_what_a_host_says_of_a_part_of_a_result_is_sent_with_it(field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_part_of_a_result(field: str) -> None:
     value = sample(of("result_part")[field])
     picture = ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(nested(field, value)))
     call = Message.assistant([ToolUseBlock("tu_1", "look", {"input": "x"})])
@@ -189,8 +189,8 @@ def test_what_a_host_says_of_a_part_of_a_result_is_sent_with_it(field: str) -> N
 
 
 @pytest.mark.parametrize("field", claimed("part", "reported", "in `provider_raw` of the text"))
-def test_what_a_reply_says_of_a_part_stays_with_it(field: str) -> None:
-    """Whole or streamed, of each kind of part; and it goes back with it."""
+def test_further_fields_of_a_part_stay_with_it(field: str) -> None:
+    """The field stays with each kind of part, plain and streamed, and is sent back with the part."""
     about = nested(field, sample(of("part")[field]))
     picture: JsonObject = {"inlineData": {"mimeType": "image/png", "data": "eA=="}}
     parts = [g.text("Hi"), g.thought("Hm.", "c2ln"), g.call("look", "c2ln", args={}, id="1"), picture]
@@ -207,7 +207,7 @@ def test_what_a_reply_says_of_a_part_stays_with_it(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", claimed("part", "reported", "said of media"))
-def test_what_a_reply_says_of_media_stays_with_them(field: str) -> None:
+def test_further_fields_of_media_stay_with_them(field: str) -> None:
     about = nested(field, sample(of("part")[field]))
     for media_type in ("image/png", "audio/wav"):
         part: JsonObject = {"inlineData": {"mimeType": media_type, "data": "eA=="}, **about}
@@ -217,7 +217,7 @@ def test_what_a_reply_says_of_media_stays_with_them(field: str) -> None:
 
 
 def whole_kinds(part: str, verdict: str, words: str) -> list[str]:
-    """The fields of a part under which a whole part of a kind of its own stands."""
+    """The fields of a part whose value is a complete part of another kind."""
     return list(dict.fromkeys(field.partition(".")[0] for field in claimed(part, verdict, words)))
 
 
@@ -234,8 +234,8 @@ def test_a_part_of_the_hosts_is_sent_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", whole_kinds("part", "reported", "an `OpaqueBlock` as it came"))
-def test_no_part_of_a_reply_disappears(name: str) -> None:
-    """Whole or streamed; and it goes back as it came."""
+def test_no_part_of_a_reply_is_lost(name: str) -> None:
+    """Each part is kept, plain and streamed, and is sent back unchanged."""
     part = of_kind("part", name)
     whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE))
     streamed = read(GEMINI, g.chunk(part), g.END)
@@ -245,7 +245,7 @@ def test_no_part_of_a_reply_disappears(name: str) -> None:
     assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
 
 
-def test_what_a_reply_says_of_itself_is_an_opaque_block() -> None:
+def test_further_fields_of_a_candidate_are_an_opaque_block() -> None:
     [kind] = kinds(COVERAGE, "candidate")[SINGLE]
     for name in whole_kinds("candidate", "reported", "an `OpaqueBlock`"):
         about = sample(fields(kind)[name])
@@ -253,7 +253,7 @@ def test_what_a_reply_says_of_itself_is_an_opaque_block() -> None:
         assert read_whole(GEMINI, reply).said == ["Hi", {name: {name: about}}]
 
 
-def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
+def test_further_fields_of_a_reply_are_in_the_details() -> None:
     in_words = "`CanonicalResponse.provider_details`"
     [of_candidate], [of_reply] = kinds(COVERAGE, "candidate")[SINGLE], kinds(COVERAGE, "reply")[SINGLE]
     about: JsonObject = {}
@@ -268,7 +268,7 @@ def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
     assert read_whole(GEMINI, reply).reply.provider_details == about
 
 
-def test_a_reply_that_waits_to_go_on_says_with_what() -> None:
+def test_a_paused_reply_has_its_token() -> None:
     chunk = g.chunk(g.text("Hi"), finish="CONTINUATION", usage=g.USAGE, continuationToken="next")
     reading = read_whole(GEMINI, chunk)
     assert reading.reply.stop_reason == "pause_turn"
@@ -285,7 +285,8 @@ def test_the_words_for_an_end_are_reported() -> None:
     assert "SAFETY: No." in [warning.message for warning in read_whole(GEMINI, stopped).reply.warnings]
 
 
-# -- What the decisions about Gemini's Interactions API claim is so: samples of the SDK's types go through it.
+# -- The claims of the decisions about Gemini's Interactions API: samples of the SDK's types pass through the
+# adapter.
 
 
 INTERACTIONS = read_coverage(DECISIONS / "gemini_interactions.toml")
@@ -294,7 +295,7 @@ LOOK_TOOL = ToolDefinition("look", "Looks.", {"type": "object", "properties": {"
 
 
 def interactions_claimed(part: str, verdict: str, words: str = "") -> list[tuple[str, str]]:
-    """The types and fields of a part with that verdict, and with these words in its reason."""
+    """The types and fields of a part with that verdict and with these words in its reason."""
     return [
         (of, field)
         for (where, of, field), row in INTERACTIONS.rows.items()
@@ -329,7 +330,7 @@ def test_a_reply_in_the_background_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [of for of, field in interactions_claimed("tool", "options") if field == "type"])
-def test_every_kind_of_tool_can_be_offered_beside_ours_in_interactions(kind: str) -> None:
+def test_every_kind_of_tool_can_be_added_in_interactions(kind: str) -> None:
     tool = sample_of("tool", kind)
     assert interactions_body(tools=(LOOK_TOOL,), provider_options={"gemini": {"tools": [tool]}})["tools"][1:] == [
         tool
@@ -344,8 +345,8 @@ def test_a_tools_fields_for_the_provider_are_sent_with_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [of for of, field in interactions_claimed("step", "reported") if field == "type"])
-def test_no_step_of_a_reply_disappears(kind: str) -> None:
-    """Whole or streamed; and it goes back as it came."""
+def test_no_step_of_a_reply_is_lost(kind: str) -> None:
+    """Each step is kept, plain and streamed, and is sent back unchanged."""
     step = sample_of("step", kind)
     whole = read_whole(WIRE, i.interaction(step))
     streamed = read(WIRE, i.start(0, **step), i.stop(0), i.completed())
@@ -367,7 +368,7 @@ def test_media_of_a_reply_go_back_as_they_came(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "field"), interactions_claimed("content", "options"))
-def test_what_a_host_says_of_a_medium_is_sent_with_it(kind: str, field: str) -> None:
+def test_fields_of_a_host_are_sent_with_a_medium(kind: str, field: str) -> None:
     value = sample_of("content", kind)[field.partition(".")[0]]
     film = DocumentBlock(
         data=b"x", media_type="video/mp4", provider_raw=ProviderRaw("gemini", {field.partition(".")[0]: value})
@@ -380,14 +381,14 @@ def test_what_a_host_says_of_a_medium_is_sent_with_it(kind: str, field: str) -> 
     "kind",
     [of for of, field in interactions_claimed("delta", "reported", "`ProviderBlock`") if field == "type"],
 )
-def test_no_delta_disappears(kind: str) -> None:
-    """In a step of its own kind, which it makes whole; media are pieces of what the model says."""
+def test_no_delta_is_lost(kind: str) -> None:
+    """A delta of an unknown kind becomes an opaque block."""
     delta = sample_of("delta", kind)
     reading = read(WIRE, i.event("step.delta", index=0, delta=delta), i.completed())
     assert reading.said == [{kind: delta}]
 
 
-def test_what_a_reply_says_beside_its_steps_is_in_the_details() -> None:
+def test_further_fields_of_an_interaction_are_in_the_details() -> None:
     [of] = kinds(INTERACTIONS, "reply")[SINGLE]
     about = {name: sample(fields(of)[name]) for _, name in interactions_claimed("reply", "reported")}
     step: JsonObject = {"type": "model_output", "content": [{"type": "text", "text": "Hi"}]}

@@ -81,7 +81,7 @@ def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(coverage:
 
 
 def rich(coverage: Coverage) -> Iterator[JsonObject]:
-    """Bodies of requests that, all together, say whatever we have a name for."""
+    """Request bodies that together use every feature with a canonical form."""
     name = ADAPTERS[coverage.name].name
     free: JsonObject = {name: {"type": "custom", "format": {"type": "text"}}}
     tools = (
@@ -124,7 +124,7 @@ def rich(coverage: Coverage) -> Iterator[JsonObject]:
 
 
 AS_SERVERS_CALL_IT = {"max_tokens", "user", "max_completion_tokens", "safety_identifier"}
-"""Fields of Chat Completions that servers have two names for."""
+"""Fields of Chat Completions that have two names among servers."""
 
 
 @pytest.mark.parametrize("coverage", [RESPONSES, CHAT], ids=lambda coverage: coverage.name)
@@ -138,7 +138,7 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it(coverage: Coverag
     *((RESPONSES, part) for part in ("tool", "format", "content")),
     *((CHAT, part) for part in ("tool", "content")),
 ], ids=lambda value: getattr(value, "name", value))  # fmt: skip
-def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(coverage: Coverage, part: str) -> None:
+def test_canonical_parts_of_a_request_have_all_their_fields(coverage: Coverage, part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich(coverage):
         for found in objects(body):
@@ -150,7 +150,7 @@ def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(coverage:
 
 
 @pytest.mark.parametrize("tool", samples(load(RESPONSES.parts["tool"][0])), ids=lambda tool: str(tool["type"]))
-def test_every_kind_of_tool_can_be_offered_beside_ours(tool: JsonObject) -> None:
+def test_every_kind_of_tool_can_be_added(tool: JsonObject) -> None:
     ours = ToolDefinition("look", "Looks.", SCHEMA)
     body = body_of(RESPONSES, asked(RESPONSES, tools=(ours,), provider_options={"openai": {"tools": [tool]}}))
     assert [one.get("name") for one in body["tools"]][:1] == ["look"]
@@ -175,7 +175,7 @@ def opaque(data: JsonObject) -> OpaqueBlock:
 
 
 def halves(kind: str) -> list[JsonObject]:
-    """Sample items of which that kind may go back: with its other half, if it has one. All ids are the same."""
+    """Sample items with which that kind may be sent back, including its other half. All ids are the same."""
     base = kind.removesuffix("_output").removesuffix("_call")
     names = (base, f"{base}_call", f"{base}_call_output", f"{base}_output")
     found = [one for one in names if one in INPUT_ITEMS]
@@ -211,8 +211,8 @@ def test_an_item_of_the_hosts_is_sent_as_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("item", samples(load(RESPONSES.parts["output"][0])), ids=lambda item: str(item["type"]))
-def test_no_item_of_a_reply_disappears(item: JsonObject) -> None:
-    """A streamed one neither. What has no name of ours is kept word for word."""
+def test_no_item_of_a_reply_is_lost(item: JsonObject) -> None:
+    """This holds for plain and streamed replies. An item without a canonical form is kept unchanged."""
     kind = str(item["type"])
     whole = read_whole(WIRES[1], r.response(output=[item]))
     ended = r.event("output_item.done", output_index=0, item=item)
@@ -227,8 +227,8 @@ DELTAS = [kind for kind, field in claimed(RESPONSES, "event", "canonical") if fi
 
 
 @pytest.mark.parametrize("kind", DELTAS)
-def test_a_delta_is_told_as_it_comes(kind: str) -> None:
-    """The first of an item that was announced."""
+def test_a_delta_is_delivered_when_it_arrives(kind: str) -> None:
+    """The delta is the first of an announced item."""
     item_kind = {"function_call_arguments": "function_call", "custom_tool_call_input": "custom_tool_call"}.get(
         kind.split(".")[1], "reasoning" if "reasoning" in kind else "message"
     )
@@ -241,7 +241,7 @@ def test_a_delta_is_told_as_it_comes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(EVENTS))
 def test_no_kind_of_event_breaks_a_stream(kind: str) -> None:
-    """It may end it, if it says that it is over."""
+    """Only events that end a stream may end it."""
     reading = read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, EVENTS[kind], r.ending())])
     over = {"error", "response.failed", "response.completed", "response.incomplete"}
     assert reading.error is None or kind in over, reading.error
@@ -251,13 +251,13 @@ TOLD = [kind for kind, field in claimed(RESPONSES, "event", "reported") if "type
 
 
 @pytest.mark.parametrize("kind", TOLD)
-def test_progress_is_told_as_it_came(kind: str) -> None:
+def test_progress_is_delivered_unchanged(kind: str) -> None:
     reading = read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, EVENTS[kind], r.ending())])
     assert [event.raw for event in reading.events if isinstance(event, ProviderEvent)] == [EVENTS[kind]]
 
 
 def details_of(coverage: Coverage, part: str) -> JsonObject:
-    """What a reply of the SDK's types says beside its content, as far as the table says that it is reported."""
+    """The further fields of a reply in the SDK's types, if the table claims that they are reported."""
     [of] = kinds(coverage, part)[SINGLE]
     in_words = "`CanonicalResponse.provider_details`"
     names = {field.split(".")[0] for (of_part, _, field), row in coverage.rows.items()
@@ -266,8 +266,10 @@ def details_of(coverage: Coverage, part: str) -> JsonObject:
     return {name: sample(fields(of)[name]) for name in names}
 
 
-def test_what_a_response_says_beside_its_content_is_in_the_details() -> None:
-    """Whole and streamed alike. What the request said is no detail."""
+def test_further_fields_of_a_response_are_in_the_details() -> None:
+    """The details are the same for plain and streamed replies. Fields that repeat the request are not in the
+    details.
+    """
     beside = details_of(RESPONSES, "response")
     for reply in (
         read_whole(WIRES[1], r.response(output=[r.message("Hi")], metadata={"a": "b"}, **beside)).reply,
@@ -280,8 +282,10 @@ def test_what_a_response_says_beside_its_content_is_in_the_details() -> None:
 
 
 @pytest.mark.parametrize("place", ["with the finish reason", "at the end", "at the beginning"])
-def test_what_a_chat_reply_says_beside_its_content_is_in_the_details(place: str) -> None:
-    """Wherever it stands in a stream; azure begins with its filters, and others end with their times."""
+def test_further_fields_of_a_chat_reply_are_in_the_details(place: str) -> None:
+    """Fields are found at any place in a stream. Azure begins with its filters, and other servers end with their
+    times.
+    """
     beside = details_of(CHAT, "reply")
     assert details_of(CHAT, "chunk").keys() == beside.keys()
     whole = read_whole(CHAT_WIRE, {**CHAT_WIRE.body("Hi", 0, "end"), **beside}).reply
@@ -307,8 +311,10 @@ FROM_SERVERS: JsonObject = {
 
 
 @pytest.mark.parametrize("name", ["stop_reason", "matched_stop", "native_finish_reason", "content_filter_results"])
-def test_what_servers_say_of_how_a_choice_ended_is_in_the_details(name: str) -> None:
-    """The stop sequence that was met, and the word of the provider behind a router. Another choice's is not."""
+def test_fields_about_the_end_of_a_choice_are_in_the_details(name: str) -> None:
+    """Examples are the stop sequence and the finish reason of a router's provider. Fields of another choice are
+    ignored.
+    """
     body = {**CHAT_WIRE.body("Hi", 0, "end"), **FROM_SERVERS}
     [choice] = body["choices"]
     other = {**choice, "index": 1, name: "another"}
@@ -327,10 +333,8 @@ def test_what_servers_say_of_how_a_choice_ended_is_in_the_details(name: str) -> 
     ({"stop_reason": None}, StopReason.END_TURN),
     ({"stop_reason": "another"}, StopReason.END_TURN),
 ])  # fmt: skip
-def test_a_stop_sequence_that_a_server_says_was_met_is_the_stop_reason(
-    said: JsonObject, reason: StopReason
-) -> None:
-    """As it is of the vendors who say it. A token that ends every reply is none of the request's."""
+def test_a_stop_sequence_that_a_server_reports_is_the_stop_reason(said: JsonObject, reason: StopReason) -> None:
+    """The sequence must be one of the request. A token at the end of every reply is not."""
     body = CHAT_WIRE.body("Hi", 0, "end")
     body["choices"][0] |= said
     ended = c.chunk("stop")
@@ -347,8 +351,8 @@ def test_odd_details_break_no_reply(odd: JsonObject) -> None:
 
 
 @pytest.mark.parametrize("coverage", [RESPONSES, CHAT], ids=lambda coverage: coverage.name)
-def test_the_fields_that_a_host_gives_a_block_are_sent_with_its_part(coverage: Coverage) -> None:
-    """Of text, pictures, sound and documents, and of another provider's none."""
+def test_the_fields_of_a_host_s_block_are_sent_with_its_part(coverage: Coverage) -> None:
+    """The blocks are texts, images, audio and documents. Fields for another provider are not sent."""
     name = ADAPTERS[coverage.name].name
     breakpoint_ = {"mode": "explicit", "ttl": "1h"}
     given = ProviderRaw(name, {"prompt_cache_breakpoint": breakpoint_, "annotations": [], "id": "msg_1"})
@@ -373,7 +377,9 @@ def test_the_fields_that_a_host_gives_a_block_are_sent_with_its_part(coverage: C
 
 @pytest.mark.parametrize("coverage", [RESPONSES, CHAT], ids=lambda coverage: coverage.name)
 def test_a_text_alone_keeps_its_fields(coverage: Coverage) -> None:
-    """Of the user, in a tool's result, and (on Chat) of an assistant; without any, it is a plain string."""
+    """The text is in a message of the user, in a tool's result or, on Chat, in a message of the assistant. Without
+    fields it is a plain string.
+    """
     name = ADAPTERS[coverage.name].name
     mark = {"type": "ephemeral"}
 
@@ -406,8 +412,8 @@ def test_a_text_alone_keeps_its_fields(coverage: Coverage) -> None:
     assert coverage is RESPONSES or reply == "So"
 
 
-def test_a_field_within_a_part_is_merged_into_ours() -> None:
-    """What ours is an object of can't be anything else."""
+def test_a_nested_field_of_the_host_is_merged_into_a_part() -> None:
+    """If the adapter writes an object, the host's field must also be an object."""
     picture = ImageBlock(data=PICTURE.data, provider_raw=ProviderRaw("openai_compatible", {"image_url": {"a": 1}}))
     [message] = body_of(CHAT, asked(CHAT, Message.user([TextBlock("Hi"), picture])))["messages"]
     assert set(message["content"][1]["image_url"]) == {"url", "a"}

@@ -1,1 +1,1 @@
-"""The replies of providers on each wire and their reading: one table for each phenomenon."""
+"""The replies of providers on each wire, and how they are read: one table for each phenomenon."""

@@ -41,42 +41,42 @@ HI: dict[str, list[JsonObject]] = {
     "ollama": [o.line(content="Hi")],
     "tgi": [t.token("Hi")],
 }
-"""The beginning of a stream that says Hi."""
+"""The start of a stream with the text Hi."""
 
 OVER: dict[str, list[JsonObject | bytes]] = {
     "anthropic": [*a.ending()], "openai": [r.ending()], "openai_compatible": [c.STOP, c.DONE], "gemini": [g.END],
     "interactions": [i.stop(0), i.completed()], "ollama": [o.last()], "tgi": [t.end("Hi", t.details())],
 }  # fmt: skip
-"""Its regular end."""
+"""The regular end of the stream."""
 
 
 def quirky(quirks: str) -> ChatWire:
-    """Chat Completions of a server with quirks."""
+    """The Chat Completions wire of a server with quirks."""
     return ChatWire(quirks)
 
 
 class Case(msgspec.Struct, frozen=True):
-    """The events of a stream, and what is said by them; None for what is not looked at."""
+    """The events of a stream and the expected values. A value of None is not checked."""
 
     wire: Wire
     name: str
-    """What is odd about it."""
+    """The oddity of the case."""
 
     events: Sequence[Event]
     said: Sequence[object]
-    """The content in short, see `in_short`."""
+    """The expected content in short form (see `in_short`)."""
 
     stop: StopReason | None = None
     kept: Sequence[JsonObject | None] | None = None
-    """What the blocks keep for their provider."""
+    """The provider data that the blocks keep."""
 
     fragments: Sequence[str] | None = None
-    """The pieces in which the calls' arguments are delivered."""
+    """The pieces in which the arguments of the calls are delivered."""
 
     deltas: Sequence[str] | None = None
     warnings: Sequence[str] = ()
     changes: Mapping[str, Any] = {}
-    """Of the request; `config` of the adapter."""
+    """Changes of the request. `config` changes the adapter."""
 
 
 def table(*cases: Case) -> pytest.MarkDecorator:
@@ -85,7 +85,7 @@ def table(*cases: Case) -> pytest.MarkDecorator:
 
 
 def check(case: Case) -> Reading:
-    """Read a case in every way, and compare what came of it."""
+    """Read a case in every way and compare the results."""
     reading = read(case.wire, *case.events, **case.changes)
     assert reading.error is None, reading.error
     assert reading.said == list(case.said)

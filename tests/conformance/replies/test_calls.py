@@ -105,8 +105,8 @@ CHAT_FORMS: dict[str, tuple[JsonObject, ...]] = {
     Case(OLLAMA, "twice the same, without an id", [o.line(tool_calls=[o.call("look", {"at": 1})] * 2), o.last()],
          [("look", {"at": 1}, None)] * 2),
 )  # fmt: skip
-def test_two_calls_are_told_apart(case: Case) -> None:
-    """Whatever index and id do, each fragment finds its call, and each call has an id of its own."""
+def test_two_calls_are_distinguished(case: Case) -> None:
+    """For any index and id, each fragment belongs to its call, and each call has its own id."""
     reading = check(case)
     assert reading.last.stop_reason is TOOL_USE
     assert len({block.id for block in reading.content if isinstance(block, ToolUseBlock)}) == 2
@@ -124,14 +124,14 @@ def test_two_calls_are_told_apart(case: Case) -> None:
     Case(OLLAMA, "as they are written", [b'{"message":{"tool_calls":[{"id":"call_1","function":{"name":"look",'
          b'"arguments":{"at": 1.0e0}}}]}}', o.last()], [FIRST], fragments=['{"at": 1.0e0}']),
 )  # fmt: skip
-def test_arguments_are_passed_on_as_they_come(case: Case) -> None:
-    """Fragments are the provider's, byte for byte, and the call ends with the object that they make."""
+def test_arguments_are_passed_on_unchanged(case: Case) -> None:
+    """Fragments are those of the provider, byte for byte. The call ends with the resulting object."""
     check(case)
 
 
 @pytest.mark.parametrize("finish", ["stop", "tool_calls", "eos_token", "end_turn"])
 def test_calls_decide_the_stop_reason(finish: str) -> None:
-    """A reply with calls that ends well stops for them, whichever word says so."""
+    """A reply with calls that ends normally has the stop reason TOOL_USE, for any word of the provider."""
     assert read(CHAT, *chat(c.tools(c.tool(arguments="{}")), finish=finish)).last.stop_reason is TOOL_USE
 
 
@@ -188,12 +188,12 @@ NO_NAME = c.tools(c.tool(0, "call_1", None, "{}"))
          StopReason.END_TURN, warnings=["nameless_tool_call"] * 2),
 )  # fmt: skip
 def test_a_call_is_one_call_in_every_form(case: Case) -> None:
-    """Servers repeat, empty, drop and renew what a continuation doesn't need, and lose names and ids."""
+    """Servers repeat, empty, drop and change fields that a continuation does not need, and lose names and ids."""
     check(case)
 
 
 def calling(wire: Wire, arguments: Json) -> Reading:
-    """A reply with one call of these arguments; as text where the wire has text."""
+    """A reply with one call with these arguments. They are a text if the wire sends text."""
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     if wire is CLAUDE:
         return read(wire, *claude(begun(0, "look", "call_1"), fragment(0, text), a.stop(0)))
@@ -215,8 +215,8 @@ each_that_calls = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.n
 @pytest.mark.parametrize(
     "arguments", ["[1]", [1], 7, '{"at":', "look!", '{"at":1}{"at":2}', '{"a": 1,, }'], ids=str
 )
-def test_arguments_that_are_no_object_are_never_executed(wire: Wire, arguments: Json) -> None:
-    """The call is kept with their text, and marked."""
+def test_arguments_that_are_not_an_object_are_never_executed(wire: Wire, arguments: Json) -> None:
+    """The call is kept with the text of its arguments and marked as incomplete."""
     (block,) = calling(wire, arguments).content
     assert isinstance(block, ToolUseBlock)
     assert (block.incomplete, block.input) == (True, {})
@@ -230,8 +230,8 @@ def test_arguments_that_are_no_object_are_never_executed(wire: Wire, arguments: 
     *[(wire, None) for wire in (CHAT, GEMINI, OLLAMA)],
     (CHAT, " {} "),
 ], ids=lambda value: getattr(value, "name", None) or str(value))  # fmt: skip
-def test_arguments_come_as_text_or_object_or_not_at_all(wire: Wire, arguments: Json) -> None:
-    """None is an empty object."""
+def test_arguments_may_be_a_text_an_object_or_missing(wire: Wire, arguments: Json) -> None:
+    """A null counts as an empty object."""
     expected = {"at": 1} if "at" in str(arguments) else {}
     assert calling(wire, arguments).said == [("look", expected, "call_1")]
 
@@ -246,8 +246,8 @@ def test_any_arguments_come_through(wire: Wire, arguments: JsonObject) -> None:
 
 
 @pytest.mark.parametrize("late", [r.done(0, r.call("f", '{"a":1}', status="incomplete")), r.event("unknown")])
-def test_a_call_that_responses_calls_incomplete_is_never_run(late: JsonObject) -> None:
-    """Wherever it stands, and though what there is of it may parse."""
+def test_a_call_with_status_incomplete_is_never_run(late: JsonObject) -> None:
+    """The status can be at any place, and the partial arguments may be valid JSON."""
     item, hello = r.call("f", '{"a":1}', status="incomplete"), r.message("Hello")
     limit = {"reason": "max_output_tokens"}
     reading = read(RESPONSES, r.CREATED, r.added(0, item), r.arguments_delta(0, '{"a":1}'), late,
@@ -266,8 +266,8 @@ SQL = 'select "a"\n-- ☃'
 
 
 @pytest.mark.parametrize("deltas", [["select ", '"a"\n', "-- ☃"], [SQL], [], ["select "], ["", 'select "a"']])
-def test_a_custom_tools_text_is_the_one_argument_of_its_call(deltas: list[str]) -> None:
-    """However it arrives, and even if only its end has it."""
+def test_the_text_of_a_custom_tool_is_its_only_argument(deltas: list[str]) -> None:
+    """The text can arrive in any form, also only at its end."""
     place: JsonObject = {"output_index": 0, "item_id": "ctc_1"}
     ended = r.done(0, {**CUSTOM, "input": SQL})
     reading = read(RESPONSES, *responses(
@@ -281,7 +281,7 @@ def test_a_custom_tools_text_is_the_one_argument_of_its_call(deltas: list[str]) 
 
 
 def test_a_custom_call_that_breaks_off_is_incomplete() -> None:
-    """Its text so far is kept, and never run."""
+    """The text so far is kept, and the call is never run."""
     delta = r.event("custom_tool_call_input.delta", output_index=0, item_id="ctc_1", delta="drop ta")
     begin = r.event("output_item.added", output_index=0, item={**CUSTOM, "input": ""})
     end = r.ending("incomplete", incomplete_details={"reason": "max_output_tokens"})
@@ -329,23 +329,23 @@ TEXT: JsonObject = {"jsonPath": "$.a", "stringValue": "x"}
       for path in ("city", "$", "$.a..b", "$[0]", "$.a[99999999999]", "$.x.y", "", None)],
 )  # fmt: skip
 def test_arguments_in_pieces_are_put_together(case: Case) -> None:
-    """Strings grow, every kind of value has its place; a piece that has none makes the call incomplete."""
+    """Strings grow, and every kind of value has its place. A piece without a place makes the call incomplete."""
     reading = check(case)
     if case.name.startswith("no place"):
         assert [block.incomplete for block in reading.content if isinstance(block, ToolUseBlock)] == [True]
 
 
 def test_a_piece_far_beyond_a_lists_end_has_no_place() -> None:
-    """Its list was begun, and the call is incomplete."""
+    """The list exists, and the call is incomplete."""
     piece = partial({"jsonPath": "$.a[7]", "numberValue": 2})
     assert read(GEMINI, begin("one"), piece, OVER, g.END).said == [("one", {"a": []})]
 
 
-# -- what strict mode adds
+# -- nulls of strict mode
 
 
-def test_nulls_of_strict_mode_are_taken_out() -> None:
-    """A null for an optional parameter means that it was left out; one that the schema allows stays."""
+def test_nulls_of_strict_mode_are_removed() -> None:
+    """A null for an optional parameter means that it was left out. A null that the schema allows stays."""
     number: JsonObject = {"type": "object", "properties": {"b": {"type": "integer"}}}
     allowed: JsonObject = {"type": "object", "properties": {"b": {"type": ["integer", "null"]}}}
     body = {RESPONSES: r.response(output=[r.call("f", '{"b":null}')])}
@@ -362,8 +362,8 @@ def test_nulls_of_strict_mode_are_taken_out() -> None:
     assert read_whole(RESPONSES, body[RESPONSES], **loose).said == [("f", {"b": None}, "call_1")]
 
 
-def test_calls_are_shown_one_after_the_other() -> None:
-    """llama.cpp stops all blocks at the end; text still streams, and no call waits for another's end."""
+def test_calls_are_delivered_one_after_the_other() -> None:
+    """llama.cpp ends all blocks at the end. Text still streams, and no call waits for the end of another."""
     events = [a.start(0, "thinking", thinking=""), a.delta(0, "thinking_delta", thinking="Hm"),
               a.start(1, "text", text=""), a.delta(1, "text_delta", text="Both:"), begun(2, "look", "call_1"),
               fragment(2, '{"at":'), fragment(2, "1}"), begun(3, "hear", "call_2"), fragment(3, '{"to":2}'),

@@ -1,4 +1,4 @@
-"""Token counts on each wire, in disjoint buckets and never invented; and plain replies compared with streams."""
+"""Token counts on each wire are disjoint and never invented. Plain replies equal streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTIAL, INCONSISTENT, ESTIMATED = UsageSource.PARTIAL, UsageSource.INCONSISTENT
 
 
 def whole(wire: Wire, usage: Json) -> Reading:
-    """A whole reply that says Hi and reports this."""
+    """Read a plain reply with the text Hi and this usage."""
     bodies: dict[Wire, JsonObject] = {
         CLAUDE: {**a.message_start()["message"], "content": [{"type": "text", "text": "Hi"}], "usage": usage},
         RESPONSES: r.response(output=[r.message("Hi")], usage=usage),
@@ -68,7 +68,7 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (CLAUDE, messages(cache_read_input_tokens=5, cache_creation_input_tokens=6), TokenUsage(3, 4, 5, 6)),
     (CLAUDE, written(30, 10, 20), TokenUsage(3, 4, 0, 30, 20)),
     (CLAUDE, messages(cache_creation={"ephemeral_1h_input_tokens": 20}), TokenUsage(3, 4, 0, 20, 20)),
-    (CLAUDE, written(50, 0, 20), TokenUsage(3, 4, 0, 50, 50)),  # the total grew after the split was known
+    (CLAUDE, written(50, 0, 20), TokenUsage(3, 4, 0, 50, 50)),  # the total grew after the division was known
     (CLAUDE, written(5, 7, 20), TokenUsage(3, 4, 0, 5, 5, source=INCONSISTENT)),  # the total shrank
     (CLAUDE, messages(iterations=[USED, COMPACTED, COMPACTED]), TokenUsage(203, 104, 2, 20, 4)),  # not in the sum
     (CLAUDE, {**written(5, 5, 0), "iterations": [USED, COMPACTED]}, TokenUsage(103, 54, 1, 15, 2)),
@@ -119,8 +119,10 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
 
 @pytest.mark.parametrize(("wire", "usage", "expected"), COUNTS,
                          ids=[f"{wire.name}-{usage}"[:70] for wire, usage, _ in COUNTS])  # fmt: skip
-def test_usage_goes_into_disjoint_buckets(wire: Wire, usage: JsonObject, expected: TokenUsage) -> None:
-    """Cache reads and writes are no fresh input, hidden reasoning is output; nonsense is left out, and told."""
+def test_usage_is_divided_into_disjoint_counts(wire: Wire, usage: JsonObject, expected: TokenUsage) -> None:
+    """Cache reads and writes are not fresh input, and hidden reasoning is output. Invalid counts are dropped with
+    a warning.
+    """
     found = whole(wire, usage).usage
     assert msgspec.structs.replace(found, raw=None) == expected
     assert found.raw is not None
@@ -137,7 +139,7 @@ NOTHING: list[tuple[Wire, Json]] = [
 
 
 @pytest.mark.parametrize(("wire", "usage"), NOTHING, ids=lambda value: getattr(value, "name", None) or str(value))
-def test_usage_that_says_nothing_is_estimated(wire: Wire, usage: Json) -> None:
+def test_empty_usage_is_estimated(wire: Wire, usage: Json) -> None:
     reading = whole(wire, usage)
     assert reading.usage.source is ESTIMATED
     assert reading.usage.total_tokens > 0
@@ -179,15 +181,13 @@ STREAMED: list[tuple[Wire, list[JsonObject], TokenUsage]] = [
 @pytest.mark.parametrize(("wire", "events", "expected"), STREAMED,
                          ids=[f"{wire.name}-{number}" for number, (wire, _,
                          _) in enumerate(STREAMED)])  # fmt: skip
-def test_usage_is_found_wherever_a_stream_has_it(
-    wire: Wire, events: list[JsonObject], expected: TokenUsage
-) -> None:
-    """The last report counts, field by field; nulls replace nothing, and nothing adds up."""
+def test_usage_is_found_anywhere_in_a_stream(wire: Wire, events: list[JsonObject], expected: TokenUsage) -> None:
+    """Each field has its last reported value. Nulls replace nothing, and no values are added up."""
     assert msgspec.structs.replace(read(wire, *events).usage, raw=None) == expected
 
 
-def test_what_was_reported_is_kept_in_raw() -> None:
-    """Merged field by field; with all durations, for prices by time; with what another model used."""
+def test_reported_usage_is_kept_in_raw() -> None:
+    """Fields are merged. All durations are kept for prices by time. Usage of another model stays separate."""
     raw = read(CLAUDE, a.message_start(GROWN), *a.text(0, "a"), *a.ending(usage=AT_LAST)).usage.raw
     assert raw is not None
     found = msgspec.json.decode(raw)
@@ -210,8 +210,10 @@ def test_what_was_reported_is_kept_in_raw() -> None:
     {"prompt_eval_count": None, "eval_count": True},
     {},
 ])  # fmt: skip
-def test_counts_that_ollama_leaves_out_are_no_zeros(metrics: JsonObject) -> None:
-    """All of the prompt was cached, and older servers say 0: it is estimated, what is said is kept."""
+def test_counts_that_ollama_leaves_out_are_estimated(metrics: JsonObject) -> None:
+    """If all of the prompt is cached, older servers report 0. Missing counts are estimated, and reported ones are
+    kept.
+    """
     reading = read(OLLAMA, *HI["ollama"], o.last("stop", metrics))
     usage = reading.usage
     assert usage.source is ESTIMATED
@@ -220,8 +222,8 @@ def test_counts_that_ollama_leaves_out_are_no_zeros(metrics: JsonObject) -> None
     assert usage.input_tokens == 11 or metrics.get("prompt_eval_count") != 11
 
 
-def test_without_details_of_tgi_nothing_is_made_up() -> None:
-    """Neither a reason nor counts; a prompt's size may stand in its tokens."""
+def test_without_details_tgi_has_no_invented_values() -> None:
+    """The stop reason and the counts are unknown. The prompt's size can be the number of its prefill tokens."""
     streamed = read(TGI, *HI["tgi"], t.end("Hi", None))
     assert (streamed.last.raw_stop_reason, streamed.usage.source) == (None, ESTIMATED)
     assert streamed.warnings == ["no_stop_reason"]
@@ -242,33 +244,35 @@ def test_without_details_of_tgi_nothing_is_made_up() -> None:
     *[({"cost": odd}, None) for odd in (None, "0.1", True, -1, 1e300)],
     ({}, None),
 ])  # fmt: skip
-def test_a_reported_cost_is_kept_to_the_digit(usage: JsonObject, nano_usd: int | None) -> None:
-    """In nano-USD; with a key of one's own at the provider behind, its bill is added. Nonsense is no cost."""
+def test_a_reported_cost_is_exact(usage: JsonObject, nano_usd: int | None) -> None:
+    """The cost is in nano-USD. With the user's own key, the bill of the router's provider is added. Invalid values
+    are no cost.
+    """
     assert whole(CHAT, {**c.USAGE, **usage}).usage.reported_cost_nano_usd == nano_usd
 
 
-def test_costs_add_up_only_if_all_are_known() -> None:
-    """A sum that left one out would be too small."""
+def test_costs_are_added_only_if_all_are_known() -> None:
+    """A sum without one of the costs would be too small."""
     known, unknown = TokenUsage(1, reported_cost_nano_usd=5), TokenUsage(1)
     assert (known + known).reported_cost_nano_usd == 10
     assert (known + unknown).reported_cost_nano_usd is None
 
 
-# -- Replies that come whole, and streams in any pieces: each is what the other is.
+# -- Plain replies, and streams in any pieces: both have the same content.
 
 
 SAID = "Hé, ☃\u2028😀!"
 
 
 def streamed(wire: Wire, text: str = SAID) -> list[JsonObject]:
-    """The events of a reply with all that the wire has."""
+    """The events of a reply with every kind of content of the wire."""
     return [event for _, event in wire.events(text, *wire.most, "Hm ☃." if wire.reasons else "")]
 
 
 @EACH
 @pytest.mark.parametrize("text", [SAID, ""])
-def test_a_whole_reply_is_what_its_stream_is(wire: Wire, text: str) -> None:
-    """The same content, stop reason and counts; also where a stream was asked for, and where none was."""
+def test_a_plain_reply_equals_its_stream(wire: Wire, text: str) -> None:
+    """Content, stop reason and counts are the same, also if the server sends the form that was not requested."""
     thought = "Hm ☃." if wire.reasons else ""
     whole = read_whole(wire, wire.body(text, *wire.most, thought))
     stream = read(wire, *streamed(wire, text))
@@ -286,8 +290,8 @@ def plain_usage(reading: Reading) -> object:
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(streamed(RESPONSES)[2:-1]))
-def test_events_of_responses_in_any_order_lose_nothing(events: list[JsonObject]) -> None:
-    """An order that no server sends still becomes a valid message with all that was said."""
+def test_events_of_responses_in_any_order_lose_no_content(events: list[JsonObject]) -> None:
+    """An order that no server sends still gives a valid message with the whole content."""
     ends = streamed(RESPONSES)
     reading = read_pieces(RESPONSES, [RESPONSES.stream(ends[0], *events, ends[-1])])
     text = "".join(block for block in reading.said if isinstance(block, str))
@@ -309,17 +313,15 @@ BLOCKS = st.builds(lambda block, kind: {**block, "type": kind},
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BLOCKS | ANY_JSON, max_size=4), ANY_JSON, ANY_JSON)
-def test_whatever_stands_in_a_message_it_is_read_or_refused(
-    content: list[Json], usage: Json, reason: Json
-) -> None:
-    """Any JSON in any field of Anthropic's ends in a valid message or in an AdapterError."""
+def test_any_value_in_a_message_is_read_or_refused(content: list[Json], usage: Json, reason: Json) -> None:
+    """Any JSON in any field of Anthropic's wire gives a valid message or an AdapterError."""
     body = {"type": "message", "content": content, "usage": usage, "stop_reason": reason}
     read_whole(CLAUDE, body)
 
 
 @EACH
-def test_an_empty_reply_is_a_reply(wire: Wire) -> None:
-    """No content is an answer, too; streamed or not."""
+def test_an_empty_reply_is_valid(wire: Wire) -> None:
+    """A plain or streamed reply without content is valid."""
     for reading in (
         read_whole(wire, wire.body("", 0, "end")),
         read(wire, *[e for _, e in wire.events("", 0, "end")]),
@@ -351,8 +353,8 @@ STREAM_OF_LISTS = [g.chunk(g.text("A")), g.chunk(g.call("a", args={})), g.END]
     (TGI, [{"generated_text": " Hi"}], ["Hi"]),
     (CHAT, CHAT.stream(c.chunk(content="Hi"), c.STOP, c.DONE), ["Hi"]),
 ], ids=["a list without alt=sse", "lines", "a list", "events"])  # fmt: skip
-def test_a_reply_in_the_other_form_is_understood(wire: Wire, body: Json | bytes, said: list[object]) -> None:
-    """Servers that always stream, and proxies that lose the wish for the one form or the other."""
+def test_a_reply_in_the_other_form_is_read(wire: Wire, body: Json | bytes, said: list[object]) -> None:
+    """Some servers always stream, and some proxies change the requested form."""
     assert read_whole(wire, body).said == said
 
 
@@ -380,13 +382,13 @@ ODD_WHOLE: list[tuple[Wire, JsonObject, list[object]]] = [
 
 
 @pytest.mark.parametrize(("wire", "body", "said"), ODD_WHOLE, ids=lambda value: getattr(value, "name", None) or "")
-def test_odd_values_cost_nothing_of_a_whole_reply(wire: Wire, body: JsonObject, said: list[object]) -> None:
-    """Wrong types in what nobody needs, and places in a list in place of ids."""
+def test_odd_values_in_a_plain_reply_are_ignored(wire: Wire, body: JsonObject, said: list[object]) -> None:
+    """Wrong types in unused fields, and list positions in place of ids, are ignored."""
     assert read_whole(wire, body).said == said
 
 
 def test_a_namespace_stays_with_its_call() -> None:
-    """A tool that was found by search goes back with the namespace it came from."""
+    """A tool that was found by a search is sent back with its namespace."""
     reading = read_whole(RESPONSES, r.response(output=[r.call("f", "{}", namespace="crm")]))
     assert reading.kept == [{"id": "call_1", "namespace": "crm"}]
 
@@ -411,12 +413,12 @@ ANYWHERE: list[Json | bytes] = [b"", b"<html>", None, [], 1, "x", b"[" * 100_000
 @pytest.mark.parametrize(("wire", "body"), [(wire, body) for wire in WIRES for body in [*ANYWHERE,
                          *NO_REPLIES[wire.name]]],
                          ids=lambda value: getattr(value, "name", None) or str(value)[:30])  # fmt: skip
-def test_status_200_that_is_no_reply_is_a_stream_error(wire: Wire, body: Json | bytes) -> None:
-    """Another protocol, a page, nothing at all; in answer to either kind of request."""
+def test_a_body_that_is_no_reply_is_a_stream_error(wire: Wire, body: Json | bytes) -> None:
+    """Examples are another protocol, an HTML page and an empty body, for plain and streamed requests."""
     error = read_whole(wire, body).error
     assert type(error) is StreamError
     final = body == b"<html>" or (isinstance(body, dict) and body.get("status") == "queued")
-    assert error.retryable is not final, "a page stays one; a retry would start a second background response"
+    assert error.retryable is not final, "a page or a queued response must not be retried"
 
 
 FAILED_200: list[tuple[Wire, Json, type[AdapterError]]] = [

@@ -1,4 +1,4 @@
-"""How streams end: complete, with an error after status 200, or with parts that a server sends again."""
+"""How streams end: complete, with an error after status 200, or with repeated parts."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ LATER: dict[str, list[JsonObject | bytes]] = {
 
 
 @EACH
-def test_what_follows_the_end_is_ignored(wire: Wire) -> None:
-    """Another protocol's mark of the end, an error that comes late, and what is no JSON."""
+def test_events_after_the_end_are_ignored(wire: Wire) -> None:
+    """Examples are the end mark of another protocol, a late error, and invalid JSON."""
     reading = read(wire, *HI[wire.name], *OVER[wire.name], *LATER[wire.name])
     assert (reading.said, reading.last.stop_reason) == (["Hi"], StopReason.END_TURN)
 
 
 def broken(wire: Wire) -> list[tuple[JsonObject | bytes, ...]]:
-    """What may stand in place of a stream's end."""
+    """The events that may replace the end of a stream."""
     nonsense: list[tuple[JsonObject | bytes, ...]] = [
         (),
         (b"{",),
@@ -83,8 +83,8 @@ def broken(wire: Wire) -> list[tuple[JsonObject | bytes, ...]]:
 
 @pytest.mark.parametrize(("wire", "ends"), [(wire, ends) for wire in WIRES for ends in broken(wire)],
                          ids=lambda value: getattr(value, "name", None) or repr(value)[:30])  # fmt: skip
-def test_a_stream_without_its_end_is_broken(wire: Wire, ends: tuple[JsonObject | bytes, ...]) -> None:
-    """Whatever it ends in, what had come stays; and it may be asked for again."""
+def test_a_stream_without_its_end_is_a_stream_error(wire: Wire, ends: tuple[JsonObject | bytes, ...]) -> None:
+    """The received content is kept, and the error can be retried."""
     reading = read_pieces(wire, [wire.stream(*HI[wire.name], *ends)])
     assert type(reading.error) is StreamError
     assert reading.error.retryable
@@ -94,8 +94,8 @@ def test_a_stream_without_its_end_is_broken(wire: Wire, ends: tuple[JsonObject |
 
 
 @pytest.mark.parametrize("stray", [b"", b"<html>", b'{"what": 1}', b"[1]", b"null", b"\xff"])
-def test_other_text_at_the_end_is_no_error_of_theirs(stray: bytes) -> None:
-    """The stream is cut off, as it would be without it."""
+def test_other_text_at_the_end_is_no_error_of_the_provider(stray: bytes) -> None:
+    """The stream counts as cut off, as without the text."""
     error = read_pieces(GEMINI, [GEMINI.stream(g.chunk(g.text("A"))) + stray]).error
     assert isinstance(error, StreamError)
     assert "ended before" in str(error)
@@ -150,7 +150,7 @@ NO_WORD = {**o.METRICS, "eval_count": 64}
            "cancelled")],
 )  # fmt: skip
 def test_odd_ends(case: Case) -> None:
-    """What is said of a reply's end is kept, however it is said."""
+    """Information about the end of a reply is kept in any form."""
     check(case)
 
 
@@ -160,20 +160,20 @@ SAID = [
 
 
 @pytest.mark.parametrize(("wire", "word"), SAID, ids=lambda value: getattr(value, "name", None) or str(value))
-def test_a_replys_own_word_for_its_end_is_kept(wire: Wire, word: str) -> None:
-    """Beside what it means, and nothing is made up where there is none."""
+def test_the_provider_s_word_for_the_end_of_a_reply_is_kept(wire: Wire, word: str) -> None:
+    """The provider's word is kept next to its meaning. Without a word, none is invented."""
     reply = read_whole(wire, wire.body("Hi", 0, word)).reply
     assert reply.raw_stop_reason == wire._word(word)
 
 
-def test_an_incomplete_response_without_a_reason_says_so() -> None:
+def test_an_incomplete_response_without_a_reason_is_marked() -> None:
     reply = read_whole(RESPONSES, r.response("incomplete", output=[r.message("Hi")])).reply
     assert (reply.stop_reason, reply.raw_stop_reason) == (StopReason.PROVIDER_SPECIFIC, "incomplete")
 
 
 @pytest.mark.parametrize("streamed", ["whole", "deltas alone", "item alone"])
 def test_a_refusal_of_responses_is_text(streamed: str) -> None:
-    """And the reason why the reply ended."""
+    """The refusal is also the stop reason."""
     item = r.message(content=[{"type": "refusal", "refusal": "I can't."}])
     deltas = [r.event("refusal.delta", output_index=0, content_index=0, delta=part) for part in ("I ", "can't.")]
     events = {"whole": [r.added(0, item), *deltas, r.done(0, item)], "deltas alone": [r.added(0, item), *deltas],
@@ -182,8 +182,10 @@ def test_a_refusal_of_responses_is_text(streamed: str) -> None:
     assert (reading.said, reading.last.stop_reason) == (["I can't."], StopReason.REFUSAL)
 
 
-def test_llama_cpp_says_completed_at_the_limit() -> None:
-    """A minimal beginning, no indexes, all ends last; the count of tokens tells where the limit was reached."""
+def test_llama_cpp_reports_completed_at_the_limit() -> None:
+    """The stream has a minimal start, no indexes, and all ends last. The token count shows that the limit was
+    reached.
+    """
     think = {"type": "reasoning", "id": "rs_x", "summary": [], "content": [], "encrypted_content": ""}
     whole = {**think, "content": [{"type": "reasoning_text", "text": "Hm"}]}
     item = r.message("Hello")
@@ -208,7 +210,7 @@ def test_llama_cpp_says_completed_at_the_limit() -> None:
         assert read_whole(RESPONSES, body, config=config, max_output_tokens=limit).reply.stop_reason is stop
 
 
-# -- Errors that come inside a stream, after status 200.
+# -- Errors inside a stream, after status 200.
 
 
 OVERLOADED: JsonObject = {"type": "overloaded_error", "message": "busy"}
@@ -272,7 +274,9 @@ ERRORS: list[tuple[Wire, JsonObject, type[AdapterError]]] = [
 @pytest.mark.parametrize(("wire", "event", "kind"), ERRORS,
                          ids=[f"{wire.name}-{str(event)[:60]}" for wire, event, _ in ERRORS])  # fmt: skip
 def test_an_error_in_a_stream_has_its_class(wire: Wire, event: JsonObject, kind: type[AdapterError]) -> None:
-    """Without a status, at once or after what came, and once: what follows it changes nothing."""
+    """The error has no status and comes first or after content. It is raised once, and later events are
+    ignored.
+    """
     for before in ([], HI[wire.name]):
         reading = read(wire, *before, event, *OVER[wire.name])
         assert type(reading.error) is kind
@@ -288,7 +292,7 @@ def test_an_error_in_a_stream_has_its_class(wire: Wire, event: JsonObject, kind:
 
 
 def test_an_error_as_plain_json_in_a_stream() -> None:
-    """Gemini's indented JSON, which is no event at all; Groq's named event, with the status in the body."""
+    """Gemini sends indented JSON that is no event. Groq sends a named event with the status in its body."""
     error: JsonObject = {"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}
     body = GEMINI.stream(g.chunk(g.text("A"))) + b'{\n  "error": {"code": 503, "status": "UNAVAILABLE"}\n}'
     for chunks in ([body], [body[at : at + 1] for at in range(len(body))]):
@@ -301,7 +305,7 @@ def test_an_error_as_plain_json_in_a_stream() -> None:
 
 
 def test_a_token_limit_is_an_overflow_only_before_a_reply() -> None:
-    """In the middle of one it is the reply that was too long."""
+    """During a reply, the limit means that the reply is too long."""
     event: JsonObject = {"error": {"message": "Token limit reached", "code": 400}}
     assert type(read(CHAT, event, c.DONE).error) is ContextOverflowError
     assert type(read(CHAT, *HI["openai_compatible"], event, c.DONE).error) is InvalidRequestError
@@ -312,8 +316,8 @@ def test_a_token_limit_is_an_overflow_only_before_a_reply() -> None:
     (RESPONSES, r.ending("failed", error={"code": "server_error", "message": "Oops"}), 20),
     (CLAUDE, a.event("error", error=OVERLOADED), None),
 ], ids=["chat", "responses", "messages"])  # fmt: skip
-def test_what_a_failed_reply_cost_stays_known(wire: Wire, failure: JsonObject, output: int | None) -> None:
-    """As it was reported with the failure, or before it."""
+def test_the_usage_of_a_failed_reply_is_known(wire: Wire, failure: JsonObject, output: int | None) -> None:
+    """The usage was reported with the failure or before it."""
     error = read(wire, *HI[wire.name], failure).error
     assert error is not None
     assert error.usage is not None
@@ -322,8 +326,7 @@ def test_what_a_failed_reply_cost_stays_known(wire: Wire, failure: JsonObject, o
     assert error.usage.total_input_tokens in (20, 100)
 
 
-# -- What servers send more than once: arguments, calls, and marks that belong to no name. The same on each
-# wire.
+# -- Repetitions of servers: arguments, calls, and marks that belong to no name, with the same tests on each wire.
 
 
 RESENT_WIRES = (CLAUDE, RESPONSES, CHAT, GEMINI, OLLAMA)
@@ -336,7 +339,7 @@ Call = tuple[str, str, list[str]]
 
 
 def streamed(wire: Wire, *calls: Call) -> Reading:
-    """A stream of calls whose fragments take turns."""
+    """A stream of calls whose fragments alternate."""
     rounds = max(len(fragments) for _, _, fragments in calls)
     turns = [
         (at, fragments[n])
@@ -368,7 +371,7 @@ def streamed(wire: Wire, *calls: Call) -> Reading:
 
 
 def item(at: int, call: Call) -> JsonObject:
-    """The item of a call, with what came last as its arguments."""
+    """The item of a call, with its last fragment as the arguments."""
     name, tool, fragments = call
     return {
         "type": "function_call",
@@ -380,7 +383,7 @@ def item(at: int, call: Call) -> JsonObject:
 
 
 def whole_events(wire: Wire, *calls: Call) -> list[Event]:
-    """The calls where they come whole."""
+    """The events of complete calls."""
     if wire is GEMINI:
         parts = [g.call(tool, args=json.loads(texts[-1]), id=name) for name, tool, texts in calls]
         return [g.chunk(*parts), g.END]
@@ -389,16 +392,16 @@ def whole_events(wire: Wire, *calls: Call) -> list[Event]:
 
 
 @each_in_pieces
-def test_a_quirk_or_the_json_decides_what_a_fragment_means(wire: Wire) -> None:
-    """Pieces of an object within an object stay pieces."""
+def test_a_quirk_or_the_json_decides_the_meaning_of_a_fragment(wire: Wire) -> None:
+    """Fragments that form a nested object stay fragments."""
     reading = streamed(wire, ("call_1", "look", ['{"a":', '{"a":', "1}}", ""]))
-    if wire is not RESPONSES:  # where the end says the arguments again
+    if wire is not RESPONSES:  # its end repeats the arguments
         assert reading.said == [("look", {"a": {"a": 1}}, "call_1")]
 
 
 @each
-def test_a_call_that_comes_twice_under_one_id_counts_once(wire: Wire) -> None:
-    """If tool and arguments are the same; a warning says so. Others are calls of their own."""
+def test_a_repeated_call_counts_once(wire: Wire) -> None:
+    """Two calls with the same id, tool and arguments are one, with a warning. Others are separate calls."""
     again = streamed(wire, ("call_1", "look", ['{"at": 1}']), ("call_1", "look", ['{"at":1}']))
     assert again.said == [("look", {"at": 1}, "call_1")]
     assert again.warnings == ["repeated_call"]
@@ -412,16 +415,16 @@ def test_a_call_that_comes_twice_under_one_id_counts_once(wire: Wire) -> None:
 
 
 @each
-def test_marks_of_a_chat_template_are_no_part_of_a_tools_name(wire: Wire) -> None:
-    """They are cut off with a warning; a name that is nothing else stays."""
+def test_marks_of_a_chat_template_are_removed_from_a_tools_name(wire: Wire) -> None:
+    """The marks are removed with a warning. A name that only consists of marks stays."""
     reading = streamed(wire, ("call_1", "look<|channel|>commentary", ['{"at": 1}']))
     assert reading.said == [("look", {"at": 1}, "call_1")]
     assert reading.warnings == ["tool_name_mended"]
     assert streamed(wire, ("call_1", "<|x|>", ["{}"])).said == [("<|x|>", {}, "call_1")]
 
 
-def test_arguments_at_the_end_of_a_call_stand_over_its_deltas() -> None:
-    """A warning says that they differ; an end without arguments changes nothing."""
+def test_arguments_at_the_end_of_a_call_replace_its_deltas() -> None:
+    """If they differ, there is a warning. An end without arguments changes nothing."""
     one = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look"}
     for last, expected, warnings in (('{"at":2}', 2, ["arguments_replaced"]), ('{ "at": 1 }', 1, []), ("", 1, [])):
         done = r.event("function_call_arguments.done", output_index=0, item_id="fc_1", arguments=last)
@@ -436,8 +439,8 @@ def test_arguments_at_the_end_of_a_call_stand_over_its_deltas() -> None:
 @pytest.mark.parametrize("first", ["message", "call"])
 @pytest.mark.parametrize("ids", [True, False], ids=["ids", "no ids"])
 @pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "in turn"])
-def test_items_that_share_an_output_index_are_told_apart(first: str, ids: bool, interleaved: bool) -> None:
-    """By their kind and ids; nothing is said or called twice."""
+def test_items_with_the_same_output_index_are_distinguished(first: str, ids: bool, interleaved: bool) -> None:
+    """Items differ by kind and id. No text and no call is repeated."""
     message, call = r.message("Wait."), r.call("look", '{"at":1}')
     if not ids:
         message, call = ({name: value for name, value in each.items() if name != "id"} for each in (message, call))
@@ -452,15 +455,15 @@ def test_items_that_share_an_output_index_are_told_apart(first: str, ids: bool, 
     assert sorted(map(str, reading.said)) == sorted(map(str, ["Wait.", ("look", {"at": 1}, "call_1")]))
 
 
-def test_an_item_that_is_twice_in_the_output_counts_once() -> None:
-    """Of a whole reply; its text comes once, too."""
+def test_a_repeated_item_of_the_output_counts_once() -> None:
+    """The reply is plain. The text of a repeated item also counts once."""
     message, call = r.message("Wait."), r.call("look", '{"at":1}')
     assert read_whole(RESPONSES, r.response(output=[message, message, call, call])).said == [
         "Wait.", ("look", {"at": 1}, "call_1")]  # fmt: skip
 
 
 def test_items_without_an_end_are_ended_by_their_copies_in_the_response() -> None:
-    """Found by their ids, though the response has them in another order, or more of them."""
+    """The copies are found by their ids, even if the response has them in another order, or has further items."""
     one, two = r.call("look", '{"at":1}'), r.call("hear", '{"to":2}', 2)
     begun = [r.added(0, one), r.added(1, two)]
     for output in ([two, one], [two, r.message("Wait."), one]):

@@ -1,6 +1,4 @@
-"""Content without a canonical form is kept unchanged in its place, and the metadata of a text stays with the
-text.
-"""
+"""Content without a canonical form is kept unchanged in its place. Metadata of a text stays with the text."""
 
 from __future__ import annotations
 
@@ -126,22 +124,23 @@ def grounded(*queries: str) -> JsonObject:
          ["AB", {"groundingMetadata": {"groundingMetadata": grounded("a", "b")}},
           {"logprobsResult": {"logprobsResult": {"chosenCandidates": [1, 2]}}}]),
 )  # fmt: skip
-def test_what_is_not_canonical_is_kept(case: Case) -> None:
-    """Whole and in its place, whatever it is put together from."""
+def test_content_that_is_not_canonical_is_kept(case: Case) -> None:
+    """The content is complete and in its place, for any form of its pieces."""
     check(case)
 
 
 @pytest.mark.parametrize(("begun", "fields", "warned"), [
     ("text", {"type": "emphasis_delta", "strength": 9}, "unknown_delta"),
     ("tool_use", {"type": "emphasis_delta", "text": "x"}, "unknown_delta"),
-    ("text", {"type": "emphasis_delta", "text": {"strength": 9}}, "unknown_event"),  # not as we know it
+    # a known delta with an unknown value
+    ("text", {"type": "emphasis_delta", "text": {"strength": 9}}, "unknown_event"),
     (None, {"type": "emphasis_delta", "strength": 9}, "stray_delta"),
     (None, {"type": "input_json_delta", "partial_json": "{}"}, "stray_delta"),
 ])  # fmt: skip
-def test_a_delta_that_no_block_takes_is_told_as_it_came(
+def test_a_delta_without_a_block_is_delivered_unchanged(
     begun: str | None, fields: JsonObject, warned: str
 ) -> None:
-    """And warned of once, however many there are."""
+    """All such deltas together cause one warning."""
     delta = a.event("content_block_delta", index=0, delta=fields)
     around = ([a.start(0, begun, id="toolu_1", name="f", input={})], [a.stop(0)]) if begun else ([], [])
     reading = read(CLAUDE, a.message_start(), *around[0], delta, delta, *around[1], *a.text(1, "Hi"), *a.ending())
@@ -163,8 +162,8 @@ def test_all_citations_of_a_block_of_a_new_kind_are_kept() -> None:
     assert reading.kept == [{"type": "quotation", "text": "x", "citations": [CITED, CITED_TOO]}]
 
 
-def test_a_reply_is_of_the_model_that_another_handed_over_to() -> None:
-    """Streamed too, where the beginning can only name the one that was asked. The place of the change is kept."""
+def test_after_a_fallback_the_reply_has_the_second_model() -> None:
+    """This also holds for streams, whose start names the requested model. The place of the change is kept."""
     change: JsonObject = {
         "type": "fallback", "from": {"model": "claude-asked"}, "to": {"model": "claude-served"},
         "trigger": {"type": "refusal", "category": "bio"},
@@ -180,8 +179,8 @@ def test_a_reply_is_of_the_model_that_another_handed_over_to() -> None:
         assert reading.reply.model == "anthropic:claude-served"
 
 
-def test_what_the_end_says_of_a_changed_prompt_replaces_what_the_beginning_said() -> None:
-    """An empty list too: after a fallback it is about another model."""
+def test_the_last_report_of_a_changed_prompt_replaces_the_first() -> None:
+    """An empty list replaces it, too, because after a fallback it describes another model."""
     changes: Json = [{"type": "thinking_dropped", "reason": "prefix_mismatch"}]
     begun = a.message_start(input_transformations=changes)
     for last, said in ((None, {"input_transformations": changes}), ([], {})):
@@ -195,8 +194,8 @@ CALL: JsonObject = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {
 
 
 @pytest.mark.parametrize(("reason", "kept"), [("tool_use", True), ("pause_turn", True), ("end_turn", False)])
-def test_the_container_of_a_reply_that_will_go_on_is_kept(reason: str, kept: bool) -> None:
-    """In which its tools wait; it comes with the message's end, or with its beginning."""
+def test_the_container_of_a_paused_reply_is_kept(reason: str, kept: bool) -> None:
+    """The tools wait in the container. The container arrives with the start or the end of the message."""
     body = {**a.message_start(container=CONTAINER)["message"], "content": [CALL], "stop_reason": reason}
     for reading in (
         read(CLAUDE, a.message_start(), *a.tool(0, "f", "toolu_1"), *a.ending(reason, container=CONTAINER)),
@@ -207,7 +206,7 @@ def test_the_container_of_a_reply_that_will_go_on_is_kept(reason: str, kept: boo
         assert found == [{**CONTAINER, "type": "container"}] * kept
 
 
-# -- A model's image is an image: it goes back to that model as its own, and to any other as the user's.
+# -- An image of a model is sent back to that model as its own, and to any other model as an image of the user.
 
 
 BYTES = b"\x89PNG\r\n\x1a\nmade"
@@ -234,7 +233,7 @@ WHOLE: dict[Wire, Json] = {
     CHAT: c.reply(content="Look:", images=[LINK]),
 }
 OWN: dict[Wire, JsonObject] = {GEMINI: PART, RESPONSES: ITEM}
-"""How it goes back to its own model."""
+"""The form in which the image is sent back to its own model."""
 
 SHOWN_IMAGE: dict[Wire, JsonObject] = {
     GEMINI: {"inlineData": {"mimeType": "image/png", "data": BASE64}},
@@ -242,7 +241,7 @@ SHOWN_IMAGE: dict[Wire, JsonObject] = {
     CHAT: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
     CLAUDE: {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
 }
-"""How the user shows it."""
+"""The form in which the user shows the image."""
 
 makers = pytest.mark.parametrize("maker", STREAMS, ids=lambda wire: wire.name)
 readers = pytest.mark.parametrize("reader", SHOWN_IMAGE, ids=lambda wire: wire.name)
@@ -253,7 +252,7 @@ def made_by(wire: Wire) -> tuple[ContentBlock, ...]:
 
 
 def body_of(wire: Wire, *messages: Message, **changes: object) -> tuple[JsonObject, list[str]]:
-    """The body of a request with these messages, and what its warnings say."""
+    """The body of a request with these messages, and its warnings."""
     call = wire.make(FakeTransport(), FakeClock()).write_request(  # type: ignore[attr-defined]
         asked(wire, messages=messages, **changes), stream=False
     )
@@ -261,7 +260,7 @@ def body_of(wire: Wire, *messages: Message, **changes: object) -> tuple[JsonObje
 
 
 def within(value: Json, wanted: JsonObject) -> bool:
-    """Whether an object with at least these fields is anywhere in a value."""
+    """Whether a value has an object with at least these fields at any depth."""
     if isinstance(value, dict):
         here = all(key in value and value[key] == kept for key, kept in wanted.items())
         return here or any(within(inner, wanted) for inner in value.values())
@@ -302,8 +301,8 @@ def test_every_other_model_is_shown_it_by_the_user(maker: Wire, reader: Wire) ->
 
 
 @pytest.mark.parametrize("maker", OWN, ids=lambda wire: wire.name)
-def test_another_model_of_the_same_provider_is_another(maker: Wire) -> None:
-    """Its signature, and the reasoning that led to it, are bound to the model."""
+def test_another_model_of_the_provider_gets_the_image_from_the_user(maker: Wire) -> None:
+    """The signature and the reasoning before the image are bound to the model."""
     image = made_by(maker)[1]
     assert isinstance(image, ImageBlock)
     assert image.provider_raw is not None
@@ -315,8 +314,8 @@ def test_another_model_of_the_same_provider_is_another(maker: Wire) -> None:
 
 @makers
 @readers
-def test_a_model_that_takes_no_images_is_told_of_it(maker: Wire, reader: Wire) -> None:
-    """A reply of an image alone doesn't vanish."""
+def test_a_model_without_image_support_gets_a_note(maker: Wire, reader: Wire) -> None:
+    """A reply that is only an image stays in the history as a note."""
     if maker is reader and maker in OWN:
         return
     blind = AdapterCapabilities(supports_tools=True, supports_system_prompt=True)
@@ -327,8 +326,8 @@ def test_a_model_that_takes_no_images_is_told_of_it(maker: Wire, reader: Wire) -
     assert any("does not accept images" in warning for warning in warnings)
 
 
-def test_an_image_beside_a_call_follows_the_calls_result() -> None:
-    """Results come directly behind the call."""
+def test_an_image_next_to_a_call_follows_the_calls_result() -> None:
+    """Results must come directly after the call."""
     picture = ImageBlock(data=BYTES)
     said = Message.assistant([TextBlock("So."), picture, ToolUseBlock("tu_1", "look", {})])
     answer = Message(Role.TOOL, (ToolResultBlock("tu_1", "Seen."),))

@@ -128,21 +128,21 @@ BOTH_CANDIDATES: JsonObject = {**g.chunk(), "candidates": [OTHER_CANDIDATE, *g.c
     Case(TGI, "the space before a chat model's reply", [t.token(" Hi"), t.end(" Hi", t.details())], [" Hi"],
          changes={"config": {"options": {"template": "chatml"}}}),
 )  # fmt: skip
-def test_what_stands_around_a_text_changes_nothing(case: Case) -> None:
-    """What is said is read, whatever is missing, repeated, null or odd beside it."""
+def test_fields_around_a_text_are_ignored(case: Case) -> None:
+    """The text is read, even if other fields are missing, repeated, null or odd."""
     check(case)
 
 
-def test_text_is_shown_before_a_stop_that_comes_late() -> None:
-    """A later block's start ends text, so nothing that was written is held back to the message's end."""
+def test_text_is_delivered_before_a_late_stop() -> None:
+    """The start of a later block ends the text, so no text is held back until the end of the message."""
     begun = [a.message_start(), a.start(0, "text", text=""), a.delta(0, "text_delta", text="a")]
     events = shown(CLAUDE, *begun, a.start(1, "tool_use", id="t", name="f"))
     assert [type(event) for event in events] == [MessageStart, TextDelta, ToolUseStart]
 
 
 @pytest.mark.parametrize("item", [HELLO, r.reasoning("Why"), r.call("f", "{}")], ids=["text", "thinking", "call"])
-def test_what_the_deltas_left_out_is_taken_from_the_item(item: JsonObject) -> None:
-    """From the finished item, and from the response if that is missing."""
+def test_text_without_deltas_is_taken_from_the_item(item: JsonObject) -> None:
+    """The text comes from the finished item or, without an item, from the response."""
     whole = read_whole(RESPONSES, r.response(output=[item]))
     for streamed in (
         [r.added(0, item), r.done(0, item), r.ending()],
@@ -155,8 +155,10 @@ def test_what_the_deltas_left_out_is_taken_from_the_item(item: JsonObject) -> No
         assert reading.last.stop_reason is whole.reply.stop_reason
 
 
-def test_an_item_that_never_speaks_holds_nothing_for_ever() -> None:
-    """An announced item without an end delays later ones to the reply's end, and is taken from its output."""
+def test_an_item_without_an_end_delays_others_until_the_end() -> None:
+    """An announced item without an end delays later items to the end of the reply. Its content comes from the
+    output.
+    """
     item = r.reasoning("Why")
     streamed = [r.CREATED, r.added(0, item), r.added(1, HELLO), r.text_delta(1, "Hello"), r.done(1, HELLO)]
     assert shown(RESPONSES, *streamed) == []
@@ -165,7 +167,7 @@ def test_an_item_that_never_speaks_holds_nothing_for_ever() -> None:
     assert read(RESPONSES, *streamed, r.ending()).said == ["Hello"]
 
 
-# -- Reasoning: shown, signed, hidden, in tags or in details, and what is kept of it for its way back.
+# -- Reasoning: visible, signed, hidden, in tags or in details, and the parts that are sent back.
 
 
 RAW_ITEM = {"type": "reasoning", "id": "rs_tmp_1", "summary": []}
@@ -250,8 +252,8 @@ BOTH = ("reasoning_content", "reasoning")
          o.last()],
          [("thinking", "Let me see ☃"), "So."], deltas=["Let me", " see ☃", "So."]),
 )  # fmt: skip
-def test_reasoning_is_kept_apart_and_whole(case: Case) -> None:
-    """It stands before the text, with its signature and with all that its provider wants back."""
+def test_reasoning_is_kept_separate_and_complete(case: Case) -> None:
+    """The reasoning comes before the text. It has its signature and all data that the provider needs again."""
     check(case)
 
 
@@ -267,13 +269,13 @@ def test_reasoning_is_kept_apart_and_whole(case: Case) -> None:
     ids=["anthropic", "openai", "gemini"],
 )  # fmt: skip
 def test_the_signature_is_on_the_last_delta(wire: Wire, events: list[JsonObject]) -> None:
-    """And none of the others has one."""
+    """No other delta has a signature."""
     deltas = [event for event in read(wire, *events).events if isinstance(event, ThinkingDelta)]
     assert [(event.text, event.signature) for event in deltas] == [("Hm", None), ("", "c2ln")]
 
 
 def test_reasoning_that_is_only_announced_starts_no_message() -> None:
-    """So an attempt that fails after it can be repeated."""
+    """An attempt that fails then can be repeated."""
     assert shown(RESPONSES, r.CREATED, r.added(0, r.reasoning())) == []
     failed = r.event("failed", response=r.response("failed", error={"code": "server_error"}, usage=None))
     reading = read(RESPONSES, r.CREATED, r.added(0, r.reasoning()), failed)
@@ -306,7 +308,7 @@ PAIRED, OPEN = ({"config": {"options": {"quirks": {"think_tags": tags}}}} for ta
     ({}, "<think>Hmm</think>42", "", "<think>Hmm</think>42"),
 ])  # fmt: skip
 def test_think_tags(changes: dict[str, object], said: str, thinking: str, text: str) -> None:
-    """Tags count at the start of a reply, where the quirks say so; there the first may be missing, too."""
+    """Tags are read at the start of a reply if the quirks ask for it. Then the first tag may be missing."""
     expected: list[object] = [("thinking", thinking)] if thinking else []
     for size in (1, 3, len(said)):
         deltas = [c.chunk(content=said[at : at + size]) for at in range(0, len(said), size)]
@@ -319,7 +321,7 @@ def test_think_tags(changes: dict[str, object], said: str, thinking: str, text: 
     st.lists(st.sampled_from(["<think>", "</think>", "<", "think>", "/", "x", " "]), max_size=8), st.integers(1, 5)
 )
 def test_think_tags_lose_nothing(parts: list[str], size: int) -> None:
-    """However a text is cut, the same comes out, and nothing but tags and blank lines is gone."""
+    """The result is the same for any pieces. Only tags and blank lines are removed."""
     said = "".join(parts)
     results = []
     for step in (size, max(len(said), 1)):
@@ -331,7 +333,7 @@ def test_think_tags_lose_nothing(parts: list[str], size: int) -> None:
     assert kept in (bare, bare.replace("<think>", "", 1).replace("</think>", "", 1))
 
 
-# -- A reply as its provider sent it: kept of every wire where it is asked for, and of none where it is not.
+# -- The original reply of the provider: kept on every wire if requested, and otherwise on none.
 
 
 TEXT = "Hé, ☃\u2028😀!"
@@ -341,7 +343,7 @@ TEXT = "Hé, ☃\u2028😀!"
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(0, 4000), max_size=30))
 def test_the_events_of_a_stream_are_kept_in_their_order(wire: Wire, cuts: list[int]) -> None:
-    """However the network cuts them, and beside the same content as without."""
+    """The events do not depend on the network's pieces, and the content is the same as without the option."""
     body = wire.stream(*[event for _, event in wire.events(TEXT, *wire.most)])
     kept = read_pieces(wire, pieces(body, cuts), include_raw=True)
     sent = tuple(event for _, event in wire.events(TEXT, *wire.most) if isinstance(event, dict))
@@ -352,24 +354,24 @@ def test_the_events_of_a_stream_are_kept_in_their_order(wire: Wire, cuts: list[i
 
 
 @EACH
-def test_the_body_of_a_whole_reply_is_kept(wire: Wire) -> None:
-    """Also where a stream was asked for and the server sent it whole."""
+def test_the_body_of_a_plain_reply_is_kept(wire: Wire) -> None:
+    """The body is kept, also if a stream was requested and the server sent a plain reply."""
     body = wire.body(TEXT, *wire.most)
     assert read_whole(wire, body, include_raw=True).reply.raw == RawReply(body=body)
     assert read_whole(wire, body).reply.raw is None
 
 
 @EACH
-def test_what_is_no_json_stands_as_text(wire: Wire) -> None:
-    """Such as a broken escape, which is mended before it is read."""
+def test_invalid_json_is_kept_as_text(wire: Wire) -> None:
+    """An example is a broken escape, which is repaired before the reply is read."""
     broken = msgspec.json.encode(wire.body("***", 0, "end")).replace(b"***", b"\\ud83d")
     kept = read_whole(wire, broken, include_raw=True).reply.raw
     assert kept == RawReply(body=broken.decode())
 
 
 @EACH
-def test_the_mark_of_the_end_is_none_of_the_events(wire: Wire) -> None:
-    """It may or may not have come when the reply is over."""
+def test_the_end_mark_is_not_an_event(wire: Wire) -> None:
+    """The mark may or may not have arrived at the end of the reply."""
     kept = read_pieces(wire, [wire.stream(*HI[wire.name], *OVER[wire.name])], include_raw=True).reply.raw
     assert kept is not None
     assert all(isinstance(event, dict) for event in kept.events)
@@ -385,8 +387,8 @@ def test_a_key_that_the_server_repeats_is_masked(wire: Wire) -> None:
     assert "***" in str(kept.body)
 
 
-def test_what_is_kept_is_bounded_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first event that is too many on, nothing is kept: there are no gaps."""
+def test_the_original_reply_is_limited_and_counts_missing_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first event above the limit, no event is kept, so there are no gaps."""
     monkeypatch.setattr(block, "MAX_RAW_BYTES", 5)
     kept = RawKept()
     for data in (b"12", b"345", b"6", b"", b"7"):
@@ -398,7 +400,7 @@ def test_what_is_kept_is_bounded_and_says_what_it_lacks(monkeypatch: pytest.Monk
 
 
 def test_live_readers_get_a_citation_with_the_place_of_its_text() -> None:
-    """Anthropic sends it before the text or after it."""
+    """Anthropic sends a citation before or after its text."""
     first: Json = {"type": "char_location", "cited_text": "a", "document_index": 0}
     second: Json = {"type": "char_location", "cited_text": "b", "document_index": 0}
     events = shown(

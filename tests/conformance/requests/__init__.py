@@ -1,4 +1,4 @@
-"""The bodies of the same request on each wire: one table for each phenomenon, expected bodies written by hand."""
+"""The bodies of the same request on each wire: one table for each phenomenon, with bodies written by hand."""
 
 import pytest
 

@@ -21,7 +21,7 @@ CHAT = ChatWire("default")
 OPENAI_CHAT = ChatWire("openai")
 OLDER_GEMINI = "gemini-2.5-flash"
 MODELS: Mapping[str, str] = {"gemini": "gemini-3-flash-preview", "tgi": "tgi"}
-"""The models that are asked where a row names none; `some-model` elsewhere."""
+"""The models of rows without one. Other wires use `some-model`."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_64 = "iVBORw0KGgo="
@@ -35,7 +35,7 @@ def model_of(wire: Wire) -> str:
 
 
 def ours(wire: Wire, **data: Json) -> ProviderRaw:
-    """The provider's own words, which its model said before."""
+    """Provider data of an earlier reply of the same provider."""
     return ProviderRaw(wire.name, data, model_of(wire))
 
 
@@ -56,7 +56,7 @@ class Written:
         self.history: list[Json] = _listed(self.body.get(wire.history))
 
     def at(self, path: str) -> Json:
-        """The value at a path of keys and positions, the body itself for an empty one; None where it ends."""
+        """The value at a path of keys and positions. The empty path is the body, and a missing value is None."""
         value: Json = self.body
         for key in path.split(".") if path else ():
             match value:
@@ -74,25 +74,25 @@ def _listed(history: Json) -> list[Json]:
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A request, and what it comes to on one wire."""
+    """A request and its expected body on one wire."""
 
     wire: Wire
     name: str
     """The phenomenon in short, for the test's id."""
 
     expected: Mapping[str, Json]
-    """The values in the body by their paths; None for what must not be there."""
+    """The expected values in the body by their paths. None means that the value is missing."""
 
     warnings: Iterable[str]
     asked: Mapping[str, object]
     """The request's fields."""
 
     def check(self, **usual: object) -> JsonObject:
-        """Write the request, with the usual fields where the row has none of its own; gives the body."""
+        """Write the request, with the usual fields for those that the row lacks. Returns the body."""
         written = Written(self.wire, **{**usual, **self.asked})  # type: ignore[arg-type]
         assert {path: written.at(path) for path in self.expected} == self.expected
         assert sorted(written.codes) == sorted(self.warnings)
-        if "provider_options" not in self.asked:  # which may hold more than the vendor's types
+        if "provider_options" not in self.asked:  # provider options may have more than the vendor's types
             assert self.wire.judged(msgspec.json.encode(written.body)) == []
         return written.body
 

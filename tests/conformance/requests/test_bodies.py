@@ -1,4 +1,4 @@
-"""Bodies on each wire: the minimal one, system texts, tools, settings, calls with results, and media."""
+"""Bodies on each wire: the smallest body, system texts, tools, settings, calls with results, and media."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from callboard.adapters import (
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
-from callboard.adapters.requests.fitted_history import WireCall
 from callboard.adapters.requests.history import FAILED_SILENTLY, NO_RESULT, NOT_EXECUTED
+from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import CapabilityError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -76,13 +76,13 @@ ENCRYPTED = ["reasoning.encrypted_content"]
         "max_new_tokens": 64, "details": True, "return_full_text": False, "stop": ["\nUser:"]}}}),
 )  # fmt: skip
 def test_the_smallest_request(case: Case) -> None:
-    """Nothing is said that was not asked for, but for defaults of a server that must not hold."""
+    """The body only has the requested fields, and fields that replace an unwanted default of the server."""
     case.check()
 
 
 @pytest.mark.parametrize("wire", [CLAUDE, RESPONSES, CHAT, OLLAMA], ids=lambda wire: wire.name)
-def test_a_streamed_request_says_so(wire: Wire) -> None:
-    """Gemini and TGI say it in the address."""
+def test_a_streamed_request_has_its_mark(wire: Wire) -> None:
+    """Gemini and TGI have it in the address."""
     assert Written(wire, stream=True).body["stream"] is True
 
 
@@ -105,7 +105,9 @@ FIRST: JsonObject = {"role": "system", "content": SYSTEM}
     row(TGI, "first", {"inputs": f"{SYSTEM}\n\nUser: U\nAssistant:"}),
 )  # fmt: skip
 def test_system_texts(case: Case) -> None:
-    """The prompt, then SYSTEM, then DEVELOPER messages, a blank line between them; OpenAI's keep their place."""
+    """The prompt comes first, then SYSTEM, then DEVELOPER messages, with blank lines between. OpenAI's stay in
+    their places.
+    """
     said = (Message.developer("D"), Message.user("U"), Message.system("S"))
     case.check(messages=said, system_prompt="P")
 
@@ -172,7 +174,9 @@ IN_GEMINI, OF_TYPE = "generationConfig.responseJsonSchema", "generationConfig.re
     row(TGI, "grammar", {"parameters.grammar": {"type": "json", "value": PATH}}),
 )  # fmt: skip
 def test_output_schemas(case: Case) -> None:
-    """A title is the name; a bare object is JSON mode, where some want the word to be said."""
+    """A title becomes the name. A bare object is JSON mode, for which some servers need the word JSON in the
+    prompt.
+    """
     case.check(output_schema=PATH)
 
 
@@ -206,7 +210,7 @@ SAMPLING: dict[str, Json] = {
         tools=(READ_FILE,), parallel_tool_calls=False),
 )  # fmt: skip
 def test_sampling_and_stop_sequences(case: Case) -> None:
-    """Zero is a value; what a wire or a model can't take is adapted or left out with a warning."""
+    """Zero is a value. Settings that a wire or a model does not support are adapted or dropped with a warning."""
     case.check()
 
 
@@ -245,7 +249,9 @@ def host(wire: Wire, **options: Json) -> dict[str, JsonObject]:
         provider_options=host(TGI, repetition_penalty=1.1, max_new_tokens=7)),
 )  # fmt: skip
 def test_host_options_are_merged_into_the_body(case: Case) -> None:
-    """They stand over ours; objects are merged, tools and includes added; those for others are not looked at."""
+    """Host options replace fields, objects are merged, and tools and includes are added. Options for others are
+    ignored.
+    """
     assert "foreign" not in case.check()
 
 
@@ -256,7 +262,7 @@ def test_host_options_are_an_object(wire: Wire, options: Json) -> None:
         Written(wire, provider_options={wire.name: options})
 
 
-# -- Fields that a host gives to a part of the system text, such as a breakpoint of the prompt's cache.
+# -- Fields of a host for a part of the system text, such as a breakpoint of the prompt cache.
 
 
 MARK: JsonObject = {"type": "ephemeral", "ttl": "1h"}
@@ -288,8 +294,8 @@ def parts(*texts: str) -> list[JsonObject]:
 
 
 @pytest.mark.parametrize("name", IN_PARTS)
-def test_a_part_of_the_system_text_keeps_the_fields_that_the_host_gave_it(name: str) -> None:
-    """The text then stands in parts, in its order, with what else has to be told at their end."""
+def test_a_part_of_the_system_text_keeps_the_host_s_fields(name: str) -> None:
+    """The text is then sent in parts, in order, with the remaining texts at the end."""
     call, body = written(name, name)
     said = body["system"] if name == "anthropic" else body["messages"][0]["content"]
     assert said == parts("You sell screws.", "The manual.", "Be brief.")
@@ -307,8 +313,8 @@ def test_another_providers_fields_leave_the_system_text_one_string(name: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(ADAPTERS.keys() - set(IN_PARTS)))
-def test_fields_that_have_no_place_in_a_system_text_are_a_loss(name: str) -> None:
-    """Where the text is one string."""
+def test_fields_that_a_system_text_cannot_have_are_a_loss(name: str) -> None:
+    """These wires send the system text as one string."""
     call, _ = written(name, name)
     assert b"cache_control" not in call.body
     assert [loss.reason for loss in call.losses] == [
@@ -318,7 +324,7 @@ def test_fields_that_have_no_place_in_a_system_text_are_a_loss(name: str) -> Non
 
 
 def test_a_developers_message_keeps_its_fields() -> None:
-    """Where the provider has that role, and elsewhere as a part of the system text."""
+    """It is a message if the provider has that role, and otherwise a part of the system text."""
     for name, place in (("openai", "input"), ("anthropic", "system")):
         text = TextBlock("The manual.", ProviderRaw(name, {"cache_control": MARK}))
         request = ask(Message(Role.DEVELOPER, (text,)), Message.user("Hi"), model=f"{name}:m")
@@ -327,7 +333,7 @@ def test_a_developers_message_keeps_its_fields() -> None:
         assert told[0]["cache_control"] == MARK
 
 
-# -- Calls and their results in the words of each wire.
+# -- Calls and their results in the form of each wire.
 
 
 AND: JsonObject = {"type": "text", "text": "And?"}
@@ -339,7 +345,9 @@ def function(call_id: str, name: str, arguments: str) -> JsonObject:
 
 
 def both(wire: Wire) -> tuple[Message, ...]:
-    """Two calls, one with an id of the provider's own; results in another order, one an error; then the user."""
+    """Two calls, one with an id of the provider. The results have another order, one is an error, and the user's
+    text follows.
+    """
     own = ToolUseBlock("tu_2", "list", {}, provider_raw=ours(wire, id="own"))
     results = (Message.tool_result("tu_2", "two"), Message.tool_result("tu_1", "gone", is_error=True))
     calls = (TextBlock("So"), ToolUseBlock("tu_1", "read_file", {"path": "Köln"}), own)
@@ -384,8 +392,8 @@ def both(wire: Wire) -> tuple[Message, ...]:
         "messages.3": {"role": "tool", "content": "two", "tool_name": "list", "tool_call_id": "own"},
         "messages.4": {"role": "user", "content": "And?"}}),
 )  # fmt: skip
-def test_results_follow_their_calls_in_the_order_of_these(case: Case) -> None:
-    """With the calls' ids, the provider's own where it gave one; what the user says comes after them."""
+def test_results_follow_their_calls_in_the_same_order(case: Case) -> None:
+    """Results have the ids of their calls, which may be the provider's own. The user's text comes after them."""
     case.check(messages=both(case.wire))
 
 
@@ -431,10 +439,10 @@ RESULTS: list[tuple[Wire, str, str | tuple[TextBlock | ImageBlock, ...], bool, J
 
 @pytest.mark.parametrize(("wire", "content", "is_error", "expected"), [(row[0], *row[2:]) for row in RESULTS],
                          ids=[f"{row[0].name}-{row[1]}" for row in RESULTS])  # fmt: skip
-def test_a_results_content_is_what_the_wire_accepts(
+def test_the_content_of_a_result_is_adapted_to_the_wire(
     wire: Wire, content: str | tuple[TextBlock | ImageBlock, ...], is_error: bool, expected: JsonObject
 ) -> None:
-    """Nothing is sent for no content, but a failure must say something."""
+    """An empty result is sent without content, but a failure needs a text."""
     result = Written(wire, *CALLED, Message.tool_result("tu_1", content, is_error=is_error)).at(RESULT[wire.name])
     assert isinstance(result, dict)
     assert {key: result.get(key) for key in expected} == expected
@@ -447,12 +455,12 @@ def test_a_results_content_is_what_the_wire_accepts(
     row(GEMINI, "cut off", {RESULT["gemini"]: {"error": NOT_EXECUTED}}, [LOST], messages=CUT),
     row(GEMINI, "unanswered", {RESULT["gemini"]: {"error": NO_RESULT}}, messages=CALLED),
 )  # fmt: skip
-def test_a_call_without_a_result_is_answered(case: Case) -> None:
-    """A cancelled call would make every later request fail."""
+def test_a_call_without_a_result_gets_one(case: Case) -> None:
+    """Without an added result, a cancelled call would make every later request fail."""
     case.check()
 
 
-# -- Images, sounds and documents in the words of each wire, and those that are left out.
+# -- Images, audio and documents in the form of each wire, and media that are left out.
 
 
 PDF = b"%PDF-1.7"
@@ -462,7 +470,7 @@ DATA = f"data:image/png;base64,{PNG_64}"
 
 
 def seen(wire: Wire, *parts: Json) -> JsonObject:
-    """A user's message that says See, and shows these."""
+    """A message of the user with the text See and these parts."""
     match wire.name:
         case "gemini":
             return {"role": "user", "parts": [{"text": "See"}, *parts]}
@@ -542,8 +550,8 @@ SHOWN: list[tuple[Wire, str, ContentBlock, Json]] = [
 
 @pytest.mark.parametrize(("wire", "block", "part"), [(wire, block, part) for wire, _, block, part in SHOWN],
                          ids=[f"{wire.name}-{name}" for wire, name, *_ in SHOWN])  # fmt: skip
-def test_media_go_in_the_form_that_the_wire_has_for_them(wire: Wire, block: ContentBlock, part: Json) -> None:
-    """A data URL is taken apart where the wire's own addresses are fetched."""
+def test_media_are_sent_in_the_form_of_the_wire(wire: Wire, block: ContentBlock, part: Json) -> None:
+    """A data URL is converted if the wire only fetches its own kind of addresses."""
     written = Written(wire, Message.user([TextBlock("See"), block]))
     assert written.history == [seen(wire, part)]
     assert written.codes == []
@@ -565,8 +573,8 @@ LEFT_OUT: list[tuple[Wire, ContentBlock]] = [
 
 
 @pytest.mark.parametrize(("wire", "block"), LEFT_OUT, ids=[f"{row[0].name}-{n}" for n, row in enumerate(LEFT_OUT)])
-def test_media_that_would_spoil_the_history_are_left_out_and_reported(wire: Wire, block: ContentBlock) -> None:
-    """Nothing is read from disk for a URL; a message of nothing else keeps a note."""
+def test_media_that_the_wire_cannot_send_are_left_out_and_reported(wire: Wire, block: ContentBlock) -> None:
+    """No URL is read from disk. A message without other content keeps a note."""
     written = Written(wire, Message.user([TextBlock("See"), block]))
     assert (written.history, written.codes) == ([seen(wire)], [LOST])
     alone = Written(wire, Message.user([block]), Message.assistant("What?"), Message.user("This"))
@@ -585,8 +593,10 @@ REFUSED: list[tuple[Wire, ContentBlock]] = [
 
 
 @pytest.mark.parametrize(("wire", "block"), REFUSED, ids=[f"{row[0].name}-{n}" for n, row in enumerate(REFUSED)])
-def test_media_that_can_t_be_shown_are_refused_now_and_lost_later(wire: Wire, block: ContentBlock) -> None:
-    """The current turn needs them, and is refused before any network; of older ones the response tells."""
+def test_unsupported_media_are_refused_when_new_and_dropped_when_old(wire: Wire, block: ContentBlock) -> None:
+    """In the current turn, such media are refused before any network access. Of older turns, the response reports
+    the loss.
+    """
     with pytest.raises(CapabilityError):
         Written(wire, Message.user([TextBlock("See"), block]))
     past = Written(wire, Message.user([TextBlock("See"), block]), Message.assistant("So."), Message.user("And?"))

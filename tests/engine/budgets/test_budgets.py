@@ -67,12 +67,17 @@ async def test_a_refusal_names_the_full_account_and_its_remaining_amount() -> No
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
         with pytest.raises(BudgetExceededError, match=r"0\.0001 USD per tag:tenant 'acme' and hour") as caught:
             await engine.generate("s:m", "Hi", max_output_tokens=100, tags={"tenant": "acme"})
-        (told,) = [each.data for each in events.take() if isinstance(each.data, BudgetRefused)]
+        (refusal,) = [each.data for each in events.take() if isinstance(each.data, BudgetRefused)]
     error = caught.value
     assert (error.budget, error.scope, error.left_usd) == (budget, "tag:tenant acme", Decimal("0.000100000"))
     assert error.asked_usd == Decimal(ONE).scaleb(-9)
     assert error.fits_at is None  # The call needs more than the whole budget.
-    assert (told.scope, told.value, told.why, told.left_nano_usd) == ("tag:tenant", "acme", "money", 100_000)
+    assert (refusal.scope, refusal.value, refusal.why, refusal.left_nano_usd) == (
+        "tag:tenant",
+        "acme",
+        "money",
+        100_000,
+    )
 
 
 async def test_a_call_without_a_price_is_refused_unless_the_budget_allows_it() -> None:
@@ -89,12 +94,12 @@ async def test_events_report_the_reservation_the_cost_and_a_low_budget() -> None
     budget = Budget(max_cost_usd=Decimal(ONE).scaleb(-9), low_at=0.05)
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
         await engine.generate("s:m", "Hi", max_output_tokens=100)
-        told = [each for each in events.take() if each.topic.startswith(("budget.", "llm."))]
-    assert [type(each.data).__name__ for each in told] == [
+        published = [each for each in events.take() if each.topic.startswith(("budget.", "llm."))]
+    assert [type(each.data).__name__ for each in published] == [
         *("BudgetReserved", "LlmCallStarted", "LlmCallCompleted", "BudgetSettled", "BudgetLow")
     ]
-    assert len({each.request_id for each in told}) == 1
-    reserved, started, _, settled, low = (each.data for each in told)
+    assert len({each.request_id for each in published}) == 1
+    reserved, started, _, settled, low = (each.data for each in published)
     assert isinstance(reserved, BudgetReserved)
     assert isinstance(started, LlmCallStarted)
     assert reserved.nano_usd == started.reserved_nano_usd == ONE
@@ -176,7 +181,7 @@ async def test_a_call_is_shortened_to_the_remaining_tokens() -> None:
             assert [each.reserved_tokens for each in started] == [SENT + 50] * made
 
 
-async def test_an_attempt_of_unknown_cost_counts_at_its_most_and_a_retry_needs_room() -> None:
+async def test_an_attempt_of_unknown_cost_counts_with_its_highest_cost_and_a_retry_needs_room() -> None:
     """Without room for the second attempt, the call raises the error of the first."""
     dropped = NetworkError("dropped", retryable=True)
     for room, made in ((2, 2), (1, 1)):
@@ -394,14 +399,14 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
         found = await store.sql(
             "SELECT status, input_tokens, output_tokens, reserved_tokens FROM calls", limit=100_000
         )
-    spent = sum(sent + said for status, sent, said, _ in found.rows if status == "completed")
+    spent = sum(sent + received for status, sent, received, _ in found.rows if status == "completed")
     unknown = sum(reserved for status, *_, reserved in found.rows if status != "completed")
     return spent, unknown, len(found.rows)
 
 
 @pytest.mark.parametrize("seed", first_is_quick(range(4), "more seeds"))
 async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, seed: int) -> None:
-    """Every request that reached the server has a row. A call without an end counts at its most."""
+    """Every request that reached the server has a row. A call without an end counts with its highest cost."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):
         with started(VICTIM, url, path) as process:
@@ -411,16 +416,16 @@ async def test_after_a_kill_the_ledger_is_the_sum_of_the_rows(tmp_path: Path, se
             process.kill()
         sent = server.requests
     async with Engine(store=path, budgets=BUDGETS) as engine:
-        whole, *tenants = await engine.budgets()
+        total, *tenants = await engine.budgets()
         await engine.flush()
     spent, unknown, attempts = await recomputed(path)
-    assert (whole.spent.tokens, whole.unknown.tokens, whole.calls) == (spent, unknown, attempts)
+    assert (total.spent.tokens, total.unknown.tokens, total.calls) == (spent, unknown, attempts)
     assert attempts >= sent
-    assert whole.held.tokens == 0
+    assert total.held.tokens == 0
     assert _sum(tenants) == (spent, unknown, attempts)
 
 
-async def test_calls_in_progress_at_the_death_of_the_process_count_at_their_most(tmp_path: Path) -> None:
+async def test_calls_in_progress_at_the_death_of_the_process_count_with_their_highest_cost(tmp_path: Path) -> None:
     """The usage of the six calls in progress is unknown."""
     path = tmp_path / "trace.db"
     with counting_server() as (server, url):
@@ -433,10 +438,10 @@ async def test_calls_in_progress_at_the_death_of_the_process_count_at_their_most
                 await anyio.to_thread.run_sync(server.unanswered.acquire)
             process.kill()
     async with Engine(store=path, budgets=BUDGETS) as engine:
-        whole, *_ = await engine.budgets()
+        total, *_ = await engine.budgets()
     each = SENT_ONCE + 50
-    assert (whole.calls, whole.unknown_calls, whole.unknown.tokens) == (16, 6, 6 * each)
-    assert whole.spent.tokens == 10 * 27
+    assert (total.calls, total.unknown_calls, total.unknown.tokens) == (16, 6, 6 * each)
+    assert total.spent.tokens == 10 * 27
 
 
 def _sum(states: list[AccountState]) -> tuple[int, int, int]:

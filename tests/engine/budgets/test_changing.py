@@ -119,7 +119,7 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
         assert await spent(engine) == [(COSTS, 0)]
 
 
-async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_path: Path) -> None:
+async def test_a_call_of_unknown_usage_counts_with_its_highest_cost_in_a_later_budget(tmp_path: Path) -> None:
     """The call has ended, so the trace counts it, and the new budget takes over no reservation."""
     replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
     async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
@@ -135,12 +135,12 @@ async def test_a_call_of_unknown_usage_counts_at_its_most_in_a_later_budget(tmp_
 
 async def test_an_engines_own_budgets_stay(tmp_path: Path) -> None:
     """Adding or removing a budget of the engine has no effect, and its account stays."""
-    own = room_for(1)
-    async with running(Say("x"), Say("y"), budgets=[own], prices=TABLE) as (engine, _):
+    budget = room_for(1)
+    async with running(Say("x"), Say("y"), budgets=[budget], prices=TABLE) as (engine, _):
         await asked(engine)
-        await engine.change_budgets(add=[own], remove=[own])
-        await engine.change_budgets(remove=[own, room_for(3)])
-        assert [state.budget for state in await engine.budgets()] == [own]
+        await engine.change_budgets(add=[budget], remove=[budget])
+        await engine.change_budgets(remove=[budget, room_for(3)])
+        assert [state.budget for state in await engine.budgets()] == [budget]
         assert await spent(engine) == [(COSTS, 0)]
 
 

@@ -229,12 +229,12 @@ def test_a_call_can_wait_for_the_end_of_another_without_a_window() -> None:
 def test_a_budget_is_low_once_in_a_window() -> None:
     """The next window reports a low budget again."""
     ledger, account = account_of(Budget(max_tokens=10, window="hour"))
-    told = []
+    reported = []
     for number, now_us in enumerate((0, 1, 2, HOUR_US, HOUR_US + 1)):
         ledger.reserve(str(number), PAYER, Amount(0, 4), now_us)
         ledger.settle(str(number), Amount(0, 4))
-        told.append(account.is_newly_low(now_us))
-    assert told == [False, True, False, False, True]
+        reported.append(account.is_newly_low(now_us))
+    assert reported == [False, True, False, False, True]
 
 
 def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
@@ -247,7 +247,7 @@ def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
     assert (state.held.tokens, state.spent.tokens) == (9, 0)
 
 
-def test_a_lost_call_counts_at_its_most_until_its_cost_is_known() -> None:
+def test_a_lost_call_counts_with_its_highest_cost_until_its_cost_is_known() -> None:
     """The ledger first counts the reservation of the call, and then its actual cost."""
     ledger, account = account_of(Budget(max_cost_usd="0.00000001"))
     ledger.reserve("a", PAYER, Amount(8, 100), 0)
@@ -409,14 +409,14 @@ def test_no_call_within_its_bounds_costs_more_than_its_worst_case(
     sent = int((upper_end(estimate) if estimate else 0) * shares[0])
     cached = int(sent * shares[1])
     written = int((sent - cached) * shares[2])
-    said = int(most_output * shares[3])
+    output = int(most_output * shares[3])
     usage = TokenUsage(
         sent - cached - written,
-        said,
+        output,
         cached_input_tokens=cached,
         cache_creation_input_tokens=written,
         cache_creation_1h_input_tokens=int(written * shares[4]),
-        reasoning_tokens=int(said * shares[5]),
+        reasoning_tokens=int(output * shares[5]),
     )
     cost = priced.nano_usd(usage)
     assert most.nano_usd is not None

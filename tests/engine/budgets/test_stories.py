@@ -25,7 +25,7 @@ from tests.support.virtual_time import runs_on
 anyio_backend = runs_on("asyncio")
 
 ROOM = 4
-"""The number of calls that fit at their most."""
+"""The number of the most expensive calls that fit into the budget."""
 WORST = 65 * 1000 + 100 * 2000
 """The most that a call of this test can cost, in nano-USD."""
 TENANTS = ("acme", "zoo")

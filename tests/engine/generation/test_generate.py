@@ -37,25 +37,25 @@ async def test_a_prompt_is_answered() -> None:
 
 async def test_a_whole_conversation_is_answered() -> None:
     """8.4: `messages=` has the conversation. A prompt can also be a list of blocks."""
-    said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
+    conversation = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
     async with running(Say("3"), Say("4")) as (engine, _):
-        result = await engine.generate("s:m", messages=said)
+        result = await engine.generate("s:m", messages=conversation)
         assert [message.text for message in result.messages] == ["1+1?", "2", "And 1 more?", "3"]
         assert (await engine.generate("s:m", [TextBlock("Hi")])).messages[0].text == "Hi"
 
 
 async def test_plain_mappings_are_messages() -> None:
     """A mapping has a role, and a text or a list of texts and blocks."""
-    said = [
+    messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": ["1+1", {"type": "text", "text": "?"}]},
         Message.assistant("2"),
         {"role": "user", "content": [TextBlock("And 1 more?")]},
     ]
     async with running(Say("3")) as (engine, _):
-        result = await engine.generate("s:m", messages=said)
-    told = [f"{message.role}: {message.text}" for message in result.messages]
-    assert told == ["system: Be brief.", "user: 1+1?", "assistant: 2", "user: And 1 more?", "assistant: 3"]
+        result = await engine.generate("s:m", messages=messages)
+    texts = [f"{message.role}: {message.text}" for message in result.messages]
+    assert texts == ["system: Be brief.", "user: 1+1?", "assistant: 2", "user: And 1 more?", "assistant: 3"]
 
 
 async def test_a_plain_function_is_a_tool() -> None:
@@ -168,15 +168,15 @@ async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # Virtual time would run out while the thread runs.
 async def test_a_signal_from_another_thread_ends_the_call() -> None:
     """C04: CancelledError has the reason and the turn. The signal keeps no reference to the turn."""
-    controller, begun = AbortController(), asyncio.Event()
+    controller, started = AbortController(), asyncio.Event()
 
     async def wait() -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with running(Say("never", pause=wait)) as (engine, events):
         asking = asyncio.create_task(engine.generate("s:m", "Hi", signal=controller.signal))
-        await begun.wait()
+        await started.wait()
         thread = threading.Thread(target=controller.abort, args=("the user left",))
         thread.start()
         thread.join()
@@ -199,15 +199,15 @@ async def test_an_aborted_signal_prevents_the_call() -> None:
 
 
 async def test_cancelling_the_waiting_task_cancels_the_call() -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def wait() -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with running(Say("never", pause=wait)) as (engine, events):
         asking = asyncio.create_task(engine.generate("s:m", "Hi"))
-        await begun.wait()
+        await started.wait()
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()

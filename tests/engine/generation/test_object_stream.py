@@ -36,7 +36,7 @@ async def slowly() -> None:
 async def grown(
     *pieces: str, schema: Any = Person, can: AdapterCapabilities = CAPABILITIES, pause: Any = slowly
 ) -> tuple[list[Json], Any]:
-    """The partials and the object of a reply in these pieces."""
+    """The partials and the object of a reply that arrives in these pieces."""
     async with running(Say(*pieces, pause=pause), can=can) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=schema) as stream:
             partials = [partial async for partial in stream]
@@ -83,9 +83,9 @@ async def test_an_object_within_reasoning_is_no_part_of_the_reply(text: str, siz
 
 
 async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
-    said = json.dumps({"name": "<think> and </think>", "age": 1})
-    partials, found = await grown(*said)
-    assert (partials[-1], found.name) == (json.loads(said), "<think> and </think>")
+    text = json.dumps({"name": "<think> and </think>", "age": 1})
+    partials, found = await grown(*text)
+    assert (partials[-1], found.name) == (json.loads(text), "<think> and </think>")
 
 
 async def test_deltas_that_arrive_together_make_one_partial() -> None:
@@ -233,8 +233,8 @@ async def test_the_call_starts_when_the_stream_is_first_read() -> None:
 @pytest.mark.parametrize("can", [CAPABILITIES, NO_SCHEMA], ids=["native", "forced"])
 async def test_an_object_from_a_cache_is_one_partial(can: AdapterCapabilities) -> None:
     """The cached reply may be a forced tool call, which the cache stores as text."""
-    said = Say(ADA) if can is CAPABILITIES else Say(calls=[("answer", {"name": "Ada", "age": 36})])
-    async with running(said, can=can, middleware=[Cache()]) as (engine, asked):
+    reply = Say(ADA) if can is CAPABILITIES else Say(calls=[("answer", {"name": "Ada", "age": 36})])
+    async with running(reply, can=can, middleware=[Cache()]) as (engine, asked):
         first = await engine.generate_object("s:m", "Who?", schema=Person)
         second = await engine.generate_object("s:m", "Who?", schema=Person)
         async with engine.stream_object("s:m", "Who?", schema=Person) as stream:

@@ -75,8 +75,8 @@ A_REF: JsonObject = {"$ref": "#/definitions/A"}
     ids=lambda value: str(value)[:24],
 )
 async def test_a_reply_becomes_a_value_of_the_schema(schema: object, reply: str, output: object) -> None:
-    """The schema can be a type or a JSON Schema, also of a value that is no object. A complete object at the limit
-    counts.
+    """The schema is a type or a JSON Schema, and its value may be no object. An object that is complete at the
+    token limit is accepted.
     """
     said = ended(Say(reply), StopReason.MAX_TOKENS) if reply == ADA else Say(reply)
     async with running(said) as (engine, asked):

@@ -131,14 +131,14 @@ async def test_a_streamed_request_has_the_response_of_complete() -> None:
         accumulator = StreamAccumulator()
         async for event in engine.stream(request, tags={"team": "red"}):
             accumulator.process(event)
-        whole = await engine.complete(request)
+        completed = await engine.complete(request)
         with pytest.raises(TypeError, match="CanonicalRequest is complete"):
             engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
     mine = accumulator.response()
-    assert mine.request_id == whole.request_id == "req_mine"
+    assert mine.request_id == completed.request_id == "req_mine"
     for name in ("model", "provider", "stop_reason", "usage", "warnings", "text"):
-        assert getattr(mine, name) == getattr(whole, name), name
-    assert [call.input for call in (*mine.tool_uses, *whole.tool_uses)] == [{"a": 1, "b": 2}] * 2
+        assert getattr(mine, name) == getattr(completed, name), name
+    assert [call.input for call in (*mine.tool_uses, *completed.tool_uses)] == [{"a": 1, "b": 2}] * 2
 
 
 async def test_the_text_stream_has_each_piece() -> None:
@@ -173,8 +173,8 @@ async def test_every_reader_has_all_events() -> None:
     """Readers can read at the same time or after the end. With `coalesce`, several deltas are one event."""
     async with running(Say("Hel", "lo")) as (engine, _):
         async with engine.stream("s:m", "Hi") as result:
-            beside = asyncio.create_task(_types(result.reader()))
-            assert await _types(result) == await beside == [*SHORT, "finish"]
+            concurrent = asyncio.create_task(_types(result.reader()))
+            assert await _types(result) == await concurrent == [*SHORT, "finish"]
             assert await _types(result.reader(coalesce=True)) == [*MERGED, "finish"]
         assert await _types(result.reader()) == [*SHORT, "finish"]
         attached = [event.type async for event in engine.attach(result.stream_id)]
@@ -190,11 +190,11 @@ async def test_a_reader_of_a_folded_log_has_all_events() -> None:
     async with stalled("Hel", "lo", let=1) as (engine, gate, _):
         result = engine.stream("s:m", "Hi")
         early = result.reader()
-        begun = [(await anext(early)).type for _ in range(3)]
+        types = [(await anext(early)).type for _ in range(3)]
         gate.let(9)
         await result.response()
         result._run.turn.log.fold()
-        assert [*begun, *await _types(early)] == [*SHORT, "finish"]
+        assert [*types, *await _types(early)] == [*SHORT, "finish"]
         assert await _types(result.reader()) == [*MERGED, "finish"]
 
 

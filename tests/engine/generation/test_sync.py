@@ -163,8 +163,8 @@ def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
     )
     assert present(process.stdout).readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=30)
-    assert (process.returncode, said, errors) == (0, "interrupted\n", "")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "interrupted\n", "")
     assert rows(tmp_path / "trace.db") == ["cancelled"]
 
 
@@ -184,8 +184,8 @@ def test_a_forked_child_has_a_thread_of_its_own(tmp_path: Path) -> None:
         "os.waitpid(child, 0)\n"
         "print('parent')",
     )
-    said, errors = process.communicate(timeout=30)
-    assert (process.returncode, said, errors) == (0, "child\nparent\n", "")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "child\nparent\n", "")
 
 
 def test_a_failure_is_raised_in_the_calling_thread(engines: list[Engine]) -> None:
@@ -282,8 +282,8 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
 async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
     """A call in the thread of a loop blocks that loop. A call in another thread gives no warning."""
     engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
-    beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
-    assert beside.text == "thread"
+    in_thread = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
+    assert in_thread.text == "thread"
     with pytest.warns(RuntimeWarning, match=r"generate_sync\(\) blocks the event loop.*await") as warned:
         assert generate_sync("s:m", "Hi", engine=engine).text == "loop"
     assert [warning.filename for warning in warned] == [__file__]
@@ -296,10 +296,10 @@ async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[En
     async with Engine(models=registry(Say("never")), trace=False) as mine:
         with pytest.raises(WrongLoop, match=r"Leave engine= out.*await engine\.generate\(\)"):
             await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=mine)
-    theirs = an_engine(engines, Say("Hello"))
-    await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=theirs)
+    other = an_engine(engines, Say("Hello"))
+    await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=other)
     with pytest.raises(WrongLoop, match="another event loop"):
-        await theirs.generate("s:m", "Hi")
+        await other.generate("s:m", "Hi")
 
 
 def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> None:
@@ -340,8 +340,8 @@ def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None
     engine = an_engine(engines, Say(calls=[("work", {})]), Say("done"))
     with stream_sync("s:m", "Hi", engine=engine, tools=[Tool(ToolDefinition("work"), work)]) as result:
         result.steer("from the reader")
-        whole = result.result()
-    texts = [message.text for message in whole.messages]
+        final = result.result()
+    texts = [message.text for message in final.messages]
     assert texts == ["Hi", "from the reader", "", "", "from the tool", "done"]
     assert result.undelivered == ()
     with pytest.raises(NoTurnRunning):

@@ -249,10 +249,10 @@ async def test_the_cost_of_a_call_without_a_reply_is_unknown() -> None:
 @pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
 async def test_a_cancelled_call_has_its_cost(ask: Ask) -> None:
     """Another task calls `engine.cancel` while the call is in progress."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def pause() -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with priced(Say("Hel", "lo", pause=pause)) as engine:
@@ -261,7 +261,7 @@ async def test_a_cancelled_call_has_its_cost(ask: Ask) -> None:
             return await ask(engine)
 
         task = asyncio.create_task(asked())
-        await begun.wait()
+        await started.wait()
         (item,) = engine.in_progress().items
         await engine.cancel(item.id)
         with pytest.raises(CancelledError) as raised:

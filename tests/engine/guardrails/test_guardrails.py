@@ -90,8 +90,8 @@ async def test_a_change_reaches_readers_the_reply_and_the_history(
         session = engine.session("s:m")
         assert await answer(session, streamed, read) == "Your card is ****, she said. Bye."
         assert "".join(read) in ("", "Your card is ****, she said. Bye.")
-        (told,) = guarded(events)
-        assert (told.guardrail, told.action, told.content_block_index) == (check.__name__, "changed", 0)
+        (event,) = guarded(events)
+        assert (event.guardrail, event.action, event.content_block_index) == (check.__name__, "changed", 0)
         await session.send("And?")
         assert "1111" not in str(requests_of(engine)[-1].messages)
 
@@ -116,10 +116,10 @@ async def test_a_stop_ends_the_reply_with_the_text_that_passed(
         kept = "".join(block.text for block in error.content if isinstance(block, TextBlock))
         assert kept.strip() in ("Well.", "")
         assert None not in (error.usage, error.cost)
-        told = [envelope.data for envelope in events.take()]
-        ends = [event for event in told if isinstance(event, LlmCallFailed)]
+        published = [envelope.data for envelope in events.take()]
+        ends = [event for event in published if isinstance(event, LlmCallFailed)]
         assert [end.error_class for end in ends] == ["cancelled"]
-        rails = [event for event in told if isinstance(event, LlmCallGuarded)]
+        rails = [event for event in published if isinstance(event, LlmCallGuarded)]
         assert [(rail.action, rail.reason) for rail in rails] == [("stopped", "the text has the secret")]
         await session.send("And now?")
         assert "secret" not in str(requests_of(engine)[-1].messages)

@@ -89,10 +89,10 @@ async def test_a_conversation_continues_by_its_id_and_an_unknown_one_is_an_error
 
 @ages
 async def test_a_client_that_cancels_its_call_cancels_the_turn(age: str) -> None:
-    begun, ended = anyio.Event(), anyio.Event()
+    started, ended = anyio.Event(), anyio.Event()
 
     async def pause() -> None:
-        begun.set()
+        started.set()
         try:
             await anyio.sleep_forever()
         finally:
@@ -102,7 +102,7 @@ async def test_a_client_that_cancels_its_call_cancels_the_turn(age: str) -> None
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
                 group.start_soon(ask, client, "Hi")
-                await begun.wait()
+                await started.wait()
                 group.cancel_scope.cancel()
             await ended.wait()
 

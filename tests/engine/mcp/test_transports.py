@@ -126,13 +126,13 @@ async def add(a: int, context: ToolContext) -> int:
 
 async def test_tools_are_served_with_their_schema_progress_and_errors() -> None:
     """The test uses the client of this library."""
-    told: Told = []
+    events: Told = []
     async with mcp_tools(mcp_service([add])._server) as (tool,):
         assert (tool.name, tool.definition.description) == ("add", "Add one.")
         assert tool.definition.input_schema["required"] == ["a"]
-        made = await run([call("add", {"a": 1})], [tool], told)
+        made = await run([call("add", {"a": 1})], [tool], events)
         assert made.results[0].text == "2"
-        assert [getattr(event, "message", None) for event in told] == [None, "half", None]
+        assert [getattr(event, "message", None) for event in events] == [None, "half", None]
 
 
 async def test_one_session_is_served_to_all_clients() -> None:

@@ -91,12 +91,12 @@ async def test_the_ping_follows_the_subscription(server: NatsServer) -> None:
 async def test_each_loss_and_return_of_the_broker_is_reported(server: NatsServer) -> None:
     """Each change is reported once, from the start. Closing the connection is not reported."""
     server.stop()
-    told: list[bool] = []
+    changes: list[bool] = []
     changed = anyio.Event()
 
     def change(connected: bool) -> None:
         nonlocal changed
-        told.append(connected)
+        changes.append(connected)
         changed.set()
         changed = anyio.Event()
 
@@ -114,7 +114,7 @@ async def test_each_loss_and_return_of_the_broker_is_reported(server: NatsServer
             await changed.wait()
             await broker.close()
             group.cancel_scope.cancel()
-    assert told == [False, True, False, True]
+    assert changes == [False, True, False, True]
 
 
 @pytest.mark.deep("a wait for a real time limit")

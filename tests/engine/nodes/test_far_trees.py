@@ -127,7 +127,7 @@ async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsSer
 
 async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(server: NatsServer) -> None:
     """The text arrives while the children run, and includes the text of their children."""
-    said = anyio.Event()
+    delivered = anyio.Event()
 
     async def deep(engine: Engine) -> str:
         @tool
@@ -137,7 +137,7 @@ async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(serve
 
         return (await engine.session("a:m", tools=[dig]).stream("Look.").message()).text
 
-    far = [Say("let me ", calls=[("dig", {})]), Say("deep"), Say("found ", "it", pause=said.wait)]
+    far = [Say("let me ", calls=[("dig", {})]), Say("deep"), Say("found ", "it", pause=delivered.wait)]
     async with nodes(server, [ASKS, Say("Done.")], far) as (home, other):
         turn = home.session("s:m", tools=[elsewhere(other, deep)]).stream("Go.")
         pieces: list[tuple[int, str]] = []
@@ -145,14 +145,14 @@ async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(serve
             async for piece in turn.text_stream(tree=True):
                 pieces.append((piece.depth, piece.text))
                 if piece.text == "let me ":
-                    said.set()
+                    delivered.set()
     texts = {depth: "".join(text for at, text in pieces if at == depth) for depth, _ in pieces}
     assert texts == {0: "Done.", 1: "let me found it", 2: "deep"}
 
 
 async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(server: NatsServer) -> None:
     """The call on the other node ends as cancelled, and further calls there are refused."""
-    begun, after = anyio.Event(), list[str]()
+    started, after = anyio.Event(), list[str]()
     far_tasks: list[asyncio.Task[str]] = []
 
     async def work(engine: Engine) -> str:
@@ -167,7 +167,7 @@ async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(ser
         return "never"
 
     async def pause() -> None:
-        begun.set()
+        started.set()
         await anyio.sleep(30)
 
     slow = Say("one", "two", pause=pause)
@@ -182,7 +182,7 @@ async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(ser
         async with anyio.create_task_group() as group:
             group.start_soon(run)
             with anyio.fail_after(10):
-                await begun.wait()
+                await started.wait()
                 await stream.cancel()
         with anyio.fail_after(10):
             await asyncio.wait(far_tasks)

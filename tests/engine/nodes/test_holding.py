@@ -102,7 +102,7 @@ class Host:
 
     def ask(self, *, lost: bool) -> None:
         asked = self.holding.asks(self.now())
-        answer = run(self.model.renew(self.info, asked.known))
+        answer = run(self.model.renew(self.info, asked.lease))
         if not lost:
             self.answers.append(lambda: self._renewed(asked, answer))
 

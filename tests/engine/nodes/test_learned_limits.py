@@ -18,7 +18,7 @@ from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
 from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.routing.rate_account import Reading
+from callboard.engine.routing.learned_limits import Reading
 from callboard.engine.routing.rate_limits import RateLimits
 from callboard.engine.routing.rate_slots import Headers, LimitObservation
 
@@ -224,10 +224,10 @@ def test_a_provider_that_is_unavailable_for_one_node_is_avoided_by_all(hours: in
     """The pause has the same length on every node, even with a wrong clock."""
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other", hours * 3600.0)
-    heard = other.bus.subscribe("provider.availability_changed")
+    changes = other.bus.subscribe("provider.availability_changed")
     one.finds("unavailable", 30.0)
     assert other.waits == 30.0
-    (change,) = heard.take()
+    (change,) = changes.take()
     assert isinstance(change.data, ProviderAvailabilityChanged)
     assert (change.data.current, change.data.node, change.data.reason) == ("unavailable", "one", REASON)
 
@@ -244,10 +244,10 @@ def test_local_reasons_are_not_published(reason: str) -> None:
 def test_a_received_state_is_not_published_again() -> None:
     wire = ProbeWire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
-    heard = other.bus.subscribe("provider.availability_changed")
+    changes = other.bus.subscribe("provider.availability_changed")
     one.finds("unavailable", 30.0)
     sent = wire.sent
-    for envelope in heard.take():
+    for envelope in changes.take():
         other.part._changed(envelope.data)  # type: ignore[arg-type]
     assert (other.part._open, wire.sent) == ({}, sent)
 
@@ -307,7 +307,7 @@ async def test_engines_of_a_cluster_share_the_state_of_providers(
             return Engine(models=registry(Say("Hello.")), store=tmp_path / f"{name}.db", cluster=cluster)
 
         one, other = engine("one"), engine("other")
-        heard = other.bus.subscribe("provider.availability_changed")
+        changes = other.bus.subscribe("provider.availability_changed")
         async with one:
             at = SYSTEM_CLOCK.now_us() + 60 * SECOND
             one.bus.publish(
@@ -322,7 +322,7 @@ async def test_engines_of_a_cluster_share_the_state_of_providers(
             )
             async with other:
                 with anyio.fail_after(20):
-                    change = (await anext(heard)).data
+                    change = (await anext(changes)).data
                 assert isinstance(change, ProviderAvailabilityChanged)
                 assert change.node == one.bus.run_id
                 (found,) = other.statistics().availability

@@ -74,8 +74,8 @@ async def test_a_turn_outlives_a_lease_that_no_other_node_took(tmp_path: Path, b
 @asynccontextmanager
 async def lease_over(engine: Engine) -> AsyncIterator[None]:
     """Enter the block when the engine's lease has ended."""
-    with engine.bus.subscribe("nodes.lease_changed") as told:
-        assert (await anext(aiter(told))).data.current == "over"  # type: ignore[attr-defined]
+    with engine.bus.subscribe("nodes.lease_changed") as changes:
+        assert (await anext(aiter(changes))).data.current == "over"  # type: ignore[attr-defined]
         yield
 
 

@@ -193,11 +193,11 @@ async def test_without_the_shared_store_the_owner_continues_until_its_lease_ends
         replies = [Say(f"{number}.") for number in range(9)]
         async with node_engine("a", dsn, tmp_path, *replies, cluster={"lease_seconds": 2.0}) as a:
             session = a.session("s:m")
-            with a.bus.subscribe("nodes.lease_changed") as told:
+            with a.bus.subscribe("nodes.lease_changed") as changes:
                 await session.send("Hi")
                 server.stop("immediate")
                 await session.send("Still the owner?")
-                over = (await anext(aiter(told))).data
+                over = (await anext(aiter(changes))).data
                 assert isinstance(over, NodeLeaseChanged)
                 assert over.current == "over"
                 with pytest.raises(AdmissionError, match="Calls without a session continue"):
@@ -208,7 +208,7 @@ async def test_without_the_shared_store_the_owner_continues_until_its_lease_ends
                 (lease,) = [check for check in (await a.health(offline=True)).checks if check.name == "node:lease"]
                 assert not lease.ok
                 server.start()
-                back = (await anext(aiter(told))).data
+                back = (await anext(aiter(changes))).data
                 assert isinstance(back, NodeLeaseChanged)
                 assert back.current == "held"
                 await session.send("And now?")

@@ -317,36 +317,36 @@ async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
 async def test_failures_of_a_batch_do_not_change_the_providers_availability(server: BatchServer) -> None:
     """The provider stays available after twenty requests that expired."""
     async with engine_at(server.url) as engine:
-        told: list[LlmCallFailed] = []
+        failures: list[LlmCallFailed] = []
         with engine.bus.subscribe("llm.call_failed") as events:
             batch = await engine.create_batch(requests_of("openai", *["late"] * 20), polling=OFTEN)
             results = await batch.wait()
             assert all(isinstance(each.error, RequestTimeoutError) for each in results)
-            while len(told) < 20:
+            while len(failures) < 20:
                 event = (await anext(events)).data
                 assert isinstance(event, LlmCallFailed)
-                told.append(event)
+                failures.append(event)
         table = AvailabilityTable()
-        for event in told:
+        for event in failures:
             table.observe(event, 0)
         assert table.state("openai", name_of("openai")) == "available"
 
 
 async def test_events_report_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
     async with engine_at(server.url) as engine:
-        told: list[Envelope] = []
+        published: list[Envelope] = []
         with engine.bus.subscribe("batch.*") as events:
             batch = await engine.create_batch(requests_of("gemini", "one"), polling=OFTEN, tags={"job": "night"})
             await batch.wait()
-            while len(told) < 7:
-                told.append(await anext(events))
-                if told[-1].topic == "batch.completed":
+            while len(published) < 7:
+                published.append(await anext(events))
+                if published[-1].topic == "batch.completed":
                     break
-        topics = [envelope.topic for envelope in told]
+        topics = [envelope.topic for envelope in published]
         assert topics[:3] == ["batch.planned", "batch.submitting", "batch.submitted"]
         assert topics[-1] == "batch.completed"
         assert "batch.part_ended" in topics
-        assert {envelope.tags["job"] for envelope in told if envelope.tags} == {"night"}
+        assert {envelope.tags["job"] for envelope in published if envelope.tags} == {"night"}
 
 
 async def test_batches_are_listed_the_latest_first(server: BatchServer, store: Path) -> None:
@@ -372,8 +372,8 @@ async def test_a_wrong_batch_is_refused_before_a_request(server: BatchServer) ->
         ([two, *requests_of("gemini", "one")], None, "one model"),
     ]
     async with engine_at(server.url) as engine:
-        for requests, name, said in wrong:
-            with pytest.raises(InvalidRequestError, match=said):
+        for requests, name, message in wrong:
+            with pytest.raises(InvalidRequestError, match=message):
                 await engine.create_batch(requests, batch_id=name)
         await engine.create_batch([one], model=name_of("openai"))
     assert len(server.books()["jobs"]) == before + 1

@@ -236,8 +236,8 @@ async def test_a_waiting_program_continues_after_another_was_killed(
             program.stdout.readline()
         killed.kill()
     for program in others:
-        said, errors = program.communicate(timeout=60)
-        assert said, errors
+        output, errors = program.communicate(timeout=60)
+        assert output, errors
     assert len(server.books()["jobs"]) == 1
     assert len(server.books()["billed"]) == len(TEXTS) - 1
 

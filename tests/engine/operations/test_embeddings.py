@@ -72,7 +72,7 @@ class Embedder(ScriptedAdapter):
     faults: ClassVar[list[AdapterError | None]] = []
     """The errors of the next calls, one for each call, also after restarts."""
     pause: Callable[[], Awaitable[object]] | None = None
-    """Called before each reply."""
+    """The function that is called before each reply."""
     dimensions = 1
     at_once = 0
     most_at_once = 0
@@ -157,11 +157,11 @@ async def test_texts_become_vectors_in_order_with_one_call_for_each_batch() -> N
         assert result.dimensions == 1
         assert result.matrix() == array("f", range(1, 9))
         assert len(result.calls) == len(set(result.calls)) == 3
-        said = await seen(events, engine)
-    started = [event for event in said if isinstance(event, LlmCallStarted)]
+        published = await seen(events, engine)
+    started = [event for event in published if isinstance(event, LlmCallStarted)]
     assert [event.operation for event in started] == ["embeddings"] * 3
     assert [event.streamed for event in started] == [False] * 3
-    assert len([event for event in said if isinstance(event, LlmCallCompleted)]) == 3
+    assert len([event for event in published if isinstance(event, LlmCallCompleted)]) == 3
 
 
 async def test_a_single_text_needs_no_list_and_no_text_costs_nothing() -> None:
@@ -225,8 +225,8 @@ async def test_a_batch_that_fails_is_one_failed_call_and_the_others_are_kept() -
             await engine.embed(["x"] * 9, model="a:small", at_once=1)
         assert sorted(caught.value.failures) == [3, 4, 5]
         assert [vector is None for vector in caught.value.vectors] == [n in (3, 4, 5) for n in range(9)]
-        said = await seen(events, engine)
-    ends = [type(event) for event in said if not isinstance(event, LlmCallStarted)]
+        published = await seen(events, engine)
+    ends = [type(event) for event in published if not isinstance(event, LlmCallStarted)]
     assert ends == [LlmCallCompleted, LlmCallFailed, LlmCallCompleted]
 
 
@@ -234,10 +234,15 @@ async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
     models = serving(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
     async with engine_of(models) as (engine, events):
         await engine.embed(["x"], model="a:small", max_retries=1)
-        said = await seen(events, engine)
-    assert [type(event) for event in said] == [LlmCallStarted, LlmCallFailed, LlmCallStarted, LlmCallCompleted]
-    assert isinstance(said[1], LlmCallFailed)
-    assert said[1].will_retry
+        published = await seen(events, engine)
+    assert [type(event) for event in published] == [
+        LlmCallStarted,
+        LlmCallFailed,
+        LlmCallStarted,
+        LlmCallCompleted,
+    ]
+    assert isinstance(published[1], LlmCallFailed)
+    assert published[1].will_retry
 
 
 async def test_cancelling_embed_ends_every_call_in_progress() -> None:
@@ -245,10 +250,10 @@ async def test_cancelling_embed_ends_every_call_in_progress() -> None:
     async with engine_of(serving(small("a"), a=kind)) as (engine, events):
         with anyio.move_on_after(1.0):
             await engine.embed(["x"] * 9, model="a:small")
-        said = await seen(events, engine)
-    ends = [event for event in said if isinstance(event, LlmCallFailed)]
+        published = await seen(events, engine)
+    ends = [event for event in published if isinstance(event, LlmCallFailed)]
     assert [event.error_class for event in ends] == ["cancelled"] * 3
-    assert len(said) == 6
+    assert len(published) == 6
 
 
 async def test_batches_respect_the_providers_slots() -> None:
@@ -273,11 +278,11 @@ async def test_a_fallback_is_another_provider_of_the_same_model() -> None:
         envelopes = engine.bus.subscribe("llm.call_started", policy=Lossless(), name="causes")
         result = await engine.embed(["x"] * 6, model="a:small", at_once=1)
         assert [vector[0] for vector in result.vectors] == [1.0] * 6
-        said = await seen(events, engine)
+        published = await seen(events, engine)
         causes = [(envelope.data.model, envelope.caused_by) async for envelope in envelopes]  # type: ignore[attr-defined]
     assert [model for model, _ in causes] == ["a:small", "b:small"] * 2
     assert [caused_by is None for _, caused_by in causes] == [True, False] * 2
-    assert len([event for event in said if isinstance(event, LlmCallFailed)]) == 2
+    assert len([event for event in published if isinstance(event, LlmCallFailed)]) == 2
 
 
 async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> None:
@@ -291,8 +296,8 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
     async with engine_of(models) as (engine, events):
         result = await engine.embed(["x"] * 3, model="a:small", at_once=1)
         assert len(result.vectors) == 3
-        said = await seen(events, engine)
-    assert [event.model for event in said if isinstance(event, LlmCallStarted)] == ["a:small"] * 3
+        published = await seen(events, engine)
+    assert [event.model for event in published if isinstance(event, LlmCallStarted)] == ["a:small"] * 3
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -400,12 +405,12 @@ class Talker(ScriptedAdapter):
 
 async def test_progress_is_reported_after_each_batch_and_ends_with_all_texts() -> None:
     """The number never falls. Texts of a halved or failed batch count once. An error of the function is raised."""
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
     options: dict[str, Any] = {"model": "a:small", "at_once": 1, "max_retries": 0}
 
     def tell(done: int, total: int) -> None:
-        told.append((done, total))
+        reported.append((done, total))
 
     def stop(done: int, total: int) -> None:
         raise ZeroDivisionError(done)
@@ -413,11 +418,11 @@ async def test_progress_is_reported_after_each_batch_and_ends_with_all_texts() -
     async with engine_of(serving(small("a"), a=kind)) as (engine, _):
         with pytest.raises(PartialEmbeddingError) as raised:
             await engine.embed(["x"] * 10, on_progress=tell, **options)
-        assert told == [(1, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
+        assert reported == [(1, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
         assert raised.value.cost is not None
-        told.clear()
+        reported.clear()
         await engine.embed([], on_progress=tell, **options)
-        assert told == []
+        assert reported == []
         with pytest.raises(ZeroDivisionError, match="3"):
             await engine.embed(["x"] * 10, on_progress=stop, **options)
 
@@ -440,11 +445,11 @@ async def test_the_function_is_the_engine_s_method() -> None:
 
 def test_the_sync_function_reports_progress() -> None:
     """Progress is reported in the sync thread before the function returns."""
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with Engine(models=serving(small("a"), a=embedder_type("Sync")), trace=False) as engine:
-        tell = lambda done, total: told.append((done, total))  # noqa: E731
+        tell = lambda done, total: reported.append((done, total))  # noqa: E731
         result = embed_sync(["x"] * 7, model="a:small", engine=engine, at_once=1, on_progress=tell)
-    assert (len(result.vectors), told) == (7, [(3, 7), (6, 7), (7, 7)])
+    assert (len(result.vectors), reported) == (7, [(3, 7), (6, 7), (7, 7)])
 
 
 async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:

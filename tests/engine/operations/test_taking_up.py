@@ -167,7 +167,9 @@ async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
         assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)
 
 
-async def test_a_budget_counts_it_at_its_most_until_its_end(server: BackgroundServer, tmp_path: Path) -> None:
+async def test_a_budget_counts_the_highest_cost_of_a_reply_until_its_end(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
     """The maximum counts over the close and the next start. At the end of the job its cost counts."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
@@ -215,11 +217,11 @@ async def test_a_reply_that_fails_leaves_no_question_in_the_history(
             await session.send("fail", background=True, max_retries=1)
         assert session.messages == ()
         await engine.flush()
-        told = [envelope.topic for envelope in await present(engine.store).events(session_id="s1")]
+        topics = [envelope.topic for envelope in await present(engine.store).events(session_id="s1")]
     attempt = ["llm.call_started", "session.message_appended", "llm.call_accepted", "llm.call_failed"]
-    begun = ["session.created", "session.configured", "session.turn_started"]
+    starts = ["session.created", "session.configured", "session.turn_started"]
     ended = ["session.configured", "session.turn_completed"]
-    assert told == [*begun, *attempt, "session.configured", *attempt, *ended]
+    assert topics == [*starts, *attempt, "session.configured", *attempt, *ended]
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1")
         assert session.messages == ()

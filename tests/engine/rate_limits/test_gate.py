@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.routing.rate_account import Reading, Ticket
+from callboard.engine.routing.learned_limits import Reading, Ticket
 from callboard.engine.routing.rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged
 
 MINUTE = 60_000_000
@@ -411,7 +411,7 @@ def test_of_two_readings_the_later_one_counts(observed_us: int, left: float) -> 
 
 
 def test_a_reply_after_the_pause_opens_the_limiter_here() -> None:
-    """The reply must be to a request after the refusal. During the pause no reply opens the limiter."""
+    """Only a reply to a request after the refusal opens the limiter. During the pause no reply opens it."""
     caller = Caller()
     caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     caller.observed(left=9.0, observed_us=SECOND, now_us=SECOND)
@@ -423,7 +423,7 @@ def test_a_reply_after_the_pause_opens_the_limiter_here() -> None:
 
 
 def test_an_observation_ages() -> None:
-    """Its pause ends, its window refills, and after a minute it has no effect."""
+    """The pause of the observation ends, and its window refills. After a minute the observation has no effect."""
     observation = LimitObservation("m", Headers(Reading(10.0, 3.0, 20 * SECOND)), 5 * SECOND)
     later = aged(observation, 4 * SECOND)
     assert (later.pause_us, later.headers.requests.reset_us) == (SECOND, 16 * SECOND)

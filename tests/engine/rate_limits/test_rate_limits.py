@@ -40,13 +40,13 @@ async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
     """At 10 a minute, 25 concurrent calls start in three groups: 10 immediately, 10 after a minute, and 5 after
     two.
     """
-    begun: list[float] = []
+    starts: list[float] = []
     async with limited([Say("a")] * 25, AdapterConfig(requests_per_minute=10)) as (engine, _):
         start = anyio.current_time()
 
         async def call() -> None:
             await engine.generate("s:m", "x")
-            begun.append(round(anyio.current_time() - start))
+            starts.append(round(anyio.current_time() - start))
 
         async with anyio.create_task_group() as group:
             for _ in range(25):
@@ -60,7 +60,7 @@ async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
                 ("requests", "declared", 10, 0)
             ]
             assert s.waiting == 0, "the calls wait for the limit, not for a slot"
-    assert begun == [0] * 10 + [60] * 10 + [120] * 5
+    assert starts == [0] * 10 + [60] * 10 + [120] * 5
 
 
 async def test_calls_wait_for_a_declared_limit_of_tokens() -> None:

@@ -93,12 +93,12 @@ async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and
     with own_server() as server, server.database() as dsn:
         server.stop()
         engine = Engine(models=registry(*[Say("Hello.")] * 9), store=path, ship_to=dsn, ship="before_reply")
-        with engine.bus.subscribe("store.shipping_changed") as told:
+        with engine.bus.subscribe("store.shipping_changed") as changes:
             async with engine:
                 session = engine.session(model="s:m")
                 with anyio.fail_after(20):
                     await session.send("Hi")
-                    first = (await anext(aiter(told))).data
+                    first = (await anext(aiter(changes))).data
                 assert isinstance(first, StoreShippingChanged)
                 assert (first.previous, first.current) == ("shipping", "retrying")
                 assert "@" not in first.target + first.reason
@@ -108,7 +108,7 @@ async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and
                 assert "wait for postgresql://" in check.detail
                 server.start()
                 with anyio.fail_after(60):
-                    second = (await anext(aiter(told))).data
+                    second = (await anext(aiter(changes))).data
                 assert isinstance(second, StoreShippingChanged)
                 assert (second.previous, second.current) == ("retrying", "shipping")
         assert await seqs(dsn, tmp_path) == await local_seqs(path)
@@ -293,9 +293,9 @@ def test_the_delete_command_names_the_shared_store(
 
     session_id = anyio.run(talk)
     assert main(["sessions", session_id, "--delete", "--db", str(path)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "The next shipping deletes it from postgresql://" in told
-    assert "@" not in told
+    output_text = " ".join(capsys.readouterr().out.split())
+    assert "The next shipping deletes it from postgresql://" in output_text
+    assert "@" not in output_text
     assert main(["ship", "--db", str(path), "--store", postgres_dsn, "--once"]) == 0
     assert anyio.run(said, postgres_dsn, tmp_path) == {}
 
@@ -327,10 +327,10 @@ def test_prune_reports_events_kept_for_a_store_and_the_command_to_release_them(
     output(capsys)
     prune = ["prune", "--db", str(trace), "--max-size", "1", *(["--dry-run"] if dry else [])]
     assert main(prune) == 0
-    said = output(capsys)
-    assert "Kept 6 events that postgresql://" in said
-    assert "callboard ship --forget" in said
-    assert "@" not in said
+    printed = output(capsys)
+    assert "Kept 6 events that postgresql://" in printed
+    assert "callboard ship --forget" in printed
+    assert "@" not in printed
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 0
     assert "no longer copied" in output(capsys)
     assert main(prune) == 0

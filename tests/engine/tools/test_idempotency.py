@@ -210,17 +210,17 @@ async def test_a_denied_call_does_not_run_and_the_model_gets_the_reason(approve:
 async def test_a_pending_call_waits_and_the_others_run() -> None:
     """A pending call has neither a result nor events. The other calls have results."""
     ran: list[str] = []
-    told: Told = []
+    events: Told = []
 
     async def approve(request: ApprovalRequest) -> Approval:
         return Pending() if request.arguments["path"] == "b" else Approved()
 
     calls = [call("delete", {"path": path}, tool_use_id=path) for path in "abc"]
-    made = await run(calls, [make(ran)], told, approve=approve)
+    made = await run(calls, [make(ran)], events, approve=approve)
     assert sorted(ran) == ["a", "c"]
     assert [result.tool_use_id for result in made.results] == ["a", "c"]
     assert made.waiting == (calls[1],)
-    assert {event.tool_use_id for event in told} == {"a", "c"}
+    assert {event.tool_use_id for event in events} == {"a", "c"}
 
 
 async def test_a_tool_that_needs_approval_waits_without_a_hook() -> None:

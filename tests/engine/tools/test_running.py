@@ -105,13 +105,13 @@ async def test_a_thread_past_its_timeout_gets_the_signal_and_its_result_is_dropp
         finally:
             over.set()
 
-    told: Told = []
-    result = await result_of(slow, told=told)
+    events: Told = []
+    result = await result_of(slow, told=events)
     assert "longer than 0.01 s" in result.text
     assert await anyio.to_thread.run_sync(over.wait, 10)
     await anyio.lowlevel.checkpoint()
     assert heard.is_set()
-    assert [type(event) for event in told] == [ToolStarted, ToolFinished]
+    assert [type(event) for event in events] == [ToolStarted, ToolFinished]
 
 
 PROGRAM = """
@@ -163,15 +163,15 @@ async def test_cancelling_the_round_sets_every_signal() -> None:
 async def test_the_context_has_the_ids_and_messages_of_the_call() -> None:
     """The parameters `messages` and `tool_call_id` get the same values."""
     seen: list[object] = []
-    said = (Message.user("Hi"),)
+    messages_ = (Message.user("Hi"),)
 
     @tool
     async def look(context: ToolContext, messages: tuple[Message, ...], tool_call_id: str) -> None:
         seen.extend([context.session_id, context.turn_id, context.tool_name, context.tool_call_id])
         seen.extend([context.messages, messages, tool_call_id])
 
-    await result_of(look, session_id="ses_1", turn_id="trn_1", messages=said)
-    assert seen == ["ses_1", "trn_1", "look", "tu_1", said, said, "tu_1"]
+    await result_of(look, session_id="ses_1", turn_id="trn_1", messages=messages_)
+    assert seen == ["ses_1", "trn_1", "look", "tu_1", messages_, messages_, "tu_1"]
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -186,10 +186,10 @@ async def test_progress_events_come_between_start_and_end(plain: bool) -> None:
     async def work_async(context: ToolContext) -> str:
         return work(context)
 
-    told: Told = []
-    await result_of(tool(work if plain else work_async, name="work"), told=told)
-    assert [type(event) for event in told] == [ToolStarted, ToolProgress, ToolProgress, ToolFinished]
-    assert told[1] == ToolProgress(tool_use_id="tu_1", tool_name="work", message="half", fraction=0.5)
+    events: Told = []
+    await result_of(tool(work if plain else work_async, name="work"), told=events)
+    assert [type(event) for event in events] == [ToolStarted, ToolProgress, ToolProgress, ToolFinished]
+    assert events[1] == ToolProgress(tool_use_id="tu_1", tool_name="work", message="half", fraction=0.5)
 
 
 # -- what goes wrong
@@ -363,8 +363,8 @@ async def test_submitted_answers_continue_the_turn() -> None:
         assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
             "the results must be in the order of the calls"
         )
-        told = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
-        assert sum(len(each) for each in told) == 3
+        sent = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
+        assert sum(len(each) for each in sent) == 3
         assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], (
             "only the approved call must run here"
         )

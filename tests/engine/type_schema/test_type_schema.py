@@ -221,8 +221,8 @@ def test_two_models_of_one_name_have_separate_definitions() -> None:
 
 def test_a_json_schema_is_returned_unchanged() -> None:
     """A mapping that is no JSON Schema is refused."""
-    given: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
-    assert json_schema(given) == given
+    schema_: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
+    assert json_schema(schema_) == schema_
     assert json_schema(types.MappingProxyType({"type": "object"})) == {"type": "object"}
     assert json_schema({}) == {}
     wrong: list[tuple[JsonObject, str]] = [
@@ -231,10 +231,10 @@ def test_a_json_schema_is_returned_unchanged() -> None:
         ({"type": {"type": "string"}}, "is not a type of JSON Schema"),
         ({"type": "object", "default": object()}, "JSON values only"),
     ]
-    for schema, said in wrong:
+    for schema, message in wrong:
         with pytest.raises(SchemaError) as refused:
             json_schema(schema)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 class _WithCallable(BaseModel):
@@ -248,7 +248,7 @@ class _Unknown:
 
 def test_a_type_that_no_schema_expresses_is_refused_with_advice() -> None:
     """Converting a value to such a type raises the same error."""
-    for of, said in (
+    for of, message in (
         (complex, "complex has no JSON Schema: complex has no JSON form; use a dataclass"),
         (Callable[[], int], "has no JSON form"),
         (list[complex], "complex has no JSON form"),
@@ -258,7 +258,7 @@ def test_a_type_that_no_schema_expresses_is_refused_with_advice() -> None:
     ):
         with pytest.raises(SchemaError) as refused:
             json_schema(of)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
         assert "\n" not in str(refused.value)
     with pytest.raises(SchemaError, match="complex"):
         convert(1, complex)

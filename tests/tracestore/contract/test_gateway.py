@@ -84,12 +84,12 @@ async def test_entries_are_found_by_client_and_key_in_their_order(tables: Gatewa
     """Entries of another client are never returned. Several entries can have the same key."""
     await tables.keep([kept("a", body=b"1"), kept("b"), kept("a", body=b"2"), kept("a", client="other")])
     many = [b"a", *(str(number).encode() for number in range(1200))]
-    assert [each.body for each in await tables.kept("acme", "reply", many)] == [b"1", b"2"]
-    assert await tables.kept("acme", "response", [b"a"]) == []
+    assert [each.body for each in await tables.entries("acme", "reply", many)] == [b"1", b"2"]
+    assert await tables.entries("acme", "response", [b"a"]) == []
     assert await tables.drop_kept("acme", "reply", b"a")
     assert not await tables.drop_kept("acme", "reply", b"a")
-    assert await tables.kept("acme", "reply", [b"a", b"b"]) == [kept("b")]
-    assert len(await tables.kept("other", "reply", [b"a"])) == 1
+    assert await tables.entries("acme", "reply", [b"a", b"b"]) == [kept("b")]
+    assert len(await tables.entries("other", "reply", [b"a"])) == 1
 
 
 @pytest.mark.parametrize(("rows", "size", "left"), [(3, 10_000, 3), (100, 250, 2), (100, 10_000, 6)])
@@ -100,7 +100,7 @@ async def test_the_oldest_entries_are_removed_above_the_limit(
     names = [f"key {number}" for number in range(6)]
     await tables.keep([kept(name, body=b"x" * 100) for name in names])
     await tables.trim_kept(rows, size)
-    found = await tables.kept("acme", "reply", [name.encode() for name in names])
+    found = await tables.entries("acme", "reply", [name.encode() for name in names])
     assert [each.key.decode() for each in found] == names[6 - left :]
 
 
@@ -112,7 +112,7 @@ async def test_stored_entries_of_a_conversation_are_deleted_with_its_content(
     await tables.keep([kept("a", "s"), kept("b", "t", T0 + 10), kept("c", "t", T0 + 20), kept("d", "t", T0 + 30)])
 
     async def left() -> list[bytes]:
-        return [each.key for each in await tables.kept("acme", "reply", [b"a", b"b", b"c", b"d"])]
+        return [each.key for each in await tables.entries("acme", "reply", [b"a", b"b", b"c", b"d"])]
 
     assert await store.delete_session("s")
     assert await left() == [b"b", b"c", b"d"]

@@ -128,10 +128,10 @@ async def test_an_owner_is_notified_of_takeover_requests(place: Place) -> None:
         await place.tables.claim(session, A.node)
     await place.tables.claim("s", B.node, request_takeover=True)
     await place.tables.claim("u", B.node)
-    assert list(await place.tables.wanted(A.node)) == ["s"]
+    assert list(await place.tables.requested_sessions(A.node)) == ["s"]
     assert list((await place.tables.renew(A, 0)).wanted) == ["s"]
     await place.tables.release(A.node, {"s": 1})
-    assert list(await place.tables.wanted(A.node)) == []
+    assert list(await place.tables.requested_sessions(A.node)) == []
     await place.tables.claim("t", B.node, request_takeover=True)
     await place.passes(31)
     assert list((await place.tables.renew(A, 0)).wanted) == []

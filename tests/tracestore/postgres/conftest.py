@@ -1,4 +1,4 @@
-"""A server that tests may stop, and a database in it."""
+"""A server that tests may stop, and a database on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ anyio_backend = runs_on("asyncio")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StartedServer]:
-    """A server of a module's own. A test that stops it starts it again."""
+    """A server for one module. A test that stops the server also starts it again."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     with own_server() as started:
@@ -23,6 +23,6 @@ def server() -> Iterator[StartedServer]:
 
 @pytest.fixture
 def dsn(server: StartedServer) -> Iterator[str]:
-    """The address of an empty database on it."""
+    """The address of an empty database on the server."""
     with server.database() as address:
         yield address

@@ -32,18 +32,20 @@ from ...support.programs import started
 from ...support.scripted import Say
 from ..trace_making import Maker
 
-# A server that stops, starts again, or cuts connections: calls go on, and nothing is lost or there twice.
+# A server that stops, starts again, or cuts connections: calls continue, and no event is lost or stored twice.
 
 
 async def asked(engine: Engine, times: int) -> None:
-    """So many calls, one after the other, of which each has its reply."""
+    """Run calls one after the other. Each must get its reply."""
     for _ in range(times):
         message = await engine.generate("s:m", "Hello?")
         assert message.text == "Hello."
 
 
-async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """What happens meanwhile waits in memory and beside the store's place, and is written afterwards, in order."""
+async def test_an_engine_continues_while_the_server_is_down(
+    server: StartedServer, dsn: str, tmp_path: Path
+) -> None:
+    """Events wait in memory and in files. They are written in order after the server is up."""
     store = PostgresStore(dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store, capture_content=True) as engine:
         await asked(engine, 3)
@@ -58,7 +60,7 @@ async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer,
         await asked(engine, 2)
         await engine.flush()
         run_id = engine.bus.run_id
-        committed = await store.committed_seq(run_id)  # what is told of the store itself may still come
+        committed = await store.committed_seq(run_id)  # events about the store itself may still follow
         calls, events = await store.calls(), await store.events(limit=None)
         assert [call.status for call in calls] == ["completed"] * 10
         assert sorted(event.seq for event in events) == sorted({event.seq for event in events})
@@ -70,7 +72,7 @@ async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer,
 
 
 async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """The first write that can makes the tables."""
+    """The first successful write creates the tables."""
     store = PostgresStore(dsn, path=tmp_path / "trace")
     server.stop()
     try:
@@ -84,10 +86,8 @@ async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, 
             server.start()
 
 
-async def test_what_a_stopped_engine_could_not_write_the_next_one_does(
-    server: StartedServer, dsn: str, tmp_path: Path
-) -> None:
-    """It lies in the spill file beside the store's place."""
+async def test_the_next_engine_writes_the_spilled_events(server: StartedServer, dsn: str, tmp_path: Path) -> None:
+    """The events are in the spill file next to the path of the store."""
     store = PostgresStore(dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
         await asked(engine, 1)
@@ -124,8 +124,10 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_process_loses_no_answer(dsn: str, tmp_path: Path) -> None:
-    """What it had handed over is committed, or in its journal, which the next process here adopts."""
+async def test_a_killed_process_loses_no_reply(dsn: str, tmp_path: Path) -> None:
+    """The events of a delivered reply are committed, or in the journal. The next process on this machine adopts
+    the journal.
+    """
     async with PostgresStore(dsn, path=tmp_path / "trace"):
         pass
     with started(_PROGRAM, dsn, tmp_path / "trace") as program:
@@ -147,14 +149,14 @@ async def test_a_killed_process_loses_no_answer(dsn: str, tmp_path: Path) -> Non
 
 
 async def statuses(store: PostgresStore) -> list[str]:
-    """How each call in the trace ended, or that it has not."""
+    """The status of each call in the trace."""
     return [call.status for call in await store.calls(limit=None)]
 
 
-async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
+async def test_a_transaction_whose_connection_is_cut_is_rolled_back(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
-    """Whoever wrote is told that it may pass, and the next batch finds a new connection."""
+    """The write fails with StoreUnavailable, and the next batch uses a new connection."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store.write([make.started("req_1")])
 
@@ -173,15 +175,15 @@ async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
 
 
 @pytest.mark.more("more cuts")
-async def test_connections_that_are_cut_at_random_lose_and_double_nothing(
+async def test_no_event_is_lost_or_doubled_if_connections_are_cut(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
-    """A writer that tries each batch again until it is in leaves every event once."""
+    """If a writer repeats each batch until it succeeds, every event is stored once."""
     chance = random.Random(16)
     written = [make.started(f"req_{number}") for number in range(100 if is_quick() else 300)]
 
     async def cutter() -> None:
-        for _ in range(10 if is_quick() else 60):  # a slow machine would else be cut off each time it connects
+        for _ in range(10 if is_quick() else 60):  # otherwise, on a slow machine, each new connection would be cut
             await anyio.sleep(chance.random() / 20)
             await asyncio.to_thread(server.cut_connections)
 
@@ -199,8 +201,12 @@ async def test_connections_that_are_cut_at_random_lose_and_double_nothing(
         assert len(await reader.calls(limit=None)) == len(written)
 
 
-async def test_a_lock_that_is_not_had_may_be_had_later(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Another writer's transaction that takes too long is no fault of the batch."""
+async def test_a_write_that_waits_too_long_for_a_lock_can_be_repeated(
+    dsn: str, tmp_path: Path, make: Maker
+) -> None:
+    """If another writer's transaction takes too long, the write fails with StoreUnavailable and can be
+    repeated.
+    """
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store._database.alone(lambda connection: connection.execute("SET lock_timeout = 50"))
         other = Database(dsn)
@@ -222,7 +228,7 @@ async def test_a_lock_that_is_not_had_may_be_had_later(dsn: str, tmp_path: Path,
 
 
 async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
-    """Neither of a server that isn't there nor of a DSN that is none."""
+    """This holds for a server that does not exist and for an invalid DSN."""
     store = PostgresStore("postgresql://me:geheim@127.0.0.1:1/trace", path=tmp_path / "trace")
     with pytest.raises(StoreUnavailable) as refused:
         await store.open()
@@ -232,8 +238,8 @@ async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
     assert isinstance(refused.value.__cause__, psycopg.Error)
 
 
-async def test_nobody_waits_twice_for_a_server_that_does_not_answer(tmp_path: Path) -> None:
-    """The first one waits for as long as connecting may take; for a while after that, others are told at once."""
+async def test_only_the_first_connection_waits_for_a_server_that_does_not_reply(tmp_path: Path) -> None:
+    """The first connection fails after its time limit. For a while after that, others fail immediately."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         database = Database(f"postgresql://me@127.0.0.1:{port}/trace?connect_timeout=2")
@@ -251,7 +257,7 @@ async def test_nobody_waits_twice_for_a_server_that_does_not_answer(tmp_path: Pa
 
 
 async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """What it refuses may work on the next connection."""
+    """The store opens a new connection after a write was refused."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store._database.alone(
             lambda connection: connection.execute("SET default_transaction_read_only = on")
@@ -262,7 +268,7 @@ async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path,
         assert len(await store.calls()) == 1
 
 
-# A server that takes connections and answers nothing: whoever waits for it is let go in time.
+# A server that accepts connections and never replies: each caller gets an error in time.
 
 SOON = Patience(work=0.3, cancelled=0.3)
 
@@ -286,7 +292,7 @@ async def test_work_that_is_not_answered_fails_in_time_and_is_not_tried_again_at
         await database.close()
 
 
-async def test_it_works_again_when_the_server_does(
+async def test_the_database_works_again_after_the_server_does(
     server: StartedServer, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_ASKED_AGAIN", 0.0)
@@ -300,7 +306,7 @@ async def test_it_works_again_when_the_server_does(
         await database.close()
 
 
-async def test_whoever_is_cancelled_does_not_wait_for_it(server: StartedServer, dsn: str) -> None:
+async def test_a_cancelled_caller_does_not_wait_for_the_server(server: StartedServer, dsn: str) -> None:
     database = Database(dsn, patience=Patience(cancelled=0.3))
     await database.open()
     try:
@@ -315,7 +321,7 @@ async def test_whoever_is_cancelled_does_not_wait_for_it(server: StartedServer, 
         await database.close()
 
 
-async def test_closing_does_not_wait_for_it(
+async def test_closing_does_not_wait_for_the_server(
     server: StartedServer, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "_CLOSE_SECONDS", 0.3)
@@ -344,11 +350,11 @@ async def test_work_without_a_limit_is_never_cut() -> None:
     assert cut == []
 
 
-# Leases: a run lives as long as its process says so, by the database's clock.
+# Leases: a run is alive while its process renews its lease, by the database's clock.
 
 QUICK = 0.4
 HOUR = 3600.0
-"""Lengths of leases in these tests, in seconds. One of an hour is over when a test says so."""
+"""Lengths of leases in these tests, in seconds. A test ends a lease of an hour itself."""
 
 
 def store(dsn: str, folder: Path, lease_seconds: float = QUICK) -> PostgresStore:
@@ -356,24 +362,24 @@ def store(dsn: str, folder: Path, lease_seconds: float = QUICK) -> PostgresStore
 
 
 async def dead(dsn: str, folder: Path, make: Maker, *, lease_seconds: float = QUICK) -> None:
-    """Leave a run with a call under way, as a process does that is killed."""
+    """Leave a run with a call in progress, as a killed process does."""
     dying = store(dsn, folder, lease_seconds)
     await dying.open()
     dying.hold_run(make.run_id)
     await dying.write([make.started(tags={"a": "b"}, estimated_input_tokens=7)])
-    dying._living._held.clear()
+    dying._living._runs.clear()
     await dying.close()
 
 
 async def end_leases(store: PostgresStore) -> None:
-    """Have the time of all leases be over."""
+    """Set the end of all leases into the past."""
     await store._database.write(
         lambda statements: statements.run("UPDATE run_leases SET lease_until = now() - interval '1 hour'")
     )
 
 
 async def test_a_run_is_lost_when_its_lease_is_over(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Not before. Its calls get an end in its own numbers, and the run says how it ended."""
+    """Before the end of the lease, the run is not lost. Then its call gets an end with the run's next number."""
     await dead(dsn, tmp_path, make, lease_seconds=HOUR)
     async with store(dsn, tmp_path / "other") as other:
         assert await other.close_lost_runs() == []
@@ -388,8 +394,8 @@ async def test_a_run_is_lost_when_its_lease_is_over(dsn: str, tmp_path: Path, ma
         assert (await other.sql("SELECT run_id, ending FROM runs")).rows == ((make.run_id, PROCESS_LOST),)
 
 
-async def test_a_run_that_lives_is_left_alone(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Its lease is renewed for as long as its store is open; when that closes, the run has ended in order."""
+async def test_a_living_run_is_not_ended(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """The lease is renewed while the store is open. When the store closes, the run is ended in order."""
     async with store(dsn, tmp_path) as living, store(dsn, tmp_path / "other") as other:
         living.hold_run(make.run_id)
         await living.write([make.started()])
@@ -403,8 +409,8 @@ async def test_a_run_that_lives_is_left_alone(dsn: str, tmp_path: Path, make: Ma
         assert (await other.sql("SELECT count(*) FROM run_leases")).rows == ((0,),)
 
 
-async def test_whoever_writes_looks_for_lost_runs_again(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """A process that starts before the dead one's lease is over ends its run later."""
+async def test_a_writing_store_looks_for_lost_runs_again(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """A process that starts before the end of the dead run's lease ends the run later."""
     await dead(dsn, tmp_path, make, lease_seconds=HOUR)
     async with store(dsn, tmp_path / "other") as other:
         assert await other.close_lost_runs() == []
@@ -414,25 +420,27 @@ async def test_whoever_writes_looks_for_lost_runs_again(dsn: str, tmp_path: Path
                 await anyio.sleep(0.05)
 
 
-async def test_nobody_ends_a_run_whose_spilled_events_are_on_this_machine(
+async def test_a_run_with_spilled_events_on_this_machine_is_not_ended(
     dsn: str, tmp_path: Path, make: Maker
 ) -> None:
-    """They are written first."""
+    """The spilled events are written first."""
     await dead(dsn, tmp_path, make)
     spill = SpillFile(spill_path(tmp_path / "trace", make.run_id), 1 << 20)
     assert spill.append([make.completed()]) == 1
     spill.close()
     await asyncio.sleep(QUICK * 1.2)
     same = store(dsn, tmp_path)
-    await same.open()  # as an engine does, whose writer takes the events in
+    await same.open()  # as an engine does, whose writer then stores the spilled events
     try:
         assert await same.close_lost_runs() == []
     finally:
         await same.close()
 
 
-async def test_a_process_that_was_cut_off_takes_its_run_up_again(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Its calls were ended meanwhile; they end as they did, and the run is open."""
+async def test_a_process_that_was_cut_off_continues_its_run(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """Another process has ended the run's calls. The real end of a call replaces that end, and the run is open
+    again.
+    """
     async with store(dsn, tmp_path) as cut_off, store(dsn, tmp_path / "other") as other:
         cut_off.hold_run(make.run_id)
         await cut_off.write([make.started()])
@@ -447,10 +455,10 @@ async def test_a_process_that_was_cut_off_takes_its_run_up_again(dsn: str, tmp_p
         assert await other.close_lost_runs() == []
 
 
-async def test_no_lease_is_over_right_after_the_server_has_started(
+async def test_no_lease_ends_right_after_a_start_of_the_server(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
-    """Who lives could not renew it while the server was down."""
+    """Living processes could not renew their leases while the server was down."""
     await dead(dsn, tmp_path, make, lease_seconds=3)
     server.stop()
     await asyncio.sleep(0.2)

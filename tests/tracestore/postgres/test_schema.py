@@ -33,7 +33,7 @@ from ..content_making import appended, captured, configured
 from ..shipping.test_shipping import of_run
 from ..trace_making import DAY_US, T0, Maker
 
-# The schema: made once whoever comes first, refused when it is newer, and safe with two versions of the code.
+# The schema: created once by the first process, refused if it is newer, and usable by two versions of the code.
 
 _OPEN = """
 import asyncio, sys
@@ -49,8 +49,8 @@ asyncio.run(main())
 
 
 @pytest.mark.deep("several processes")
-def test_processes_that_open_a_new_database_at_once_make_its_tables_once(dsn: str, tmp_path: Path) -> None:
-    """One of them makes them, and the others find them made."""
+def test_processes_that_open_a_new_database_create_its_tables_once(dsn: str, tmp_path: Path) -> None:
+    """One process creates the tables. The others wait and then use them."""
     programs = [started(_OPEN, dsn, tmp_path / "trace") for _ in range(4)]
     for program in programs:
         program.stdin.write("go\n")
@@ -63,7 +63,7 @@ def test_processes_that_open_a_new_database_at_once_make_its_tables_once(dsn: st
 
 
 async def test_a_newer_database_is_refused_and_left_as_it_is(dsn: str, tmp_path: Path) -> None:
-    """The error says what to do."""
+    """The error asks the user to update Callboard."""
     async with PostgresStore(dsn, path=tmp_path / "trace"):
         pass
     newer = migrations.SCHEMA_VERSION + 1
@@ -76,7 +76,7 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(dsn: str, tmp_path:
 
 
 async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Path) -> None:
-    """A schema that is empty is taken. A reader makes no tables, and says who does."""
+    """An empty schema is used. A reader creates no tables, and its error asks for a writing store."""
     with pytest.raises(StoreError, match="Open it once for writing"):
         await PostgresStore.open_readonly(dsn).open()
     with psycopg.connect(dsn) as connection:
@@ -91,10 +91,10 @@ async def test_a_schema_of_another_application_is_refused(dsn: str, tmp_path: Pa
         PostgresStore(dsn, schema='x"; DROP', path=tmp_path / "trace")
 
 
-async def test_a_step_that_adds_does_not_disturb_who_is_writing(
+async def test_a_step_that_adds_columns_does_not_stop_writers(
     dsn: str, tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version before goes on writing, while the next one makes columns, tables and indexes."""
+    """The old version keeps writing while the new version adds columns, tables and indexes."""
     step = (
         "ALTER TABLE calls ADD COLUMN colour text",
         "ALTER TABLE events ADD COLUMN flavour bigint NOT NULL DEFAULT 0",
@@ -127,8 +127,8 @@ async def test_a_step_that_adds_does_not_disturb_who_is_writing(
     assert calls == events == written + 1
 
 
-async def test_a_step_that_fails_leaves_nothing(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps that a database lacks are one transaction."""
+async def test_a_failed_step_is_rolled_back(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All missing steps run in one transaction."""
     broken = (*migrations.MIGRATIONS, ("broken", ("CREATE TABLE more (id bigint)", "SELECT no_such_thing")))
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", broken)
@@ -139,10 +139,8 @@ async def test_a_step_that_fails_leaves_nothing(dsn: str, tmp_path: Path, monkey
         assert connection.execute("SELECT to_regnamespace('callboard')").fetchall() == [(None,)]
 
 
-async def test_each_month_has_a_partition_and_clocks_that_are_wrong_have_theirs(
-    dsn: str, tmp_path: Path, make: Maker
-) -> None:
-    """Events come back in the order in which they were written, whatever their moments."""
+async def test_months_and_impossible_times_have_partitions(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """Events are read back in the order of writing, for times of any month and for impossible times."""
     moments = [T0, T0 + 40 * DAY_US, 5, -(10**15), 5 * 10**15, T0 + 1]
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         began = make.started().data
@@ -154,8 +152,8 @@ async def test_each_month_has_a_partition_and_clocks_that_are_wrong_have_theirs(
     assert [name for (name,) in found.rows] == ["events_202609", "events_202610", "events_after", "events_before"]
 
 
-def test_months_end_where_the_next_begins() -> None:
-    """Over a year's end, too, and nowhere beyond the two centuries' edges."""
+def test_a_month_ends_at_the_start_of_the_next() -> None:
+    """This also holds at the end of a year. Times outside of two centuries have no month."""
     month = month_of(T0)
     assert month is not None
     for _ in range(15):
@@ -167,8 +165,8 @@ def test_months_end_where_the_next_begins() -> None:
     assert month_of(-1) is month_of(10**16) is None
 
 
-async def test_a_month_is_made_while_somebody_reads(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """A reader in a long transaction holds up no writer whose events are the first of a month."""
+async def test_a_partition_is_created_during_a_read(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """A reader in a long transaction does not delay a writer whose events are the first of a month."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store.write([make.started()])
         with psycopg.connect(dsn) as reader:
@@ -188,10 +186,10 @@ WRITER_RIGHTS = (
 )
 
 
-async def test_a_role_that_owns_nothing_can_write_and_one_that_only_reads_can_read(
+async def test_roles_that_own_no_tables_can_write_or_read(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
-    """Neither makes tables; a month is made by the owner's function."""
+    """Neither role creates tables. A function of the owner creates a new month."""
     async with PostgresStore(dsn, path=tmp_path / "owner"):
         pass
     name = dsn.rpartition("/")[2]
@@ -232,7 +230,7 @@ def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_pat
 
 
 OLD_SCHEMAS = sorted(Path(__file__).with_name("old_schemas").glob("*.sql.gz"))
-"""The steps as the code of each version had them."""
+"""The steps of the schema in the code of each version."""
 
 _CATALOGUE = (
     """
@@ -265,7 +263,7 @@ def catalogue(dsn: str) -> dict[str, str]:
 
 
 def make_old(dsn: str, steps: Steps) -> None:
-    """Make the schema as old code made it."""
+    """Create the schema as old code did."""
     with psycopg.connect(dsn) as connection:
         migrations._make_schema(connection, "callboard")
         connection.execute("SET search_path = callboard")
@@ -283,7 +281,7 @@ def make_old(dsn: str, steps: Steps) -> None:
 async def test_an_old_database_becomes_like_a_new_one(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker, old: Path
 ) -> None:
-    """It has the same columns, indexes, views, triggers and functions, and takes events."""
+    """The database has the same columns, indexes, views, triggers and functions, and stores events."""
     with gzip.open(old, "rt") as packed:
         make_old(dsn, read_steps(packed.read()))
     async with PostgresStore(dsn, path=tmp_path / "trace"):
@@ -297,7 +295,7 @@ async def test_an_old_database_becomes_like_a_new_one(
         assert [call.status for call in await store.calls()] == ["completed"]
 
 
-# SQL that somebody typed only reads, for so long and so much.
+# SQL of users only reads, with limits on time and rows.
 
 
 @pytest.fixture
@@ -307,8 +305,8 @@ async def store(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
         yield opened
 
 
-async def test_it_does_nothing_but_read(store: PostgresStore) -> None:
-    """Whatever would write, or is no one statement, is refused."""
+async def test_sql_only_reads(store: PostgresStore) -> None:
+    """A statement that would write, and a text that is not exactly one statement, is refused."""
     for statement in (
         *("DELETE FROM calls", "CREATE TEMP TABLE t (a int)", "EXPLAIN ANALYZE DELETE FROM calls", "COMMIT"),
         "WITH gone AS (DELETE FROM calls RETURNING id) SELECT * FROM gone",
@@ -321,8 +319,8 @@ async def test_it_does_nothing_but_read(store: PostgresStore) -> None:
         assert len(await store.calls()) == 1, statement
 
 
-async def test_what_it_answers(store: PostgresStore) -> None:
-    """Parameters, a plan, values of PostgreSQL's own types as text, and the first rows of many."""
+async def test_sql_returns_columns_and_rows(store: PostgresStore) -> None:
+    """Parameters, a query plan, values of PostgreSQL's types as text, and the first rows of a long result."""
     found = await store.sql("SELECT request_id, '%?' AS sign FROM calls WHERE request_id = ?", ["r1"])
     assert (found.columns, found.rows) == (("request_id", "sign"), (("r1", "%?"),))
     assert (await store.sql("SELECT 100 % 7 AS rest")).rows == ((2,),)
@@ -333,7 +331,7 @@ async def test_what_it_answers(store: PostgresStore) -> None:
 
 
 async def test_the_calls_of_a_tree_are_found_by_indexes(store: PostgresStore, dsn: str) -> None:
-    """Those of its root by the turn, and the others by the root."""
+    """The plan uses an index for the calls of the root turn, and one for the calls below it."""
     which, values = condition(CallFilter(root_turn_id="trn_1"), POSTGRES)
     options = "-c search_path=callboard -c enable_seqscan=off"  # few rows are read without any index
     with psycopg.connect(dsn, options=options) as connection:
@@ -344,22 +342,22 @@ async def test_the_calls_of_a_tree_are_found_by_indexes(store: PostgresStore, ds
     assert "root_turn_id = 'trn_1'" in plan
 
 
-async def test_it_ends_in_time(store: PostgresStore) -> None:
-    """Nobody waits for it meanwhile, and the error says why."""
+async def test_sql_has_a_time_limit(store: PostgresStore) -> None:
+    """The error reports the time limit. An invalid limit raises ValueError."""
     with pytest.raises(StoreError, match=r"took longer than 0\.2 s"):
         await store.sql("SELECT pg_sleep(10)", seconds=0.2)
     with pytest.raises(ValueError, match="limit"):
         await store.sql("SELECT 1", limit=-1)
 
 
-# Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock.
+# Unused content is deleted. A message that is stored again during the deletion stays, for any clock.
 
 SAID = [Message.user("What everybody asks. " * 100)]
 
 
 @pytest.mark.parametrize("again", [True, False])
 async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_path: Path, again: bool) -> None:
-    """Its time is the same, as of an event that was on its way for long."""
+    """The new message has the same time as the old one, like an event that arrives late."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         one, other = Maker("run_a"), Maker("run_b")
         await store.write(captured(configured(one, "a"), *appended(one, SAID, "a", ts_us=T0)))
@@ -368,14 +366,14 @@ async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_p
         if again:
             await store.write(captured(configured(other, "b"), *appended(other, SAID, "b", ts_us=T0)))
         gone, _ = await store._database.write(partial(delete_unneeded, before_us=T0 + 1, needed=needed, after=0))
-        assert gone == (0 if again else 2)  # what was said, and the setup
+        assert gone == (0 if again else 2)  # the message and the setup
         if again:
             assert await store.messages("b") == SAID
 
 
 @pytest.mark.parametrize("how", ["deleted", "pruned", "deleted by a clock that is behind"])
-async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) -> None:
-    """A transaction of somebody else that goes on makes every younger body look as if it had come since."""
+async def test_unused_content_is_always_deleted(dsn: str, tmp_path: Path, how: str) -> None:
+    """An open transaction of another program makes every later body look like a new one."""
     clock = FakeClock(epoch_us=T0) if how.endswith("behind") else FakeClock(epoch_us=T0 + 10**9)
     async with PostgresStore(dsn, path=tmp_path / "trace", clock=clock) as store:
         with psycopg.connect(dsn) as other:
@@ -391,12 +389,12 @@ async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) ->
         assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
 
 
-# An encrypted way to the server, which has to prove its name.
+# An encrypted connection to a server whose certificate must have its name.
 
 
 @pytest.fixture(scope="module")
 def secure() -> Iterator[tuple[StartedServer, Path]]:
-    """A server that takes encrypted connections alone, and its certificate."""
+    """A server that only accepts encrypted connections, and its certificate."""
     if (reason := why_not(own=True)) is not None:
         pytest.skip(reason)
     with own_server() as server:
@@ -419,7 +417,7 @@ def encrypted(server: StartedServer, mode: str, root: Path | None = None) -> str
     return f"{server.dsn}?sslmode={mode}" + ("" if root is None else f"&sslrootcert={root}")
 
 
-async def test_a_server_that_proves_its_name_is_believed(
+async def test_a_server_with_a_valid_certificate_is_accepted(
     secure: tuple[StartedServer, Path], tmp_path: Path
 ) -> None:
     """A trace is shipped over an encrypted connection."""
@@ -437,10 +435,12 @@ async def test_a_server_that_proves_its_name_is_believed(
 
 
 @pytest.mark.parametrize("wrong", ["certificate", "localhost", "no encryption"])
-async def test_a_server_that_does_not_prove_its_name_is_refused(
+async def test_a_server_with_an_invalid_certificate_is_refused(
     secure: tuple[StartedServer, Path], tmp_path: Path, wrong: str
 ) -> None:
-    """Somebody else signed it, or it is under another name than 127.0.0.1; so is a way that is not encrypted."""
+    """The certificate has another signer, or the server has another name than 127.0.0.1. An unencrypted connection
+    is refused, too.
+    """
     server, certificate = secure
     (tmp_path / "other.pem").write_bytes(local_certificate())
     dsn = {
@@ -453,7 +453,7 @@ async def test_a_server_that_does_not_prove_its_name_is_refused(
         await PostgresStore(dsn, path=tmp_path / "shared").open()
 
 
-# Several processes and stores that write one trace at once.
+# Several processes and stores that write one trace concurrently.
 
 _WRITE = """
 import asyncio, sys
@@ -476,8 +476,8 @@ asyncio.run(main())
 
 
 @pytest.mark.deep("several processes")
-async def test_processes_that_write_at_once_wait_for_each_other_and_lose_nothing(dsn: str, tmp_path: Path) -> None:
-    """And a reader that remembers the last number that it saw sees every event, once."""
+async def test_concurrent_processes_lose_no_event(dsn: str, tmp_path: Path) -> None:
+    """A reader that continues after the last event number sees every event once."""
     async with PostgresStore(dsn, path=tmp_path / "reader") as store:
         seen: list[Envelope] = []
         last = 0
@@ -506,12 +506,12 @@ async def test_processes_that_write_at_once_wait_for_each_other_and_lose_nothing
 
 
 def said(make: Maker, session: str, texts: Sequence[str]) -> list[Envelope]:
-    """A session's setup and what is said in it, as it is captured."""
+    """A session's setup and messages, as captured events."""
     messages = [Message.user(text) for text in texts]
     return captured(configured(make, session), *appended(make, messages, session))
 
 
-async def test_a_body_that_two_hosts_say_at_once_is_kept_once(dsn: str, tmp_path: Path) -> None:
+async def test_a_body_that_several_hosts_write_is_stored_once(dsn: str, tmp_path: Path) -> None:
     texts = [f"{number} " * 600 for number in range(20)]
     stores = [PostgresStore(dsn, path=tmp_path / f"p{number}") for number in range(3)]
     for store in stores:
@@ -529,8 +529,8 @@ async def test_a_body_that_two_hosts_say_at_once_is_kept_once(dsn: str, tmp_path
         await store.close()
 
 
-async def test_a_session_that_two_hosts_resume_goes_on_twice(dsn: str, tmp_path: Path) -> None:
-    """The one that claims it last has it; what the other still says is kept under a name of its own."""
+async def test_a_session_that_two_hosts_resume_is_continued_twice(dsn: str, tmp_path: Path) -> None:
+    """The last claim owns the session. The messages of the other host go to a branch."""
     first, one, two = Maker("run_first"), Maker("run_one"), Maker("run_two")
     async with (
         PostgresStore(dsn, path=tmp_path / "one") as here,

@@ -34,7 +34,7 @@ def _migrate(dsn: str) -> None:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """The path of a trace file, which is not there yet."""
+    """The path of a trace file that does not exist yet."""
     return tmp_path / "trace.db"
 
 
@@ -46,7 +46,7 @@ async def local(trace: Path) -> AsyncIterator[TraceStore]:
 
 
 async def ship(trace: Path, shared: str, batch: int = 2000) -> None:
-    """Send all that a file has."""
+    """Send all events of a file."""
     shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=batch))
     try:
         await shipper.ship()
@@ -55,6 +55,6 @@ async def ship(trace: Path, shared: str, batch: int = 2000) -> None:
 
 
 def lose_marks(trace: Path) -> None:
-    """The file has a new name in the shared store, which takes it for another one."""
+    """Remove the marks, so that the shared store takes the file for another one."""
     for mark in trace.parent.glob(f"{trace.name}.shipped-*"):
         mark.unlink()

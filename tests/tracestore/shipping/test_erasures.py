@@ -30,7 +30,7 @@ _requests = count(1)
 
 @asynccontextmanager
 async def shipped(trace: Path, shared: str, at_once: int = 2000) -> AsyncIterator[PostgresStore]:
-    """The shared store, when all of a file has been sent to it. It is `NOW` there."""
+    """Send a file to the shared store, and open the store. Its clock shows `NOW`."""
     await ship(trace, shared, at_once)
     async with PostgresStore(shared, path=trace.with_name("shared"), clock=FakeClock(epoch_us=NOW)) as store:
         yield store
@@ -45,7 +45,7 @@ async def say(
     ts_us: int = T0,
     name: str | None = None,
 ) -> None:
-    """Begin a session and say something; or say more."""
+    """Add messages to a session. For the first message, begin the session."""
     events = []
     if not first:
         setup = SessionSetup(model="m", system_prompt=f"Be brief in {session}. " * 100)
@@ -67,8 +67,12 @@ async def bodies(store: PostgresStore) -> int:
     return int(str(count))
 
 
-async def test_a_session_that_is_deleted_in_the_file_goes_from_the_store(local: TraceStore, shared: str) -> None:
-    """With what was said and every body; its calls and what they cost stay. What waits for the store counts it."""
+async def test_a_session_that_is_deleted_in_the_file_is_deleted_in_the_store(
+    local: TraceStore, shared: str
+) -> None:
+    """Messages and bodies are deleted in the shared store. Calls and costs stay. The backlog counts the
+    deletion.
+    """
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     await say(local, make, "other", Message.user("Hi"))
@@ -86,7 +90,7 @@ async def test_a_session_that_is_deleted_in_the_file_goes_from_the_store(local: 
         assert await store.saved_session("other") == await local.saved_session("other") is not None
 
 
-async def test_what_waits_in_the_file_when_its_session_is_deleted_comes_without_content(
+async def test_waiting_events_of_a_deleted_session_are_shipped_without_content(
     local: TraceStore, shared: str
 ) -> None:
     make = Maker("run_a")
@@ -102,7 +106,7 @@ async def test_what_waits_in_the_file_when_its_session_is_deleted_comes_without_
 
 @pytest.mark.parametrize("at_once", [1, 3, 2000])
 @pytest.mark.parametrize("before", [True, False])
-async def test_a_session_that_begins_anew_after_its_deletion_is_there_and_nothing_of_the_one_before(
+async def test_a_session_that_begins_again_after_its_deletion_has_no_old_content(
     local: TraceStore, shared: str, at_once: int, before: bool
 ) -> None:
     make = Maker("run_a")
@@ -115,10 +119,10 @@ async def test_a_session_that_begins_anew_after_its_deletion_is_there_and_nothin
         async with shipped(local.path, shared, at_once) as store:
             assert await store.saved_session("s") == await local.saved_session("s") is not None
             assert await store.sessions(None) == await local.sessions(None)
-        lose_marks(local.path)  # all is sent again, under another name
+        lose_marks(local.path)  # all events are sent again, under another name
 
 
-async def test_content_that_is_forgotten_in_a_file_goes_with_what_came_from_that_file(
+async def test_content_that_is_forgotten_in_a_file_is_deleted_in_the_store(
     local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     await say(local, Maker("run_a"), "old", SECRET)
@@ -154,8 +158,10 @@ async def test_a_session_of_the_same_name_from_elsewhere_stays(
             assert await store.messages("main.run_d") == [Message.user("There again")]
 
 
-async def test_a_session_that_is_deleted_in_the_store_is_not_brought_back(local: TraceStore, shared: str) -> None:
-    """Neither by what is said in it afterwards, nor by sending all again; until a session of that name begins."""
+async def test_a_session_that_is_deleted_in_the_store_is_not_restored(local: TraceStore, shared: str) -> None:
+    """Neither later messages nor a second shipment of all events restore it. Only a new session of that name can
+    exist.
+    """
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     async with shipped(local.path, shared) as store:
@@ -175,7 +181,7 @@ async def test_a_session_that_is_deleted_in_the_store_is_not_brought_back(local:
         assert [row.first_us for row in await store.sessions(None)] == [2 * LATER]
 
 
-async def test_a_session_under_its_second_name_is_not_brought_back(
+async def test_a_deleted_branch_of_a_session_is_not_restored(
     local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     async with TraceStore(tmp_path / "other.db") as other:
@@ -192,7 +198,7 @@ async def test_a_session_under_its_second_name_is_not_brought_back(
             assert await bodies(store) == 2
 
 
-async def test_content_that_is_forgotten_in_the_store_is_not_brought_back(local: TraceStore, shared: str) -> None:
+async def test_content_that_is_forgotten_in_the_store_is_not_restored(local: TraceStore, shared: str) -> None:
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     async with shipped(local.path, shared) as store:
@@ -206,7 +212,7 @@ async def test_content_that_is_forgotten_in_the_store_is_not_brought_back(local:
 
 
 async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local: TraceStore, shared: str) -> None:
-    """As that of a second shipper of the file, which is slow."""
+    """The shipment comes from a second, slow shipper of the file."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     slow = TraceShipper(local.path, shared)
@@ -215,7 +221,7 @@ async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local
     await local.delete_session("s")
     quick = TraceShipper(local.path, shared)
     await quick._step()
-    await quick._step()  # asks, and sends the deletion
+    await quick._step()  # the first step asks for the position, and the second one sends the deletion
     await slow._target.take(slow._origin, late)
     await slow.close()
     await quick.close()
@@ -225,10 +231,10 @@ async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local
         assert await bodies(store) == 0
 
 
-async def test_a_deletion_that_broke_off_is_finished(
+async def test_an_interrupted_deletion_is_completed(
     local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shipper was killed before the bodies were gone."""
+    """The shipper is killed before the bodies are deleted."""
     from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")
@@ -249,8 +255,10 @@ async def test_a_deletion_that_broke_off_is_finished(
         assert await bodies(store) == 0
 
 
-async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, shared: str) -> None:
-    """Sent again, in several pieces and by several shippers; what had never come comes, however old it is."""
+async def test_calls_that_the_store_has_pruned_are_not_restored(local: TraceStore, shared: str) -> None:
+    """All events are sent again in several pieces by several shippers. Events that were never stored arrive at any
+    age.
+    """
     old, young, late = Maker("run_old"), Maker("run_young"), Maker("run_late")
     for make, session, ts_us in ((old, "old", T0), (young, "young", LATER)):
         for _ in range(5):
@@ -267,7 +275,7 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
     for _ in range(9):
         shipper = TraceShipper(local.path, shared, options=ShippingOptions(batch_events=3))
         await shipper._step()
-        await shipper._step()  # asks and sends once
+        await shipper._step()  # one step asks for the position, and one sends
         await shipper.close()
     async with shipped(local.path, shared) as store:
         assert {row.session_id for row in await store.sessions(None)} == {"young", "late"}
@@ -277,7 +285,7 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
         assert (await store.sql(EVENTS)).rows == ((int(str(kept[0][0])) + 2,),)
 
 
-async def test_a_place_that_is_unknown_is_the_beginning(shared: str) -> None:
+async def test_an_unknown_file_has_the_first_position(shared: str) -> None:
     target = receiver(shared)
     await target.open()
     try:

@@ -1,4 +1,4 @@
-"""A shipper without a reachable target, in virtual time: its retries, and its reports."""
+"""A shipper whose target is unreachable, in virtual time: its retries and its reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ anyio_backend = runs_on("virtual-asyncio")
 
 
 class Target:
-    """A shared store that can't be reached for a while, and notes when it is asked for.
+    """A shared store that is unreachable for a while. It records the time of each attempt.
 
     Args:
-        back_at: The time from which it can be reached.
-        times: How often it is to be asked for.
+        back_at: The time from which it is reachable.
+        times: The number of attempts to wait for.
     """
 
     name = "postgresql://somewhere/trace"
@@ -87,7 +87,7 @@ async def test_the_waits_double_up_to_the_longest_and_all_is_sent_then(trace: Pa
         await target.enough.wait()
         group.cancel_scope.cancel()
     await shipper.close()
-    # It is asked once more when nothing was sent for a minute.
+    # The shipper asks again if it has sent nothing for a minute.
     assert target.tried == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5, 121.5, 181.5]
     first, last = told
     assert isinstance(first, StoreShippingChanged)
@@ -97,8 +97,8 @@ async def test_the_waits_double_up_to_the_longest_and_all_is_sent_then(trace: Pa
     assert (target.taken.run_id, target.taken.seq) == ("one", len(of_run("one", 10)))
 
 
-async def test_who_waits_for_a_target_that_is_gone_doesnt_hurry_it(trace: Path) -> None:
-    """A turn that is to be shipped before its reply is told at once that it can't be."""
+async def test_waiting_for_an_unreachable_target_causes_no_retry(trace: Path) -> None:
+    """A turn that must be shipped before its reply gets False immediately, and causes no retry."""
     target = Target(back_at=1e9, times=2)
     failed = anyio.Event()
     shipper = TraceShipper(

@@ -36,7 +36,7 @@ from .test_ways import story
 
 
 class Told:
-    """A trace file that tells what it writes, and its shipper.
+    """A trace file that passes its written events to memory, and its shipper.
 
     Args:
         local: The file.
@@ -54,7 +54,7 @@ class Told:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for each time that events are read from the file: the one behind which they lie."""
+    """For each read of events from the file, the number of the event before."""
     found: list[int] = []
     events = source._events
 
@@ -71,10 +71,10 @@ async def same(local: TraceStore, shared: str) -> None:
         assert await everything(store) == await everything(local)
 
 
-async def test_what_was_just_written_is_not_read_again(local: TraceStore, shared: str, reads: list[int]) -> None:
+async def test_recent_events_are_not_read_from_the_file(local: TraceStore, shared: str, reads: list[int]) -> None:
     told = Told(local, shared)
     events = of_run("one", 40)
-    for begin in range(0, len(events), 11):  # calls end in another batch than they begin
+    for begin in range(0, len(events), 11):  # calls start and end in different batches
         await local.write(events[begin : begin + 11])
         if begin % 3 == 0:
             await told.shipper.ship()
@@ -85,10 +85,10 @@ async def test_what_was_just_written_is_not_read_again(local: TraceStore, shared
     await same(local, shared)
 
 
-async def test_a_call_is_one_call_wherever_its_events_were_written(
+async def test_a_call_is_one_row_if_its_events_are_in_several_batches(
     local: TraceStore, shared: str, reads: list[int]
 ) -> None:
-    """Its start may come behind its end, or a second time, each in a batch of its own, but in one shipment."""
+    """A start can come after its end or a second time, in separate batches, but in one shipment."""
     make = Maker("run_a")
     tags = {"team": "a"}
     session = {"session_id": "ses_a"}
@@ -108,7 +108,7 @@ async def test_a_call_is_one_call_wherever_its_events_were_written(
 
 
 async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads: list[int]) -> None:
-    """Also what stands between values, or for NULL, on the way, and what the file takes cleaned only."""
+    """Names include separators and the mark for NULL of the transfer, and texts that the file must clean."""
     told = Told(local, shared)
     make = Maker("None")
     for number, name in enumerate(("None", "\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "", "é😀\u2028", "\ud800")):
@@ -120,8 +120,10 @@ async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads:
     await same(local, shared)
 
 
-async def test_what_another_one_has_written_is_read(local: TraceStore, shared: str, reads: list[int]) -> None:
-    """What was written before and between, and what came of several runs at once."""
+async def test_events_of_another_writer_are_read_from_the_file(
+    local: TraceStore, shared: str, reads: list[int]
+) -> None:
+    """The file is read for events before the start and between, and for a batch with several runs."""
     one, two, three = (of_run(name, 12) for name in ("one", "two", "three"))
     await local.write(one[:5])
     told = Told(local, shared)
@@ -137,16 +139,16 @@ async def test_what_another_one_has_written_is_read(local: TraceStore, shared: s
     reads.clear()
     await local.write(of_run("four", 3))
     await told.shipper.ship()
-    assert reads == []  # what came before is no hindrance
+    assert reads == []  # earlier reads don't prevent shipping from memory
     await told.shipper.close()
     await same(local, shared)
 
 
 @pytest.mark.parametrize(("run", "calls"), [("one", 3), ("two", 5)])
-async def test_a_file_that_was_replaced_is_read(
+async def test_a_replaced_file_is_read(
     local: TraceStore, shared: str, reads: list[int], tmp_path: Path, run: str, calls: int
 ) -> None:
-    """What is in memory of the old one is not what lies behind the place in the new one."""
+    """The events in memory belong to the old file, so they are not shipped for the new one."""
     told = Told(local, shared)
     await local.write(of_run("one", 5))
     copy = tmp_path / "copy.db"
@@ -165,7 +167,7 @@ async def test_a_file_that_was_replaced_is_read(
         assert await everything(store) == await everything(file)
 
 
-async def test_what_was_pruned_since_is_not_shipped(local: TraceStore, shared: str, reads: list[int]) -> None:
+async def test_pruned_events_are_not_shipped(local: TraceStore, shared: str, reads: list[int]) -> None:
     told = Told(local, shared)
     events = of_run("one", 20)
     for begin in range(0, len(events), 10):
@@ -179,7 +181,7 @@ async def test_what_was_pruned_since_is_not_shipped(local: TraceStore, shared: s
         assert await store.events(limit=None) == await local.events(limit=None)
 
 
-async def test_what_was_deleted_since_is_not_shipped(local: TraceStore, shared: str, reads: list[int]) -> None:
+async def test_deleted_content_is_not_shipped(local: TraceStore, shared: str, reads: list[int]) -> None:
     told = Told(local, shared)
     make = Maker("run_a")
     await say(local, make, "gone", Message.user("A secret."))
@@ -199,10 +201,10 @@ async def test_what_was_deleted_since_is_not_shipped(local: TraceStore, shared: 
 
 
 @pytest.mark.parametrize(("limit", "most"), [("MOST_EVENTS", 25), ("MOST_BYTES", 10_000)])
-async def test_no_more_is_kept_than_is_allowed(
+async def test_events_in_memory_are_limited(
     local: TraceStore, shared: str, reads: list[int], monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    """As while the shared store is down. The older events are read then."""
+    """If the limit is reached, as while the shared store is down, older events are read from the file."""
     monkeypatch.setattr(recent, limit, most)
     told = Told(local, shared)
     events = of_run("one", 60)
@@ -217,7 +219,7 @@ async def test_no_more_is_kept_than_is_allowed(
     await same(local, shared)
 
 
-async def test_nothing_is_kept_while_another_one_ships_the_file(local: TraceStore, shared: str) -> None:
+async def test_nothing_is_kept_while_another_shipper_has_the_turn(local: TraceStore, shared: str) -> None:
     told, other = Told(local, shared), TraceShipper(local.path, shared)
     assert other._turn.take()
     await local.write(of_run("one", 5))
@@ -238,10 +240,10 @@ STEPS = st.lists(
 
 @given(steps=STEPS, batch=st.sampled_from((3, 10, 2000)))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_nothing_is_missing_or_doubled_whoever_writes(
+def test_no_event_is_missing_or_doubled_with_other_writers(
     request: pytest.FixtureRequest, shared: str, steps: list[tuple[str, int]], batch: int
 ) -> None:
-    """Somebody else may write to the file, prune it, or ship it at any time."""
+    """Another program may write to the file, prune it, or ship it at any time."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with server.clean_database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
         anyio.run(_play, Path(folder), dsn, steps, batch)
@@ -288,7 +290,7 @@ def _taken(events: list[Envelope], count: int) -> list[Envelope]:
     return taken
 
 
-# What an address of a shared store may say besides: a pooler that works by the transaction, a schema, hosts.
+# Other parts of an address of a shared store: a pooler in transaction mode, a schema, and several hosts.
 
 
 def database_of(dsn: str) -> str:
@@ -296,7 +298,7 @@ def database_of(dsn: str) -> str:
 
 
 def set_role(dsn: str, schema: str = "callboard") -> None:
-    """The settings that a role needs behind a pooler, here for the whole database."""
+    """The settings that a role needs behind a pooler. The test sets them for the whole database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for setting in (f"search_path = {schema}", "timezone = 'UTC'"):
             connection.execute(f'ALTER DATABASE "{database_of(dsn)}" SET {setting}'.encode())
@@ -304,7 +306,7 @@ def set_role(dsn: str, schema: str = "callboard") -> None:
 
 @pytest.fixture
 def pooled(shared: str) -> Iterator[str]:
-    """The address of a pooler before an empty shared store."""
+    """The address of a pooler in front of an empty shared store."""
     set_role(shared)
     with pooler(shared) as dsn:
         yield dsn
@@ -323,11 +325,11 @@ def pooled(shared: str) -> Iterator[str]:
         ("schema=a host=h  pooler=transaction dbname=d", ("host=h  dbname=d", "a", True)),
     ],
 )
-def test_an_address_is_taken_apart(text: str, expected: tuple[str, str | None, bool]) -> None:
+def test_an_address_is_parsed(text: str, expected: tuple[str, str | None, bool]) -> None:
     assert address_of(text) == Address(*expected)
 
 
-def test_what_an_address_says_of_us_must_make_sense() -> None:
+def test_invalid_parts_of_an_address_are_refused() -> None:
     with pytest.raises(StoreError, match="pooler must be transaction"):
         PostgresStore("postgresql://h/d?pooler=session")
     with pytest.raises(ValueError, match="the address has team_b"):
@@ -336,7 +338,7 @@ def test_what_an_address_says_of_us_must_make_sense() -> None:
 
 
 async def test_a_lock_is_held_through_a_pooler(pooled: str, tmp_path: Path) -> None:
-    """However many transactions go on meanwhile, over the same connections."""
+    """The lock holds while many other transactions use the same connections."""
     entered = anyio.Event()
 
     async def enter(store: PostgresStore) -> None:
@@ -356,7 +358,7 @@ async def test_a_lock_is_held_through_a_pooler(pooled: str, tmp_path: Path) -> N
 
 
 async def test_everything_arrives_through_a_pooler(local: TraceStore, shared: str, pooled: str) -> None:
-    """Directly, and staged; captured content too, and deletions."""
+    """Events are sent directly and staged. Captured content and deletions arrive, too."""
     make = Maker("run_said")
     await local.write(of_run("one", 40))
     await say(local, make, "gone", Message.user("A secret."))
@@ -374,8 +376,8 @@ async def test_everything_arrives_through_a_pooler(local: TraceStore, shared: st
             assert await store.messages("kept") == await local.messages("kept")
 
 
-async def test_a_store_works_through_a_pooler_but_for_repricing(local: TraceStore, pooled: str) -> None:
-    """A statement is repeated more often than it takes psycopg to have it prepared."""
+async def test_a_store_works_through_a_pooler_except_for_repricing(local: TraceStore, pooled: str) -> None:
+    """Statements are repeated more often than psycopg's limit for preparing a statement."""
     events = of_run("one", 40)
     async with PostgresStore(pooled, path=local.path.with_name("one")) as store:
         for begin in range(0, len(events), 3):
@@ -390,7 +392,7 @@ async def test_a_store_works_through_a_pooler_but_for_repricing(local: TraceStor
             await store.reprice(PriceTable(()))
 
 
-async def test_a_role_without_the_settings_is_told_which(shared: str, trace: Path) -> None:
+async def test_a_role_without_the_settings_gets_their_names(shared: str, trace: Path) -> None:
     with pooler(shared) as dsn:
         with pytest.raises(StoreUnavailable, match=r'ALTER ROLE "\w+" SET search_path = callboard'):
             async with PostgresStore(dsn, path=trace):
@@ -398,7 +400,7 @@ async def test_a_role_without_the_settings_is_told_which(shared: str, trace: Pat
 
 
 async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, shared: str) -> None:
-    """Each has a mark of its own, and neither sees the other's rows."""
+    """Each schema has its own mark, and none has the other's rows."""
     teams = [f"{shared}?schema=team_{letter}" for letter in "ab"]
     await local.write(of_run("one", 10))
     await ship(local.path, teams[0])
@@ -418,13 +420,15 @@ async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, s
         assert await store.events(limit=None) == []
 
 
-async def test_of_two_hosts_the_one_that_takes_writes_is_used(
+async def test_of_two_hosts_the_writable_one_is_used(
     request: pytest.FixtureRequest, local: TraceStore, shared: str
 ) -> None:
-    """The first refuses connections, as a primary that has failed over; then the roles change."""
+    """The first host refuses connections, like a failed primary. Then the second one becomes a standby and a
+    primary again.
+    """
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, and not listened to
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         dead = nobody.getsockname()[1]
         access, _, place = shared.rpartition("@")
         dsn = f"{access}@127.0.0.1:{dead},{place}?target_session_attrs=read-write"
@@ -433,14 +437,14 @@ async def test_of_two_hosts_the_one_that_takes_writes_is_used(
         await shipper.ship()
         database = database_of(shared)
         setting = f'ALTER DATABASE "{database}" SET default_transaction_read_only'
-        server.execute(f"{setting} = on")  # what a standby says of itself
+        server.execute(f"{setting} = on")  # the setting of a standby
         with psycopg.connect(server.dsn, autocommit=True) as admin:
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database,))
         await local.write(of_run("two", 10))
         with pytest.raises(StoreError):
             await shipper.ship()
         server.execute(f"{setting} = off")
-        shipper._course.state = "asking"  # its time to wait is over
+        shipper._course.state = "asking"  # the delay is over
         await shipper.ship()
         await shipper.close()
     async with PostgresStore(shared, path=local.path.with_name("shared")) as store:

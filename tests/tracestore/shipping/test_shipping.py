@@ -1,4 +1,4 @@
-"""A trace file and the shared store that it is shipped to: the same events, calls, costs, sessions and content."""
+"""A trace file and its shared store: both have the same events, calls, costs, sessions and content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .test_erasures import say
 
 
 def of_run(run: str, calls: int) -> list[Envelope]:
-    """The events of a run: a session, and calls in it, of which every fifth fails and every seventh has no end."""
+    """The events of a run: a session with calls. Every fifth call fails, and every seventh has no end."""
     make = Maker(run)
     session = f"ses_{run}"
     events = [make(SessionCreated(model="openai:gpt-5", tags={"team": "a"}), session_id=session)]
@@ -46,7 +46,7 @@ def of_run(run: str, calls: int) -> list[Envelope]:
 
 
 async def everything(store: Store) -> dict[str, object]:
-    """What a store answers, without the numbers that are its own."""
+    """The results of a store's queries, without its own numbers."""
     calls = [msgspec.structs.replace(row, call_id=0) for row in await store.calls(limit=None)]
     costs = [await store.costs(by=by) for by in ((), ("model",), ("day", "provider"), ("status",))]
     events = await store.events(limit=None)
@@ -67,13 +67,13 @@ async def shipped(trace: Path, shared: str) -> AsyncIterator[PostgresStore]:
 
 
 async def assert_arrives(local: TraceStore, shared: str) -> None:
-    """Ship the file. The shared store answers the same then."""
+    """Ship the file, and assert that the shared store has the same results."""
     async with shipped(local.path, shared) as store:
         assert await everything(store) == await everything(local)
 
 
-async def test_what_arrives_is_summed_up(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else may write to the shared store, and what calls cost is asked of sums that are kept."""
+async def test_shipped_calls_are_summed(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shared store uses its stored sums for the costs."""
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 5)
     await local.write(of_run("one", 40))
     async with shipped(local.path, shared) as store:
@@ -82,9 +82,7 @@ async def test_what_arrives_is_summed_up(local: TraceStore, shared: str, monkeyp
         assert await everything(store) == await everything(local)
 
 
-async def test_everything_arrives_and_a_file_that_is_shipped_twice_changes_nothing(
-    local: TraceStore, shared: str
-) -> None:
+async def test_a_second_shipment_of_a_file_changes_nothing(local: TraceStore, shared: str) -> None:
     for run in ("one", "two"):
         await local.write(of_run(run, 40))
     await assert_arrives(local, shared)
@@ -92,15 +90,15 @@ async def test_everything_arrives_and_a_file_that_is_shipped_twice_changes_nothi
     await assert_arrives(local, shared)
 
 
-async def test_what_comes_later_arrives_later(local: TraceStore, shared: str) -> None:
+async def test_later_events_arrive_with_later_shipments(local: TraceStore, shared: str) -> None:
     events = of_run("one", 40)
     for begin in range(0, len(events), 7):
         await local.write(events[begin : begin + 7])
         await assert_arrives(local, shared)
 
 
-async def test_what_the_shared_store_lacks_is_not_pruned(local: TraceStore, shared: str) -> None:
-    """However old it is; what has arrived goes."""
+async def test_events_that_the_shared_store_lacks_are_not_pruned(local: TraceStore, shared: str) -> None:
+    """Events of any age stay until they are shipped. Shipped events are pruned."""
     await local.write(of_run("one", 10))
     await ship(local.path, shared)
     late = [msgspec.structs.replace(each, ts_us=each.ts_us + 10**9) for each in of_run("two", 10)]
@@ -139,13 +137,14 @@ async def test_captured_content_arrives(local: TraceStore, shared: str) -> None:
         assert len(saved.messages) == 3
 
 
-async def test_a_session_that_another_run_goes_on_with_is_one_there_too(local: TraceStore, shared: str) -> None:
+async def test_a_session_that_another_run_continues_stays_one_session(local: TraceStore, shared: str) -> None:
     first, second = Maker("run_a"), Maker("run_b")
     await local.write(captured(begun(first, "s"), *appended(first, LONG[:2])))
     await ship(local.path, shared)
     assert await local.claim_session("s", "run_b", 0, 2)
     await local.write(captured(*appended(second, LONG[2:], first=2)))
-    await local.write(captured(*appended(first, LONG[:1], first=2)))  # the first goes on: that is a branch
+    # the first run continues, which makes a branch
+    await local.write(captured(*appended(first, LONG[:1], first=2)))
     async with shipped(local.path, shared) as store:
         for session in ("s", "s.run_a"):
             saved = await store.saved_session(session)
@@ -167,7 +166,7 @@ async def test_sessions_of_one_name_from_two_files_stay_apart(
             assert theirs.messages == there.messages
 
 
-# The decisions of a shipper, and shippers of one file against a target that fails as it likes.
+# The decisions of a shipper, and two shippers of one file with a target that fails at random.
 
 OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
 
@@ -175,7 +174,7 @@ OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, fi
 def test_the_target_is_asked_first() -> None:
     course = ShippingPlan(OPTIONS)
     assert course.next(0.0) == Ask()
-    course.asked(Position(7, "r", 7))
+    course.confirmed(Position(7, "r", 7))
     assert course.next(0.0) == Send(Position(7, "r", 7), 4)
 
 
@@ -188,7 +187,7 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
         assert course.next(now) == Pause(waits[-1])
         now += waits[-1]
     assert waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    course.asked(START)
+    course.confirmed(START)
     course.sent(Position(1, "r", 1))
     assert course.failed(now) == 0.5
 
@@ -199,7 +198,7 @@ def test_a_failing_target_is_not_hurried() -> None:
     course.wake()
     assert course.next(0.1) == Pause(0.4)
     assert course.next(0.5) == Ask()
-    course.asked(START)
+    course.confirmed(START)
     course.nothing_left(1.0)
     assert course.next(1.5) == Pause(0.5)
     course.wake()
@@ -213,7 +212,7 @@ def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
         match course.next(float(now)):
             case Ask():
                 asked.append(now)
-                course.asked(START)
+                course.confirmed(START)
             case Send():
                 course.nothing_left(float(now))
             case _:
@@ -224,7 +223,7 @@ def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
 @given(st.integers(1, 30), st.integers(1, 9))
 def test_smaller_batches_single_out_what_cannot_be_stored(events: int, bad: int) -> None:
     course = ShippingPlan(OPTIONS)
-    course.asked(START)
+    course.confirmed(START)
     stored: list[int] = []
     for _ in range(300):
         step = course.next(0.0)
@@ -242,7 +241,7 @@ def test_smaller_batches_single_out_what_cannot_be_stored(events: int, bad: int)
 
 
 class _Target:
-    """A target that keeps events by name, and notes how far it is. A transaction is one method."""
+    """A target that stores events and its position. Each method is one transaction."""
 
     def __init__(self) -> None:
         self.events: list[int] = []
@@ -260,8 +259,8 @@ FATES = st.sampled_from(["ok", "ok", "ok", "before", "after", "killed", "grows"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), FATES), max_size=60), st.integers(0, 20))
-def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str]], events: int) -> None:
-    """Two shippers take turns; a batch fails before the commit or after it, or a shipper dies on the way."""
+def test_no_event_is_missing_or_doubled_if_steps_fail(turns: list[tuple[int, str]], events: int) -> None:
+    """Two shippers take turns. A batch fails before or after the commit, or a shipper dies."""
     target, now = _Target(), 0.0
     courses = [ShippingPlan(OPTIONS), ShippingPlan(OPTIONS)]
     turns = [*turns, *[(0, "ok")] * (events + 40), *[(1, "ok")] * (events + 40)]
@@ -270,13 +269,13 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
         course = courses[who]
         events += fate == "grows"
         step = course.next(now)
-        assert not isinstance(step, Pause)  # nothing waits longer than that
+        assert not isinstance(step, Pause)  # no delay is longer than ten seconds
         if fate == "killed":
             courses[who] = ShippingPlan(OPTIONS)
         elif fate == "before":
             course.failed(now)
         elif isinstance(step, Ask):
-            course.asked(target.mark)
+            course.confirmed(target.mark)
         else:
             batch = list(range(step.after.event + 1, events + 1))[: step.limit]
             if not batch:
@@ -287,12 +286,13 @@ def test_nothing_is_missing_or_doubled_whatever_fails(turns: list[tuple[int, str
                 course.failed(now)
             else:
                 course.sent(mark)
-        assert sorted(target.events) == list(range(1, len(target.events) + 1))  # never a gap behind a mark
+        # there is never a gap before the mark
+        assert sorted(target.events) == list(range(1, len(target.events) + 1))
         assert course.position.event <= len(target.events)
     assert sorted(target.events) == list(range(1, events + 1))
 
 
-# Two versions of the schema: shippers and stores of which one is newer.
+# Two versions of the schema, one of the shippers and one of the stores.
 
 LATER_STEP = (
     "of tomorrow",
@@ -307,7 +307,7 @@ LATER_STEP = (
 
 @contextmanager
 def version_with(steps: tuple[tuple[str, tuple[str, ...]], ...]) -> Iterator[None]:
-    """Within the block this is a Callboard that knows these steps."""
+    """In the block, Callboard has these schema steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", steps)
         patch.setattr(migrations, "SCHEMA_VERSION", len(steps))
@@ -329,8 +329,10 @@ async def assert_all_there(local: TraceStore, dsn: str, folder: Path) -> None:
             assert await everything(store) == await everything(local)
 
 
-async def test_a_shipper_of_the_version_before_ships_on(local: TraceStore, shared: str, tmp_path: Path) -> None:
-    """A newer version brings the store up to date meanwhile. Also after its connection broke."""
+async def test_a_shipper_of_the_previous_version_continues(local: TraceStore, shared: str, tmp_path: Path) -> None:
+    """A newer version upgrades the store during shipping. The old shipper continues, also after its connection
+    broke.
+    """
     shipper = TraceShipper(local.path, shared)
     try:
         await local.write(of_run("one", 20))
@@ -345,7 +347,7 @@ async def test_a_shipper_of_the_version_before_ships_on(local: TraceStore, share
     await assert_all_there(local, shared, tmp_path)
 
 
-async def test_a_shipper_that_meets_a_newer_store_when_it_starts_says_so_and_keeps_all(
+async def test_a_shipper_that_starts_with_a_newer_store_reports_it_and_keeps_events(
     local: TraceStore, shared: str, tmp_path: Path
 ) -> None:
     with version_with(newer()):
@@ -376,10 +378,10 @@ async def test_a_newer_shipper_brings_an_older_store_up_to_date(
             assert len(await store.calls()) == 20
 
 
-async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
+async def test_a_role_that_cannot_upgrade_a_store_names_the_owner(
     local: TraceStore, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """The host's role doesn't own the tables. When their owner has done it, the shipper goes on by itself."""
+    """The host's role does not own the tables. After their owner has upgraded them, the shipper continues."""
     await local.write(of_run("one", 20))
     role = "callboard_test_host"
     with postgres_server.clean_database() as dsn:
@@ -401,7 +403,7 @@ async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
             with pytest.raises(StoreError, match=r"has schema version 2.*their owner"):
                 await shipper.ship()
             await migrated(dsn, tmp_path)
-            shipper._course.state = "asking"  # the wait is over
+            shipper._course.state = "asking"  # the delay is over
             await shipper.ship()
         finally:
             await shipper.close()
@@ -410,11 +412,11 @@ async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
         postgres_server.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}", database=name)
 
 
-# A shared store that is put back to an older backup gets all that it lacks, as far as the files still have it.
+# A shared store that is restored from an older backup gets all missing events that the files still have.
 
 
 def copy(server: PostgresServer, name: str, copied: str) -> None:
-    """As pg_dump and pg_restore do."""
+    """Copy a database, as pg_dump and pg_restore do."""
     _cut(server, name)
     server.execute(f'CREATE DATABASE "{copied}" TEMPLATE "{name}"')
 
@@ -429,10 +431,10 @@ def _cut(server: PostgresServer, name: str) -> None:
 
 @pytest.mark.parametrize("restarted", [True, False])
 @pytest.mark.parametrize("empty", [True, False])
-async def test_the_shipper_goes_on_from_there(
+async def test_the_shipper_continues_from_the_backup(
     local: TraceStore, postgres_server: PostgresServer, tmp_path: Path, restarted: bool, empty: bool
 ) -> None:
-    """Whether it runs through it all or begins anew; deletions that the backup doesn't know of are done again."""
+    """The shipper keeps running or starts again. Deletions that the backup lacks are repeated."""
     make = Maker("run_said")
     with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
@@ -462,10 +464,10 @@ async def test_the_shipper_goes_on_from_there(
             assert await store.saved_session("t") == await local.saved_session("t") is not None
 
 
-async def test_a_deletion_alone_that_the_backup_lacks_is_done_again(
+async def test_a_single_deletion_that_the_backup_lacks_is_repeated(
     local: TraceStore, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """No event came between the backup and the deletion."""
+    """No event was shipped between the backup and the deletion."""
     with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
         shipper = TraceShipper(local.path, dsn)

@@ -1,4 +1,6 @@
-"""The two ways of a shipment into a shared store: with each, every event is there once, with its derived rows."""
+"""The two ways of a shipment into a shared store. With each, the store has every event once, with its derived
+rows.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from .test_shipping import assert_arrives, everything, of_run, shipped
 
 @pytest.fixture(autouse=True)
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of a shipment goes in parts."""
+    """Divide the text of a shipment into small parts."""
     monkeypatch.setattr(text, "_ROWS_AT_ONCE", 3)
 
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ways that were tried, in their order."""
+    """The ways of the shipments, in order."""
     tried: list[str] = []
     direct, stage = receiving.store_new, receiving.stage
 
@@ -52,8 +54,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-async def test_what_is_new_goes_directly(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """Also when it comes in many shipments, and from another shipper of the file."""
+async def test_new_events_go_directly(local: TraceStore, shared: str, ways: list[str]) -> None:
+    """Several shipments and several shippers of the file also go directly."""
     events = of_run("one", 40)
     for begin in range(0, len(events), 30):
         await local.write(events[begin : begin + 30])
@@ -81,10 +83,8 @@ async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
     await assert_arrives(local, shared)
 
 
-async def test_events_that_somebody_else_wrote_there_are_not_doubled(
-    local: TraceStore, shared: str, ways: list[str]
-) -> None:
-    """The file's place there says nothing of them."""
+async def test_events_of_another_writer_are_not_doubled(local: TraceStore, shared: str, ways: list[str]) -> None:
+    """The file's position in the shared store does not include these events."""
     events = of_run("one", 40)
     await local.write(events[:20])
     await ship(local.path, shared)
@@ -97,8 +97,8 @@ async def test_events_that_somebody_else_wrote_there_are_not_doubled(
     await assert_arrives(local, shared)
 
 
-async def test_a_copy_of_a_file_goes_its_own_way(local: TraceStore, shared: str, tmp_path: Path) -> None:
-    """With a copy of the mark beside it, so that both have one name in the shared store."""
+async def test_a_copy_of_a_file_is_shipped_independently(local: TraceStore, shared: str, tmp_path: Path) -> None:
+    """The copy also has the mark, so both files have one name in the shared store."""
     first, second = of_run("one", 10), of_run("two", 10)
     await local.write(first)
     await ship(local.path, shared)
@@ -133,7 +133,7 @@ async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
 
 
 async def test_names_may_be_anything(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """Also what stands between values, or for NULL, on the way."""
+    """Names include separators and the mark for NULL of the transfer."""
     make = Maker("None")
     for number, name in enumerate(
         ("None", "\x02", "\x02None\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "\\.", "", "é😀\u2028")
@@ -148,7 +148,7 @@ async def test_names_may_be_anything(local: TraceStore, shared: str, ways: list[
 
 
 @pytest.mark.parametrize("raw", [None, b'{"n":1}', b'{\n  "n": [1]\n}', b'"text"'])
-async def test_the_providers_usage_object_arrives_as_it_was(
+async def test_the_providers_usage_object_arrives_unchanged(
     local: TraceStore, shared: str, raw: bytes | None
 ) -> None:
     usage = TokenUsage(7, 1, raw=None if raw is None else msgspec.Raw(raw))
@@ -157,7 +157,9 @@ async def test_the_providers_usage_object_arrives_as_it_was(
     await assert_arrives(local, shared)
 
 
-async def test_what_no_text_may_have_is_replaced(local: TraceStore, shared: str, ways: list[str]) -> None:
+async def test_characters_that_a_text_cannot_have_are_replaced(
+    local: TraceStore, shared: str, ways: list[str]
+) -> None:
     make = Maker("run_a")
     ids = {"session_id": "a\0b", "tags": {"k\0": "v"}}
     await local.write([make.started("req\0", **ids), make.completed("req\0", **ids), make.started("req_2")])
@@ -182,10 +184,10 @@ async def test_a_shipment_is_bounded_by_its_size_too(
     await assert_arrives(local, shared)
 
 
-async def test_what_could_not_be_read_ahead_is_read_when_it_is_its_turn(
+async def test_a_failed_read_ahead_is_repeated(
     local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the first shipment is taken, the second one is read, and that fails."""
+    """The second shipment is read while the first one is stored, and this read fails."""
     reads = 0
     read = source.Source.read
 
@@ -212,7 +214,7 @@ ODD = st.text(st.sampled_from('a"\\,\t\n\r\x01\x02\x1e\x1f\x7f\u2028é😀 '), m
 
 @given(st.lists(st.tuples(ODD | st.none(), ODD | st.none(), st.integers(-9, 9) | st.none()), min_size=1))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_value_arrives_as_it_was(shared: str, rows: list[tuple[str | None, str | None, int | None]]) -> None:
+def test_any_value_arrives_unchanged(shared: str, rows: list[tuple[str | None, str | None, int | None]]) -> None:
     import psycopg
 
     lines = lines_of(("one", "two", "three"), [7] * len(rows), list(zip(*rows, strict=True)))
@@ -246,10 +248,10 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_nothing_is_missing_or_doubled_whatever_was_there(
+def test_no_event_is_missing_or_doubled_in_a_used_store(
     request: pytest.FixtureRequest, shared: str, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Somebody else may have written any of the events before, and the file's mark may be lost at any time."""
+    """Another writer may have written any event before, and the file's mark may be lost at any time."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with server.clean_database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
         anyio.run(_play, Path(folder), dsn, steps)

@@ -36,7 +36,7 @@ def anyio_backend() -> str:
 
 
 async def talk(line: Line, method: str, parts: Iterable[bytes], *, ends: bool) -> tuple[Reply, bytes]:
-    """A reply that comes in these parts while it is read."""
+    """Receive a reply in these parts while it is read."""
     task = line.ask(method)
     await asyncio.sleep(0)
     for part in parts:
@@ -48,8 +48,8 @@ async def talk(line: Line, method: str, parts: Iterable[bytes], *, ends: bool) -
 
 
 @pytest.mark.parametrize("name", FORMS)
-async def test_every_form_is_read_and_leaves_the_connection_free_or_closed(name: str) -> None:
-    """Cut at every place; free ones take another request."""
+async def test_every_form_is_read_and_frees_or_closes_the_connection(name: str) -> None:
+    """The reply is divided at every place. A free connection accepts another request."""
     form = FORMS[name]
     for at in range(1, len(form.sent)):
         line = Line()
@@ -71,16 +71,16 @@ async def test_what_is_no_reply_is_an_error_and_the_end_of_the_connection(name: 
     assert "aborted" in line.wire.ended
 
 
-async def test_a_head_and_its_body_leave_together() -> None:
-    """As one packet; a large body in pieces."""
+async def test_a_head_and_its_body_are_sent_together() -> None:
+    """They are one packet. A large body is sent in pieces."""
     line = Line()
     line.ask(body=b"body")
     await turns()
     assert line.wire.sent == [HEAD + b"body"]
 
 
-async def test_a_body_leaves_as_fast_as_it_is_taken() -> None:
-    """No more of it waits here than the event loop wants."""
+async def test_a_body_is_sent_as_fast_as_it_is_accepted() -> None:
+    """The connection holds no more of the body than the event loop accepts."""
     line, body = Line(), bytes(range(256)) * 2048
     task = line.ask(body=body)
     line.connection.pause_writing()
@@ -100,7 +100,7 @@ async def test_a_body_leaves_as_fast_as_it_is_taken() -> None:
 
 
 async def test_a_body_that_is_refused_is_not_sent_on() -> None:
-    """The refusal is the reply; the connection, on which the rest is missing, is closed."""
+    """The refusal is the reply. The connection with the incomplete body is closed."""
     line = Line()
     task = line.ask(body=bytes(10 * PIECE_BYTES))
     line.connection.pause_writing()
@@ -114,8 +114,8 @@ async def test_a_body_that_is_refused_is_not_sent_on() -> None:
     assert (line.free, line.over) == (0, 1)
 
 
-async def test_a_reply_that_begins_before_the_request_has_left_waits_for_it() -> None:
-    """A server may say 200 while it still reads."""
+async def test_a_reply_that_begins_early_waits_for_the_request() -> None:
+    """A server may send status 200 while it still reads."""
     line, body = Line(), bytes(3 * PIECE_BYTES)
     task = line.ask(body=body)
     line.connection.pause_writing()
@@ -145,7 +145,9 @@ async def test_a_connection_that_breaks_while_a_body_leaves_is_an_error() -> Non
 @pytest.mark.parametrize("heard", [b"", b"H", OK])
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
 async def test_how_a_connection_breaks_before_a_reply(served: bool, heard: bytes, error: Exception | None) -> None:
-    """Only one that had served, and on which no byte came, may have ended before the request arrived."""
+    """Only a connection that was used before, and that received no byte, may have ended before the request
+    arrived.
+    """
     line = Line()
     if served:
         assert await whole(await line.reply(SHORT)) == b"ok"
@@ -167,8 +169,8 @@ async def test_how_a_connection_breaks_before_a_reply(served: bool, heard: bytes
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
-async def test_what_came_before_a_break_is_read_first(error: Exception | None) -> None:
-    """Then the error, each time that somebody asks."""
+async def test_data_before_a_break_is_read_first(error: Exception | None) -> None:
+    """Then each read raises the error."""
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 10\r\n\r\nhello")
     line.connection.connection_lost(error)
@@ -180,8 +182,8 @@ async def test_what_came_before_a_break_is_read_first(error: Exception | None) -
     assert line.over == 1
 
 
-async def test_a_body_that_ends_with_the_connection_is_whole_only_if_that_ends_well() -> None:
-    """A reset may have taken some of it along."""
+async def test_a_body_that_ends_with_the_connection_needs_a_normal_end() -> None:
+    """A reset may have removed a part of the body."""
     line = Line()
     reply = await line.reply(OK + b"\r\nhello")
     line.connection.connection_lost(ConnectionResetError("reset"))
@@ -190,8 +192,8 @@ async def test_a_body_that_ends_with_the_connection_is_whole_only_if_that_ends_w
         await reply.chunk()
 
 
-async def test_what_is_no_chunk_is_an_error_behind_the_chunks_before_it() -> None:
-    """Though all came at once."""
+async def test_an_invalid_chunk_is_an_error_after_the_valid_ones() -> None:
+    """This also holds if everything arrived together."""
     line = Line()
     reply = await line.reply(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nxyz\r\n")
     assert await reply.chunk() == b"hello"
@@ -200,8 +202,8 @@ async def test_what_is_no_chunk_is_an_error_behind_the_chunks_before_it() -> Non
 
 
 @pytest.mark.parametrize("more", [b"x", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n", SHORT])
-async def test_what_comes_unasked_ends_the_connection(more: bytes) -> None:
-    """It would be taken for the next reply."""
+async def test_unexpected_data_ends_the_connection(more: bytes) -> None:
+    """Otherwise the data would be taken for the next reply."""
     line = Line()
     assert await whole(await line.reply(SHORT)) == b"ok"
     line.connection.data_received(more)
@@ -209,8 +211,8 @@ async def test_what_comes_unasked_ends_the_connection(more: bytes) -> None:
     assert (line.free, line.over) == (1, 1)
 
 
-async def test_all_that_came_is_one_piece() -> None:
-    """And the next waits for what comes next."""
+async def test_all_available_data_is_one_piece() -> None:
+    """The next read waits for new data."""
     line = Line()
     reply = await line.reply(OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n")
     line.connection.data_received(b"1\r\nc\r\n")
@@ -222,8 +224,8 @@ async def test_all_that_came_is_one_piece() -> None:
     assert await waiting == b"d"
 
 
-async def test_a_server_that_sends_more_than_is_read_is_made_to_wait() -> None:
-    """Until everything was read; and the next reply begins anew."""
+async def test_a_server_that_sends_faster_than_the_reader_must_wait() -> None:
+    """The server waits until everything was read, also for the next reply."""
     line = Line()
     reply = await line.reply(OK + b"Content-Length: %d\r\n\r\n" % (5 * HIGH_WATER_BYTES))
     block = bytes(HIGH_WATER_BYTES // 2)
@@ -242,8 +244,8 @@ async def test_a_server_that_sends_more_than_is_read_is_made_to_wait() -> None:
     assert await whole(await line.reply(SHORT)) == b"ok"
 
 
-async def test_a_cancelled_request_closes_its_socket_at_once() -> None:
-    """With the turn of the event loop in which it is told."""
+async def test_a_cancelled_request_closes_its_socket_immediately() -> None:
+    """The socket is closed in the same turn of the event loop."""
     for body in (b"", bytes(10 * PIECE_BYTES)):
         line = Line()
         task = line.ask(body=body)
@@ -257,7 +259,7 @@ async def test_a_cancelled_request_closes_its_socket_at_once() -> None:
 
 
 async def test_a_cancelled_read_loses_nothing() -> None:
-    """Whoever wants no more closes the reply."""
+    """The reader can continue, or close the reply."""
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 5\r\n\r\n")
     waiting = asyncio.create_task(reply.chunk())
@@ -271,8 +273,8 @@ async def test_a_cancelled_read_loses_nothing() -> None:
     assert line.free == 1
 
 
-async def test_a_reply_that_is_left_takes_its_connection_along() -> None:
-    """At once, and once; a whole one leaves it to others."""
+async def test_an_unread_reply_closes_its_connection() -> None:
+    """The connection is closed immediately and once. After a complete reply, it is free."""
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 5\r\n\r\nhe")
     await reply.aclose()
@@ -285,7 +287,7 @@ async def test_a_reply_that_is_left_takes_its_connection_along() -> None:
     assert (line.free, line.over) == (1, 0)
 
 
-async def test_whoever_reads_while_another_closes_is_told() -> None:
+async def test_a_reader_gets_an_error_if_another_task_closes() -> None:
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 5\r\n\r\n")
     waiting = asyncio.create_task(reply.chunk())
@@ -295,8 +297,8 @@ async def test_whoever_reads_while_another_closes_is_told() -> None:
         await waiting
 
 
-async def test_an_end_is_known_without_another_read() -> None:
-    """So nobody needs to close, with a time limit, what is over."""
+async def test_the_end_of_a_reply_is_known_without_another_read() -> None:
+    """Then a reply that is over needs no close with a time limit."""
     line = Line()
     reply = await line.reply(SHORT)
     assert await reply.chunk() == b"ok"
@@ -309,8 +311,8 @@ async def test_an_end_is_known_without_another_read() -> None:
     ("header", "seconds"),
     [(b"", KEPT_SECONDS), (b"Keep-Alive: timeout=2\r\n", 1.6), (b"Keep-Alive: timeout=75\r\n", KEPT_SECONDS)],
 )
-async def test_a_connection_is_kept_no_longer_than_the_server_says(header: bytes, seconds: float) -> None:
-    """With some time to spare, as the request has to arrive while it is still there."""
+async def test_a_connection_is_kept_at_most_as_long_as_the_server_allows(header: bytes, seconds: float) -> None:
+    """Some time is subtracted, because the request must arrive before the server closes."""
     line = Line()
     now = asyncio.get_running_loop().time()
     await whole(await line.reply(OK + header + b"Content-Length: 2\r\n\r\nok"))
@@ -318,8 +320,8 @@ async def test_a_connection_is_kept_no_longer_than_the_server_says(header: bytes
     assert now + seconds <= line.connection.kept_until <= later + seconds
 
 
-async def test_every_end_is_told_once() -> None:
-    """Whoever closes, and however often the event loop says so."""
+async def test_every_end_is_reported_once() -> None:
+    """This holds for any closing side, and for repeated notices of the event loop."""
     line = Line()
     line.connection.close()
     line.connection.abort()
@@ -331,8 +333,8 @@ async def test_every_end_is_told_once() -> None:
     assert line.wire.ended == ["closed"]
 
 
-async def test_nobody_waits_for_a_server_s_good_bye() -> None:
-    """Ours is sent, and the socket closed with the next turn of the event loop."""
+async def test_closing_does_not_wait_for_the_server() -> None:
+    """The client sends its own notice of closing, and closes the socket in the next turn of the event loop."""
     line = Line()
     line.connection.close()
     assert line.wire.ended == ["closed"]
@@ -340,14 +342,14 @@ async def test_nobody_waits_for_a_server_s_good_bye() -> None:
     assert line.wire.ended == ["closed", "aborted"]
 
 
-# -- Recorded replies, through our client and through httpcore: status, headers and body are the same.
+# -- Recorded replies, through this client and through httpcore: status, headers and body are the same.
 
 
 CASSETTES = sorted((Path(__file__).parents[4] / "cassettes/local").glob("*.json"))
 
 
 def sent(status: int, headers: Mapping[str, str], pieces: Sequence[bytes]) -> bytes:
-    """A reply as a server sends it: chunk by chunk, or whole with its length."""
+    """A reply as a server sends it: chunk by chunk, or as a whole with its length."""
     kept = {
         k: v for k, v in headers.items() if k not in ("content-length", "transfer-encoding", "content-encoding")
     }
@@ -362,7 +364,7 @@ def sent(status: int, headers: Mapping[str, str], pieces: Sequence[bytes]) -> by
 
 
 async def agree(reply: bytes, cuts: random.Random) -> None:
-    """Both read the same, cut where chance has it."""
+    """Assert that both clients read the same, in random pieces."""
     line = Line()
     task = line.ask()
     await turns()
@@ -381,8 +383,8 @@ async def agree(reply: bytes, cuts: random.Random) -> None:
 
 
 @pytest.mark.parametrize("path", CASSETTES, ids=lambda path: path.stem)
-async def test_our_own_recordings_are_read_as_httpcore_reads_them(path: Path) -> None:
-    """Piece for piece as the network gave them."""
+async def test_the_cassettes_are_read_as_httpcore_reads_them(path: Path) -> None:
+    """The pieces are those of the network."""
     cuts = random.Random(path.stem)
     for exchange in load_cassette(path).exchanges:
         pieces = [each.encode() for each in exchange.reply.chunks if not isinstance(each, Base64Chunk)]
@@ -391,7 +393,7 @@ async def test_our_own_recordings_are_read_as_httpcore_reads_them(path: Path) ->
 
 
 def recorded(path: Path) -> Iterator[bytes]:
-    """The replies of a file, streamed ones an event at a time."""
+    """The replies of a file. Streamed ones have one event per piece."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             case = json.loads(line)
@@ -407,7 +409,7 @@ def recorded(path: Path) -> Iterator[bytes]:
 @needs_recordings
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)
 async def test_recorded_providers_are_read_as_httpcore_reads_them(path: Path) -> None:
-    """Thousands of replies of four protocols and five makers of embeddings."""
+    """Thousands of replies of four protocols and of five providers of embeddings are compared."""
     cuts, count = random.Random(path.stem), 0
     for reply in recorded(path):
         await agree(reply, cuts)

@@ -15,9 +15,9 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters.transport import client as http1_pool
+from callboard.adapters.transport import connection_pool as http1_pool
 from callboard.adapters.transport import http1_connection as http1_connection
-from callboard.adapters.transport.client import Http1Transport, Pool, connect, tls_context
+from callboard.adapters.transport.connection_pool import Http1Transport, Pool, connect, tls_context
 from callboard.adapters.transport.http1_connection import Connection as Made
 from callboard.adapters.transport.http1_protocol import target_of
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
@@ -54,7 +54,7 @@ async def talk(via: Http1Transport, url: str, body: bytes = b"{}") -> bytes:
 
 @asynccontextmanager
 async def raw_server(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server whose connections do as the script says, once."""
+    """Serve raw connections with the script, one after the other. Yields the port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,8 +103,8 @@ async def test_each_request_at_once_has_a_connection_and_later_ones_share_them()
         assert via.statistics().in_use == 0
 
 
-async def test_servers_are_told_apart() -> None:
-    """By name, port and scheme."""
+async def test_servers_are_distinguished() -> None:
+    """Servers differ by name, port and scheme."""
     async with serving(echo) as one, serving(echo) as other, transport() as via:
         for _ in range(3):
             assert await talk(via, one.url, b"1") == b"said 1"
@@ -115,8 +115,8 @@ async def test_servers_are_told_apart() -> None:
         assert one.connections == 2
 
 
-async def test_an_idle_connection_is_closed_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without another request; and its server is forgotten with the next new one."""
+async def test_an_idle_connection_is_closed_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed without another request. Its server is removed with the next new one."""
     monkeypatch.setattr(http1_connection, "KEPT_SECONDS", 0.0)
     async with serving(echo) as server, serving(echo) as other, transport() as via:
         await talk(via, server.url)
@@ -127,7 +127,7 @@ async def test_an_idle_connection_is_closed_when_its_time_is_up(monkeypatch: pyt
 
 
 async def test_a_server_that_closes_an_idle_connection_is_noticed() -> None:
-    """The next request has a new one, and is sent once."""
+    """The next request uses a new connection and is sent once."""
     closed = anyio.Event()
 
     async def script(connection: Connection) -> None:
@@ -149,8 +149,8 @@ async def test_a_server_that_closes_an_idle_connection_is_noticed() -> None:
         assert (len(server.requests), server.connections, told) == (2, 2, [])
 
 
-async def test_closing_takes_connections_in_use_along() -> None:
-    """Whoever reads from one is told; sockets are closed when it returns."""
+async def test_closing_also_closes_connections_in_use() -> None:
+    """A reader of such a connection gets an error. All sockets are closed when the method returns."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -176,8 +176,8 @@ async def test_closing_takes_connections_in_use_along() -> None:
         await reply.aclose()
 
 
-def test_another_event_loop_gets_connections_of_its_own() -> None:
-    """As where a host calls `asyncio.run` several times with one adapter, for one server."""
+def test_another_event_loop_gets_its_own_connections() -> None:
+    """A host may call `asyncio.run` several times with one adapter for one server."""
     via, listener = Http1Transport(), socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
@@ -192,7 +192,7 @@ def test_another_event_loop_gets_connections_of_its_own() -> None:
             said = await talk(via, url)
             (pool,) = via._pools.values()
             for connection in list(pool._open):
-                connection.abort()  # or its socket would be the garbage collector's
+                connection.abort()  # otherwise the garbage collector would find its socket
                 await connection.wait_closed()
             return said
 
@@ -200,8 +200,8 @@ def test_another_event_loop_gets_connections_of_its_own() -> None:
         assert [asyncio.run(once()) for _ in range(2)] == [b"ok"] * 2
 
 
-async def test_a_connection_whose_time_is_up_is_not_picked_though_no_timer_said_so() -> None:
-    """The event loop may have been busy for longer than it is kept."""
+async def test_an_expired_connection_is_not_used_even_if_its_timer_is_late() -> None:
+    """The event loop may have been busy for longer than the connection's time."""
     pool, line = Pool(target_of("http://api.test/").origin, "api.test", ssl.create_default_context), Line()
     pool._keep(line.connection)
     assert line.connection.kept_until == 0.0
@@ -210,13 +210,13 @@ async def test_a_connection_whose_time_is_up_is_not_picked_though_no_timer_said_
     pool.close()
 
 
-async def test_a_server_that_is_slow_to_begin_with_is_given_up_in_time() -> None:
-    """Nothing was sent yet, so any attempt may follow."""
+async def test_connecting_to_a_slow_server_has_a_time_limit() -> None:
+    """The request was not sent, so any attempt may follow."""
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         started.set()
-        await reader.read()  # what else the client says, until it closes
+        await reader.read()  # the rest of the client's data, until the client closes
         ended.set()
 
     started, ended = asyncio.Event(), asyncio.Event()
@@ -238,10 +238,10 @@ async def test_a_server_that_is_slow_to_begin_with_is_given_up_in_time() -> None
 
 
 @pytest.mark.parametrize("how", ["ended", "spoke", "closed"])
-async def test_a_connection_that_is_over_before_the_request_is_none(
+async def test_a_connection_that_ended_before_the_request_is_not_used(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was sent, so any attempt may follow; a request on it would wait for ever."""
+    """The request was not sent, so any attempt may follow. On the old connection, it would wait forever."""
     wires = []
 
     async def connect(origin: object, context: object, make: Callable[[], Made], *, public_only: bool) -> Made:
@@ -269,19 +269,19 @@ async def test_a_connection_that_is_over_before_the_request_is_none(
 
 
 class Contexts(NamedTuple):
-    """The sides of encrypted connections."""
+    """The TLS contexts of both sides."""
 
     server: ssl.SSLContext
-    """The side of a server with a certificate for 127.0.0.1."""
+    """The context of a server with a certificate for 127.0.0.1."""
     trusting: ssl.SSLContext
-    """The side of clients that know the certificate."""
+    """The context of clients that trust the certificate."""
     strange: ssl.SSLContext
-    """The side of clients that don't know it."""
+    """The context of clients that don't trust it."""
 
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    from callboard.adapters.transport.client import tls_context
+    from callboard.adapters.transport.connection_pool import tls_context
 
     strange = tls_context()
     with local_tls(tmp_path_factory.mktemp("tls")) as server:
@@ -289,8 +289,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
         return Contexts(server, tls_context(), strange)
 
 
-async def test_tls_carries_the_same_bytes_and_speaks_http_1(tls: Contexts) -> None:
-    """Over one connection, where many requests follow each other."""
+async def test_tls_transfers_the_same_bytes_with_http_1(tls: Contexts) -> None:
+    """Many requests use one connection, one after the other."""
     sent = b"0123456789" * 50_000
     async with serving(echo, tls=tls.server) as server, transport() as via:
         via._context = tls.trusting
@@ -303,10 +303,8 @@ async def test_tls_carries_the_same_bytes_and_speaks_http_1(tls: Contexts) -> No
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_certificate_that_is_not_trusted_or_of_another_host_is_no_connection(
-    tls: Contexts, trusted: bool
-) -> None:
-    """The check is ssl's own: the context decides."""
+async def test_an_untrusted_certificate_or_one_of_another_host_is_refused(tls: Contexts, trusted: bool) -> None:
+    """The context of `ssl` checks the certificate."""
     async with serving(echo, tls=tls.server) as server, transport() as via:
         via._context = tls.trusting if trusted else tls.strange
         url = server.url.replace("127.0.0.1", "localhost") if trusted else server.url
@@ -317,8 +315,8 @@ async def test_a_certificate_that_is_not_trusted_or_of_another_host_is_no_connec
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-async def test_a_server_that_speaks_no_tls_is_no_connection(said: bytes) -> None:
-    """Nor is one that ends it within the handshake."""
+async def test_a_server_without_tls_is_refused(said: bytes) -> None:
+    """The same holds for a server that ends the connection during the handshake."""
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -329,8 +327,10 @@ async def test_a_server_that_speaks_no_tls_is_no_connection(said: bytes) -> None
             await via.send(post(f"https://127.0.0.1:{port}/"))
 
 
-async def test_an_end_without_a_good_bye_is_the_end(tls: Contexts) -> None:
-    """Some servers leave TLS's out: a body that ends with the connection is whole, a shorter one is not."""
+async def test_an_end_without_tls_s_notice_is_an_end(tls: Contexts) -> None:
+    """Some servers don't send TLS's notice. A body that ends with the connection is complete, and a shorter one is
+    not.
+    """
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -347,18 +347,18 @@ async def test_an_end_without_a_good_bye_is_the_end(tls: Contexts) -> None:
             await exchange(via, post(f"https://127.0.0.1:{port}/"))
 
 
-# -- A connection that is given up while it is made leaves nothing behind, and touches nobody else's.
+# -- A connection that is cancelled during its creation leaves nothing, and does not affect other sockets.
 
 
 AFTERWARDS = 20
-"""Turns of the event loop in which whatever is left of a connection would have its say."""
+"""The turns of the event loop in which the rest of a connection could act."""
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])
 def contexts(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[ssl.SSLContext, ssl.SSLContext] | None]:
-    """Those of the server and the client; None without TLS."""
+    """The contexts of the server and the client. None without TLS."""
     if not request.param:
         yield None
         return
@@ -376,7 +376,7 @@ async def turns(count: int) -> None:
 
 
 async def talk_over_a_new_socket() -> None:
-    """It has the number of the socket that was closed last."""
+    """Use a new socket, which has the number of the last closed socket."""
     ours, theirs = socket.socketpair()
     with theirs, anyio.fail_after(5):
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -387,10 +387,10 @@ async def talk_over_a_new_socket() -> None:
         await writer.wait_closed()
 
 
-async def test_whoever_has_the_sockets_number_next_is_let_alone(
+async def test_the_next_socket_with_the_same_number_is_not_affected(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None,
 ) -> None:
-    """At whatever turn of the event loop it is given up: also at that which ends the handshake."""
+    """The connection is cancelled at any turn of the event loop, including the end of the handshake."""
 
     async def silent(connection: object) -> None:
         await anyio.sleep_forever()

@@ -27,7 +27,9 @@ Read = tuple[int, dict[str, str], bytes, bool, str | None]
 
 
 def read(parts: Iterable[bytes], method: str = "POST", *, ends: bool = True) -> tuple[ReplyParser, Read]:
-    """A parser that was fed these parts, and what it read: status, headers, body, whether all, and the error."""
+    """Feed a parser with these parts. Returns it with status, headers, body, whether all was read, and the
+    error.
+    """
     parser = ReplyParser()
     parser.begin(method)
     body = []
@@ -47,8 +49,10 @@ def check(form: Form, parts: Iterable[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_read_in_every_cut(name: str) -> None:
-    """Whole, byte by byte, and in two parts at every place; what follows it is noticed and left."""
+def test_every_form_is_read_in_every_division(name: str) -> None:
+    """The reply is read as a whole, byte by byte, and divided at every place. Data after the reply is noticed and
+    not read.
+    """
     form = FORMS[name]
     check(form, [form.sent])
     check(form, [form.sent[at : at + 1] for at in range(len(form.sent))])
@@ -58,7 +62,7 @@ def test_every_form_is_read_in_every_cut(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.free and not form.ends])
 def test_one_reply_follows_another(name: str) -> None:
-    """Nothing of the first is left for the second, whatever form it has."""
+    """No state of the first reply affects the second, in any form."""
     parser = ReplyParser()
     for form in (FORMS[name], *(each for each in FORMS.values() if each.free), FORMS[name]):
         parser.begin(form.method)
@@ -70,8 +74,10 @@ def test_one_reply_follows_another(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "behind" not in name])
-def test_a_form_that_breaks_off_is_never_whole(name: str) -> None:
-    """At whatever byte; only a body that ends with the connection can't be told from its beginning."""
+def test_an_incomplete_reply_is_never_complete(name: str) -> None:
+    """The break can be at any byte. Only a body that ends with the connection can't be distinguished from its
+    beginning.
+    """
     form = FORMS[name]
     head = form.sent.rfind(b"\r\n\r\n") if form.ends else len(form.sent) - 1
     for at in range(min(head + 4, len(form.sent)) if form.ends else len(form.sent)):
@@ -83,8 +89,10 @@ def test_a_form_that_breaks_off_is_never_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_reply_is_refused(name: str) -> None:
-    """In every cut, and nobody takes what came of it for a whole one; what follows changes nothing."""
+def test_an_invalid_reply_is_refused(name: str) -> None:
+    """This holds for every division. The received part never counts as complete, and later data changes
+    nothing.
+    """
     sent = BAD[name]
     for parts in (
         [sent],
@@ -97,8 +105,8 @@ def test_what_is_no_reply_is_refused(name: str) -> None:
         assert not parser.keeps_open
 
 
-def test_what_is_read_of_a_head_is_bounded() -> None:
-    """Its headers, the hints before it, its trailers and the extensions of its chunks; in one piece or many."""
+def test_the_size_of_a_head_is_limited() -> None:
+    """The limits apply to headers, earlier hints, trailers and chunk extensions, in one piece or many."""
     line = b"X-A: " + b"a" * 1000 + b"\r\n"
     many = MOST_HEAD_BYTES // len(line) + 1
     chunked = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -120,8 +128,8 @@ def test_what_is_read_of_a_head_is_bounded() -> None:
     assert (status, whole, error) == (200, True, None)
 
 
-def test_a_body_may_be_as_long_as_it_likes() -> None:
-    """Only what brings nothing is counted."""
+def test_a_body_has_no_limit() -> None:
+    """Only data that carries no content is limited."""
     chunk = [b"3e8\r\n" + b"a" * 1000, b"\r\n"]
     parts = [OK + b"Transfer-Encoding: chunked\r\n\r\n", *chunk * 500, b"0\r\n\r\n"]
     _, (_, _, body, whole, error) = read(parts)
@@ -129,8 +137,8 @@ def test_a_body_may_be_as_long_as_it_likes() -> None:
 
 
 @given(st.sampled_from(sorted(FORMS)), st.data())
-def test_whatever_comes_is_read_as_h11_reads_it_or_refused(name: str, data: st.DataObject) -> None:
-    """A form with some bytes changed: where both take it, they agree on what it is; and nothing else is raised."""
+def test_any_bytes_are_read_as_h11_reads_them_or_refused(name: str, data: st.DataObject) -> None:
+    """Some bytes of a form are changed. If both parsers accept the reply, they agree. No other error is raised."""
     form = FORMS[name]
     sent = bytearray(form.sent)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -146,14 +154,14 @@ def test_whatever_comes_is_read_as_h11_reads_it_or_refused(name: str, data: st.D
     if theirs is not None and whole:
         assert (status, body) == (theirs[0], theirs[2])
         for each in (headers, theirs[1]):
-            each.pop("transfer-encoding", None)  # whose value h11 writes anew
+            each.pop("transfer-encoding", None)  # h11 rewrites its value
         assert headers == theirs[1]
     if theirs is None and whole:
         assert error is None
 
 
 def read_by_h11(sent: bytes, method: str) -> tuple[int, dict[str, str], bytes] | None:
-    """What h11 makes of a reply; None if it takes it for none."""
+    """Read a reply with h11. None if h11 refuses it."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method=method, target="/", headers=[("Host", "a"), ("Content-Length", "0")]))
     connection.send(h11.EndOfMessage())
@@ -180,8 +188,8 @@ def read_by_h11(sent: bytes, method: str) -> tuple[int, dict[str, str], bytes] |
     return (status, headers, body) if isinstance(event, h11.EndOfMessage) else None
 
 
-def test_a_switch_to_another_protocol_is_called_by_its_name() -> None:
-    """As nobody asked for one, something between here and the server is wrong."""
+def test_a_switch_to_another_protocol_is_an_error_with_its_name() -> None:
+    """No switch was requested, so a proxy between client and server is faulty."""
     for name in ("other protocols", "other protocols, without a word"):
         _, (_, _, _, _, error) = read([BAD[name]])
         assert error is not None
@@ -199,11 +207,11 @@ def test_a_switch_to_another_protocol_is_called_by_its_name() -> None:
     ("timeout=-1", None),
     ("xtimeout=5", None),
 ])  # fmt: skip
-def test_a_server_says_how_long_it_keeps_a_connection(header: str, seconds: float | None) -> None:
+def test_the_time_that_a_server_keeps_a_connection_is_read(header: str, seconds: float | None) -> None:
     assert keep_alive_seconds(header) == seconds
 
 
-# -- What is sent before a body: where a URL leads, as httpx has it, and no header that could be another one.
+# -- The data before a body: the target of a URL as in httpx, and only valid headers.
 
 
 URL = "https://api.test/v1/talk"
@@ -217,8 +225,8 @@ def head(method: str = "POST", url: str = URL, length: int = 2, **headers: str) 
     return lines[:-2]
 
 
-def test_a_head_says_what_is_asked_and_how_long_the_body_is() -> None:
-    """The headers follow as they are given."""
+def test_a_head_has_the_request_and_the_length_of_the_body() -> None:
+    """The headers follow in the given order."""
     assert head(authorization="Bearer x", X_a="1\t2") == [
         "POST /v1/talk HTTP/1.1",
         "Host: api.test",
@@ -229,7 +237,7 @@ def test_a_head_says_what_is_asked_and_how_long_the_body_is() -> None:
     ]
 
 
-def test_a_host_and_codings_of_the_caller_s_stand_in_place_of_ours() -> None:
+def test_the_caller_s_host_and_codings_replace_the_default() -> None:
     assert head(HOST="other.test", Accept_Encoding="identity", content_length="2") == [
         "POST /v1/talk HTTP/1.1",
         "Host: other.test",
@@ -259,8 +267,8 @@ SECRET = "sk-secret"
     {f"x {SECRET}": "1"}, {f"x:{SECRET}": "1"}, {f"é{SECRET}": "1"}, {"": SECRET}, {"Content-Length": "3"},
     {"content-length": "2, 2"}, {"Transfer-Encoding": "chunked"}, {"transfer-encoding": "identity"},
 ])  # fmt: skip
-def test_a_header_that_could_be_another_or_a_body_of_another_length_is_refused(headers: dict[str, str]) -> None:
-    """Its value is never quoted."""
+def test_an_ambiguous_header_or_a_wrong_length_is_refused(headers: dict[str, str]) -> None:
+    """The error never quotes its value."""
     with pytest.raises(InvalidRequestError) as raised:
         write_head("POST", target_of(URL), headers, 2)
     assert not any(value in str(raised.value) for value in headers.values() if SECRET in value)
@@ -274,7 +282,7 @@ def test_a_method_that_is_none_is_refused(method: str) -> None:
 
 @given(st.dictionaries(st.text(max_size=6), st.text(max_size=12), max_size=3))
 def test_no_headers_give_more_lines_than_there_are(headers: dict[str, str]) -> None:
-    """Whatever they hold: as many as were given, or none."""
+    """For any headers, the number of lines is that of the headers, or the request is refused."""
     try:
         written = write_head("POST", target_of(URL), headers, 2)
     except InvalidRequestError:
@@ -318,7 +326,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 )
 @example("a.test", "%41%zz%/{}`\"<>\\^|~'", "a=%41%zz&b={}`\"<>\\^|~'")
 def test_paths_and_hosts_are_written_as_httpx_writes_them(place: str, path: str, query: str | None) -> None:
-    """A signature is made over the same characters. Only steps of dots stay as they are given."""
+    """A signature uses the same characters. Only steps of dots stay unchanged."""
     if any(step in (".", "..") for step in path.split("/")):
         return
     url = f"https://{place}/{path}" + ("" if query is None else f"?{query}")

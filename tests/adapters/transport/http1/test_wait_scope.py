@@ -35,7 +35,7 @@ def on_asyncio(test: Callable[[], Awaitable[None]]) -> None:
 
 
 async def waited(scopes: WaitScopes, seconds: float, limit: float) -> float:
-    """How long a wait of so many seconds takes under a limit."""
+    """The duration of a wait of some seconds with a limit."""
     begun = now()
     with scopes.until(begun + limit):
         await asyncio.sleep(seconds)
@@ -45,7 +45,7 @@ async def waited(scopes: WaitScopes, seconds: float, limit: float) -> float:
 
 @given(st.lists(st.lists(st.tuples(SECONDS, SECONDS | st.just(math.inf)), max_size=8), min_size=1, max_size=5))
 def test_a_wait_ends_with_its_work_or_at_its_limit(tasks: list[list[tuple[int, float]]]) -> None:
-    """Whatever waits came before it in its scope, and whatever waits run beside it. A tie is either's."""
+    """Earlier waits in the scope, and concurrent waits, have no effect. At the same time, either may end it."""
 
     async def test() -> None:
         scopes = WaitScopes()
@@ -60,9 +60,9 @@ def test_a_wait_ends_with_its_work_or_at_its_limit(tasks: list[list[tuple[int, f
 
 
 @given(SECONDS, st.lists(st.tuples(st.integers(0, 3), st.integers(4, 9)), max_size=6))
-def test_a_wait_ends_when_its_deadline_was_last_moved_to(first: int, moves: list[tuple[int, int]]) -> None:
-    """Sooner than before, later, or as often as one likes. Each of `moves` has the seconds that pass, and the
-    seconds that are left then.
+def test_a_wait_ends_at_its_last_deadline(first: int, moves: list[tuple[int, int]]) -> None:
+    """The deadline can move to an earlier or a later time, any number of times. Each of `moves` has the seconds
+    that pass and the seconds that are then left.
     """
 
     async def test() -> None:
@@ -77,8 +77,8 @@ def test_a_wait_ends_when_its_deadline_was_last_moved_to(first: int, moves: list
     on_asyncio(test)
 
 
-def test_the_timer_of_a_wait_serves_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand waits that are all over in time set two."""
+def test_the_timer_of_a_wait_is_used_for_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand waits that end in time set two timers."""
 
     async def test() -> None:
         loop, scopes, timers = asyncio.get_running_loop(), WaitScopes(), 0
@@ -97,13 +97,13 @@ def test_the_timer_of_a_wait_serves_those_after_it(monkeypatch: pytest.MonkeyPat
     on_asyncio(test)
 
 
-def test_a_wait_that_is_over_is_not_cancelled_any_more() -> None:
-    """Neither by its deadline, nor by who still holds its scope, nor is the wait that uses the scope next."""
+def test_a_finished_wait_is_not_cancelled_later() -> None:
+    """Neither its deadline nor its scope's owner cancels it later, or cancels the next wait in the scope."""
 
     async def test() -> None:
         scopes = WaitScopes()
         with scopes.until(now() + 2) as scope:
-            scope.cancel()  # which is for later, as this task runs
+            scope.cancel()  # takes effect later, because this task runs now
         scope.cancel()
         assert await waited(scopes, 5, 9) == 5
 
@@ -133,7 +133,7 @@ def test_a_wait_is_cancelled_by_another_task_once() -> None:
                 await asyncio.sleep(9)
             finally:
                 caught.append(now())
-                await asyncio.sleep(5)  # as one may who closes a connection in order
+                await asyncio.sleep(5)  # an orderly close of a connection may wait
         assert (caught, now(), running_task().cancelling()) == ([1], 6, 0)
 
     on_asyncio(test)
@@ -152,8 +152,8 @@ def test_what_a_cancelled_wait_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("at", [0.5, 1, 1.5])
-def test_a_cancellation_of_the_whole_task_is_never_taken_for_the_waits(at: float) -> None:
-    """Before the wait's own, at the same moment, and while it is cleaned up."""
+def test_a_cancellation_of_the_task_is_never_taken_for_that_of_the_wait(at: float) -> None:
+    """The cancellation comes before the wait's own, at the same time, or during the cleanup."""
 
     async def waiting(limit: float) -> None:
         with WaitScopes().until(limit):
@@ -174,8 +174,8 @@ def test_a_cancellation_of_the_whole_task_is_never_taken_for_the_waits(at: float
 @pytest.mark.parametrize("at", [0.5, 1, 1.5])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_scope_around_a_wait_ends_both(at: float, first: bool) -> None:
-    """anyio's: before the wait's own end, at the same moment, and while the wait is cleaned up. At the same moment
-    either may be first.
+    """anyio's scope ends before the wait, at the same time, or during the cleanup. At the same time, either may be
+    first.
     """
 
     async def test() -> None:
@@ -189,7 +189,7 @@ def test_a_scope_around_a_wait_ends_both(at: float, first: bool) -> None:
             await asyncio.sleep(9)
         assert around.cancelled_caught
         assert (now(), running_task().cancelling()) == (at, 0)
-        await asyncio.sleep(1)  # which nothing cancels
+        await asyncio.sleep(1)  # no scope cancels this
 
     on_asyncio(test)
 
@@ -204,8 +204,8 @@ def test_scopes_of_an_event_loop_that_ended_are_used_no_more() -> None:
         on_asyncio(test)
 
 
-def test_so_many_scopes_are_kept_and_no_more() -> None:
-    """After a thousand waits at once."""
+def test_a_limited_number_of_scopes_is_kept() -> None:
+    """A thousand concurrent waits leave only a limited number of scopes."""
 
     async def test() -> None:
         scopes = WaitScopes()

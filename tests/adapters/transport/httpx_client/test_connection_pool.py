@@ -24,7 +24,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 class Server:
-    """Says ok to all that comes."""
+    """A server that replies ok to each request."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -32,13 +32,13 @@ class Server:
         self.opened = 0
         """The number of connections so far."""
         self.silent = False
-        """Whether it says nothing more."""
+        """Whether the server no longer replies."""
         self.last = False
-        """Whether it closes each connection after a reply."""
+        """Whether the server closes each connection after a reply."""
         self.asked = anyio.Event()
         """Set with the first request."""
         self.more = b""
-        """What it says of itself on each connection, once it has replied and `speak` is set."""
+        """Data that the server sends on each connection after a reply, once `speak` is set."""
         self.speak = anyio.Event()
 
     async def serve(self, stream: SocketStream) -> None:
@@ -95,16 +95,16 @@ async def whole(pool: ConnectionPool, server: Server) -> bytes:
 
 
 async def test_requests_one_after_another_share_a_connection(pool: ConnectionPool, server: Server) -> None:
-    """As long as the server keeps it open."""
+    """This holds as long as the server keeps the connection open."""
     for _ in range(5):
         assert await whole(pool, server) == b"ok"
     assert server.opened == len(pool.connections) == 1
 
 
-async def test_requests_at_once_wait_for_nobody_and_few_connections_are_kept(
+async def test_concurrent_requests_do_not_wait_and_few_connections_are_kept(
     pool: ConnectionPool, server: Server
 ) -> None:
-    """Each has a connection of its own; afterwards only so many stay as the pool keeps."""
+    """Each request has its own connection. Afterwards, the pool only keeps its maximum."""
     replies = [await begin(pool, server) for _ in range(4)]
     assert server.opened == len(pool.connections) == 4
     for reply in replies:
@@ -115,11 +115,11 @@ async def test_requests_at_once_wait_for_nobody_and_few_connections_are_kept(
 
 
 async def test_a_connection_that_the_server_closed_is_not_used_again(pool: ConnectionPool, server: Server) -> None:
-    """It is seen to have ended before the next request goes."""
+    """The end is detected before the next request is sent."""
     server.last = True
     assert await whole(pool, server) == b"ok"
     with anyio.fail_after(10):
-        while not pool.connections[0].has_expired():  # its end has not come yet
+        while not pool.connections[0].has_expired():  # its end has not arrived yet
             await anyio.lowlevel.checkpoint()
     assert await whole(pool, server) == b"ok"
     assert server.opened == 2
@@ -127,32 +127,32 @@ async def test_a_connection_that_the_server_closed_is_not_used_again(pool: Conne
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n", OK, b"x"])
-async def test_a_connection_on_which_something_came_unasked_is_not_used_again(
+async def test_a_connection_with_unexpected_data_is_not_used_again(
     pool: ConnectionPool, server: Server, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be taken for the reply to the next request, though the connection is still open."""
+    """The data would be taken for the reply to the next request, although the connection is still open."""
     monkeypatch.setattr("callboard.adapters.transport.httpx_connections.KEPT_SECONDS", 3600.0)
     server.more = more
     assert await whole(pool, server) == b"ok"
     assert not pool.connections[0].has_expired()
     server.speak.set()
     with anyio.fail_after(10):
-        while not pool.connections[0].has_expired():  # it has not come yet
+        while not pool.connections[0].has_expired():  # the data has not arrived yet
             await anyio.lowlevel.checkpoint()
     assert await whole(pool, server) == b"ok"
     assert server.opened == 2
     assert len(pool.connections) == 1
 
 
-async def test_a_reply_that_is_not_read_takes_its_connection_along(pool: ConnectionPool, server: Server) -> None:
-    """What is left in it would be taken for the next reply."""
+async def test_an_unread_reply_closes_its_connection(pool: ConnectionPool, server: Server) -> None:
+    """The unread rest would be taken for the next reply."""
     await (await begin(pool, server)).aclose()
     assert pool.connections == []
     assert await whole(pool, server) == b"ok"
 
 
 async def test_a_cancelled_request_leaves_no_connection(pool: ConnectionPool, server: Server) -> None:
-    """Neither where it was sent already nor where it was still connecting."""
+    """This holds for a request that was sent and for one that was connecting."""
     with anyio.move_on_after(0):
         await begin(pool, server)
     assert pool.connections == []
@@ -164,8 +164,8 @@ async def test_a_cancelled_request_leaves_no_connection(pool: ConnectionPool, se
     assert pool.connections == []
 
 
-async def test_servers_are_told_apart(pool: ConnectionPool, server: Server) -> None:
-    """A connection is used for nobody but the server that it leads to."""
+async def test_servers_are_distinguished(pool: ConnectionPool, server: Server) -> None:
+    """A connection is only used for its own server."""
     async with serving() as other:
         for _ in range(2):
             await whole(pool, server)
@@ -173,8 +173,8 @@ async def test_servers_are_told_apart(pool: ConnectionPool, server: Server) -> N
         assert (server.opened, other.opened) == (1, 1)
 
 
-async def test_closing_takes_connections_in_use_along(pool: ConnectionPool, server: Server) -> None:
-    """Whoever still reads from one is told."""
+async def test_closing_also_closes_connections_in_use(pool: ConnectionPool, server: Server) -> None:
+    """A reader of such a connection gets an error."""
     reply = await begin(pool, server)
     await pool.aclose()
     assert pool.connections == []

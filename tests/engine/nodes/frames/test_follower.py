@@ -247,9 +247,9 @@ def test_an_ending_does_not_overtake_retained_frames() -> None:
     first, second, zombie = frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))
     one, other = follower(), follower()
     for frame, kept in ((first, True), (ending, False), (zombie, False), (second, True)):
-        one.frame(frame, 0.0, kept=kept)
+        one.frame(frame, 0.0, stored=kept)
     for frame in (first, ending, second):
-        other.frame(frame, 0.0, kept=True)
+        other.frame(frame, 0.0, stored=True)
     for each in (one, other):
         each.replayed(0.0)
     end = TurnComplete("outcome_unknown", "gone")
@@ -334,7 +334,7 @@ class Owner:
 
     def answers(self, ask: AskFrames | AskCancel) -> list[tuple[str, bytes]]:
         self.wire.sent.clear()
-        self.sender.asked("", encode(ask), "reply")
+        self.sender.answer("", encode(ask), "reply")
         sent, self.wire.sent = self.wire.sent, []
         return sent
 
@@ -467,7 +467,7 @@ async def test_a_node_answers_only_for_its_own_streams() -> None:
     assert owner.answers(AskFrames("trn_mirrored", 0, "to")) == []
     assert owner.answers(AskCancel("trn_other")) == []
     owner.wire.sent.clear()
-    owner.sender.asked("", b"\xc1", "reply")
+    owner.sender.answer("", b"\xc1", "reply")
     assert owner.wire.sent == []
 
 

@@ -58,7 +58,7 @@ END = TurnComplete("completed")
 
 def left_of(*events: TurnEvent, **about: Any) -> tuple[Message, ...]:
     """The messages that remain of an unfinished turn with these frames."""
-    return present(retained_turns(frames(*events, **about)).unfinished).left
+    return present(retained_turns(frames(*events, **about)).unfinished).unanswered
 
 
 def new_mirror() -> Mirror:
@@ -127,7 +127,7 @@ def test_frames_in_order_are_not_held() -> None:
         assert mirror.receive(frame)
         assert not mirror.behind
         assert not mirror.receive(frame)
-    assert mirror._held == {}
+    assert mirror._early_frames == {}
 
 
 def test_the_number_of_held_frames_is_limited() -> None:
@@ -136,7 +136,7 @@ def test_the_number_of_held_frames_is_limited() -> None:
     frames = framed([TextDelta(str(n)) for n in range(2 * MOST_HELD)], each=1)
     for frame in reversed(frames[1:]):
         mirror.receive(frame)
-    assert len(mirror._held) == MOST_HELD
+    assert len(mirror._early_frames) == MOST_HELD
     mirror.receive(frames[0])
     assert mirror.next_seq == MOST_HELD
     assert mirror.behind
@@ -410,8 +410,8 @@ def test_an_unfinished_turn_leaves_its_delivered_text() -> None:
     told = MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re")
     turn = present(retained_turns(frames(*told)).unfinished)
     assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
-    said, reply = turn.left
-    assert said == HI
+    partial, reply = turn.unanswered
+    assert partial == HI
     assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
     metadata = present(reply.metadata)
     assert (metadata.model, metadata.stop_reason) == ("p:m", StopReason.ERROR)
@@ -433,9 +433,9 @@ def test_a_complete_reply_that_is_not_in_the_history_is_kept() -> None:
     metadata = present(reply.metadata)
     assert (metadata.stop_reason, metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
     stored = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    told = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
-    assert present(retained_turns(told).unfinished).left == ()
-    assert retained_turns(told).beyond(0) == (HI, stored)
+    sent = frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, stored))
+    assert present(retained_turns(sent).unfinished).unanswered == ()
+    assert retained_turns(sent).beyond(0) == (HI, stored)
 
 
 def test_a_steering_message_is_kept_with_its_reply() -> None:
@@ -449,8 +449,8 @@ def test_a_steering_message_is_kept_with_its_reply() -> None:
         TextDelta("Ok", 0, "msg_2"),
     ]
     kept = retained_turns(frames(*events, appended=(HI, first)))
-    assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
-    assert kept.unfinished.left[0].steers
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_steer", "msg_2"]
+    assert kept.unfinished.unanswered[0].steers
 
 
 def test_an_ending_by_another_node_leaves_the_delivered_text() -> None:
@@ -459,7 +459,7 @@ def test_an_ending_by_another_node_leaves_the_delivered_text() -> None:
     *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
     turn = retained_turns([*before, gone, after]).unfinished
     assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
-    assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
+    assert [one.content for one in turn.unanswered] == [HI.content, (TextBlock("a"),)]
 
 
 def test_late_messages_of_an_older_epoch_are_not_in_the_history() -> None:
@@ -475,7 +475,7 @@ def test_a_turn_without_its_beginning_has_its_remaining_messages() -> None:
     """The broker keeps frames for a limited time."""
     kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
-    assert [one.id for one in kept.unfinished.left] == ["msg_re"]
+    assert [one.id for one in kept.unfinished.unanswered] == ["msg_re"]
 
 
 @given(st.integers(0, 2**32))
@@ -492,11 +492,11 @@ def test_the_order_of_frames_does_not_matter(seed: int) -> None:
 
 def test_messages_of_a_first_turn_in_frames_are_not_missing() -> None:
     """The store has the call but no message. Other missing parts stay missing."""
-    begun = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
+    first = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
     saved = SavedSession(
         session_id="ses", setup=None, withheld=None, tags={}, name=None, messages=(), missing=(NOTHING_SAID,)
     )
-    assert in_its_first_turn(saved, begun).missing == ()
+    assert in_its_first_turn(saved, first).missing == ()
     assert in_its_first_turn(saved, retained_turns([])).missing == (NOTHING_SAID,)
     later = retained_turns(frames(TextDelta("a", 0, "msg_re"), history=2))
     assert in_its_first_turn(saved, later).missing == (NOTHING_SAID,)
@@ -505,10 +505,10 @@ def test_messages_of_a_first_turn_in_frames_are_not_missing() -> None:
 @pytest.mark.parametrize("first_frames_first", [True, False])
 def test_turns_of_one_millisecond_are_in_the_order_of_their_histories(first_frames_first: bool) -> None:
     """The random part of a stream's id has no order."""
-    begun = "trn_01HZZZZZZZ"
+    prefix = "trn_01HZZZZZZZ"
     reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
-    one = frames(END, stream_id=begun + "Z" * 16, history=0, appended=(HI, reply))
-    two = frames(MessageStart("msg_2"), stream_id=begun + "0" * 16, history=2)
+    one = frames(END, stream_id=prefix + "Z" * 16, history=0, appended=(HI, reply))
+    two = frames(MessageStart("msg_2"), stream_id=prefix + "0" * 16, history=2)
     kept = retained_turns([*one, *two] if first_frames_first else [*two, *one])
     assert [turn.history for turn in kept.turns] == [0, 2]
     assert kept.unfinished is kept.turns[1]

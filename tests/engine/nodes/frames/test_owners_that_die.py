@@ -46,7 +46,7 @@ Seen = list[TurnEvent | StreamReset[TurnEvent]]
 
 @contextmanager
 def owner(nats: NatsServer, dsn: str, folder: Path, name: str, dies_at: int) -> Iterator[subprocess.Popen[str]]:
-    """A node in a process of its own. It is killed at the end of the block."""
+    """A node in a separate process, which is killed at the end of the block."""
     process = started(OWNER, nats.url, dsn, folder, name, dies_at, LEASE)
     try:
         yield process

@@ -99,11 +99,11 @@ async def test_the_command_shows_the_slices_of_each_node(
 ) -> None:
     """The command shows slices before any spend, and marks a node that is gone."""
     limit = f"{Decimal(9 * ONE).scaleb(-9):f}"
-    begun, held = asyncio.Event(), asyncio.Event()
+    started, held = asyncio.Event(), asyncio.Event()
     wanted = ("budget", "--store", postgres_dsn, "--max-cost-usd", limit, "--per", "tag:tenant")
 
     async def pause() -> None:
-        begun.set()
+        started.set()
         await held.wait()
 
     async def shown(*options: str) -> str:
@@ -116,7 +116,7 @@ async def test_the_command_shows_the_slices_of_each_node(
         shared = node_of(a).shared
         assert shared is not None
         # The store grants the slice before the call starts. A slow node can give its slice back.
-        await begun.wait()
+        await started.wait()
         (row,) = map(json.loads, (await shown("--json")).splitlines())
         assert (row["value"], row["spent_nano_usd"]) == ("acme", 0)
         (slice_,) = row["slices"]
@@ -151,10 +151,10 @@ async def test_without_the_shared_store_calls_are_refused_unless_configured(
     if (reason := why_not(own=True)) is not None:
         pytest.skip(reason)
     budget = Budget(max_tokens=3 * (SENT + 100))
-    begun, stopped = asyncio.Event(), asyncio.Event()
+    started, stopped = asyncio.Event(), asyncio.Event()
 
     async def until_it_is_stopped() -> None:
-        begun.set()
+        started.set()
         await stopped.wait()
 
     replies = [Say("x", pause=until_it_is_stopped), *[Say("x")] * 40]
@@ -162,7 +162,7 @@ async def test_without_the_shared_store_calls_are_refused_unless_configured(
         cluster = {"without_store": without_store}
         async with node("a", dsn, tmp_path, budget, *replies, cluster=cluster) as a:
             under_way = asyncio.create_task(asked(a))
-            await begun.wait()
+            await started.wait()
             await asyncio.to_thread(server.stop, "immediate")
             while made([ended := await asked(a)]):
                 pass  # The node still had a slice for these calls.

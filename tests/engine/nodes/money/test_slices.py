@@ -262,9 +262,9 @@ async def test_a_late_statement_takes_nothing_that_the_node_uses() -> None:
     assert late is not None
     await model.give_back(*late)
     mine = await a.reserve(600)
-    theirs = await b.reserve(600)
+    reserved = await b.reserve(600)
     assert mine
-    assert not theirs
+    assert not reserved
 
 
 async def test_a_returned_slice_is_not_used() -> None:
@@ -413,8 +413,8 @@ async def test_without_the_store_each_node_uses_an_even_part() -> None:
             assert len(a.sent) == 5, "each of two nodes has half of the limit"
             rows.gone = False
         assert anyio.current_time() - began < 10
-        told = [each.data for each in events.take()]
-    assert told == [
+        published = [each.data for each in events.take()]
+    assert published == [
         NodeLimitsChanged(current="divided", nodes=2, reason="gone"),
         NodeLimitsChanged(current="shared", nodes=2),
     ]

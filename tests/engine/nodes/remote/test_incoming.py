@@ -133,7 +133,7 @@ def test_an_event_that_only_the_store_has_is_fetched() -> None:
 
 
 def test_events_found_in_the_store_get_time_to_arrive() -> None:
-    """Their page can still arrive."""
+    """The page of such an event can still arrive."""
     run = Incoming(0, PATIENCE)
     run.stored(4, 10.0)
     assert run.ask_at == 10.0 + GRACE_SECONDS
@@ -146,7 +146,7 @@ def test_the_number_of_held_pages_is_limited() -> None:
     run = Incoming(0, PATIENCE)
     for n in range(1, 3 * MOST_HELD):
         run.receive(arrived(n, n + 1), 0.0)
-    assert len(run._held) == MOST_HELD
+    assert len(run._early_pages) == MOST_HELD
     last = 3 * MOST_HELD
     assert seqs(run.answered(events(range(1, 3)), 2, 0.0)) == list(range(1, MOST_HELD + 2))
     assert run.lacking
@@ -177,7 +177,7 @@ def test_every_event_arrives_once_and_in_order(day: tuple[list[int], list[tuple[
     now = 0.0
 
     def store(stored: int, limit: int = 3) -> None:
-        known = run.known or 0
+        known = run.up_to or 0
         found = [seq for seq in numbers[:stored] if seq > known]
         through = found[limit - 1] if len(found) > limit else (numbers[stored - 1] if stored else 0)
         got.extend(seqs(run.answered(events(found[:limit]), through, now)))

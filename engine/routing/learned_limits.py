@@ -174,12 +174,12 @@ class Learned(Limit):
         self.fixed = False
         self._level = 0.0  # without the reserved amounts
         self._stated = 0.0  # without the reserved amounts and the later refill
-        self._held = 0.0
+        self._reserved = 0.0
         self._as_of_us = 0
         self._full_at_us = 0
         self._rate = 0.0  # refill per microsecond
 
-    def tell(self, reading: Reading, pending: float, held: float, now_us: int) -> None:
+    def tell(self, reading: Reading, pending: float, reserved: float, now_us: int) -> None:
         """Apply a reading from the provider's headers."""
         limit = max(reading.limit or self.limit, reading.remaining, 1.0)
         period = MINUTE_US if reading.reset_us is None else max(reading.reset_us, 1)
@@ -190,7 +190,7 @@ class Learned(Limit):
             self._rate = limit / MINUTE_US
         self.limit, self.fixed = limit, self.fixed or reading.fixed
         self._level = self._stated = reading.remaining - pending
-        self._held = held
+        self._reserved = reserved
         self._as_of_us, self._full_at_us = now_us, now_us + period
 
     @property
@@ -202,7 +202,7 @@ class Learned(Limit):
 
     def room(self, now_us: int) -> float:
         self._fill(now_us)
-        return self._level - self._held
+        return self._level - self._reserved
 
     def opens_in(self, amount: float, now_us: int) -> int:
         missing = amount - self.room(now_us)
@@ -215,14 +215,14 @@ class Learned(Limit):
         return self._full_at_us - now_us + windows * MINUTE_US
 
     def hold(self, ticket: Ticket, now_us: int) -> None:
-        self._held += self.amount(ticket)
+        self._reserved += self.amount(ticket)
 
     def drop(self, ticket: Ticket, now_us: int) -> None:
-        self._held -= self.amount(ticket)
+        self._reserved -= self.amount(ticket)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
         self._fill(now_us)
-        self._held -= self.amount(ticket)
+        self._reserved -= self.amount(ticket)
         self._level -= self.amount(ticket)
         self._stated -= self.amount(ticket)
 
@@ -259,7 +259,7 @@ class Account:
         """The number of refusals that started a pause."""
         self._learned: dict[str, Learned] = {}
         self._fixed = False
-        self._held: set[Ticket] = set()
+        self._running: set[Ticket] = set()
         self._sent: deque[Ticket] = deque()
         self._observed = -1  # the number of the last request whose reply's headers were read
         self._observed_us = -MINUTE_US  # the time of the last reading on any node
@@ -270,7 +270,7 @@ class Account:
     @property
     def idle(self) -> bool:
         """Whether no limit is known and no request is in progress."""
-        return not self.limits and self.cap is None and not self._sent and not self._held
+        return not self.limits and self.cap is None and not self._sent and not self._running
 
     def declare(self, requests: float | None, tokens: float | None, window_us: int = MINUTE_US) -> None:
         """Set the declared limits. Requests of the last minute count in them."""
@@ -283,7 +283,7 @@ class Account:
             for ticket in self._sent:
                 limit.hold(ticket, ticket.sent_us)
                 limit.send(ticket, ticket.sent_us)
-            for ticket in self._held:
+            for ticket in self._running:
                 limit.hold(ticket, 0)
         self.limits = (*declared, *self._learned.values())
 
@@ -311,19 +311,19 @@ class Account:
 
     def hold(self, ticket: Ticket, now_us: int) -> None:
         """Admit a request."""
-        self._held.add(ticket)
+        self._running.add(ticket)
         for limit in self.limits:
             limit.hold(ticket, now_us)
 
     def drop(self, ticket: Ticket, now_us: int) -> None:
         """Release the reservation of a request that was not sent."""
-        self._held.discard(ticket)
+        self._running.discard(ticket)
         for limit in self.limits:
             limit.drop(ticket, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
         """Count a request that was admitted and is sent now."""
-        self._held.discard(ticket)
+        self._running.discard(ticket)
         self._sent.append(ticket)
         for limit in self.limits:
             limit.send(ticket, now_us)
@@ -424,7 +424,7 @@ class Account:
             if sent.number <= ticket.number:
                 break
             pending += learned.amount(sent)
-        learned.tell(reading, pending, sum(map(learned.amount, self._held)), now_us)
+        learned.tell(reading, pending, sum(map(learned.amount, self._running)), now_us)
 
     def observed(self, ticket: Ticket, now_us: int) -> None:
         """Note that all headers of a reply were applied."""
@@ -452,7 +452,7 @@ class Account:
                 sent for sent in self._sent if sent.state != "over" or sent.sent_us > observed_us - UNDERWAY_US
             ]
             pending = sum(map(learned.amount, unseen))
-            learned.tell(reading, pending, sum(map(learned.amount, self._held)), now_us)
+            learned.tell(reading, pending, sum(map(learned.amount, self._running)), now_us)
         if opens and self.cap is not None and now_us >= self.paused_until_us:
             self.cap = None
 
