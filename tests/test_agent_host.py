@@ -159,8 +159,8 @@ def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
 
 
 def test_two_researchers_read_files_for_one_turn(host: Host) -> None:
-    """The researchers' calls count for the tenant and for the turn that started them. Their sessions are not listed as
-    chats.
+    """The researchers' calls count for the tenant and for the turn that started them. The list of chats does not
+    have their sessions.
     """
     with host.tenant("lead") as lead:
         events = say(lead, "cellos", "Compare cellos.")
