@@ -15,6 +15,7 @@ import msgspec
 from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.errors import CallboardError
+from callboard.bus.log import takes_old_names
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ended_well
 
@@ -173,6 +174,7 @@ class Answers(msgspec.Struct, frozen=True):
     """The calls that were approved."""
 
 
+@takes_old_names(given="answers")
 def answers_to(messages: Sequence[Message], answers: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
     """Check a host's answers to open calls, and split them into results and calls to run.
 

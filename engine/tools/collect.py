@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.log import Log
+from callboard.bus.log import Log, takes_old_names
 
 from .handler import Tool, require_distinct
 from .parameters import ToolDefinitionError
@@ -57,6 +57,7 @@ _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """A cache of the tools made from functions, so that a function passed with every call is inspected once."""
 
 
+@takes_old_names(given="tools")
 def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
     """Convert the given tools and functions to tools.
 
