@@ -201,9 +201,9 @@ class LedgerTables(Protocol):
 
 # --- Nodes and owners of sessions ---
 #
-# A node counts as running while its lease is valid, by the database's clock. A session has one owner at a time. A
-# takeover raises the session's epoch, and every message carries its epoch. So the store can refuse late messages
-# of a former owner.
+# A node is treated as running while its lease is valid, by the database's clock. A session has one owner at a
+# time. A takeover raises the session's epoch, and every message carries its epoch. So the store can refuse late
+# messages of a former owner.
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):

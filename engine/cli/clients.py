@@ -232,7 +232,7 @@ def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
         client = _changed(await _stored_client(tables, arguments.name), arguments)
         if not await tables.change_client(client):
-            raise _unknown(arguments.name)  # the client was revoked meanwhile
+            raise _unknown(arguments.name)  # the client was revoked during this command
         return client
 
     return _on_tables(arguments, work)

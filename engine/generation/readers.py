@@ -1,8 +1,8 @@
 """A streamed turn and its readers.
 
-The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
-its own position, and starts at the first event. An `EventReader` yields the turn's events from its log. A
-`ViewReader` yields the view of `stream()`. At the end, each reader raises the turn's exception, if there is one.
+The turn starts when a reader first needs it, and is cancelled when no reader needs it. Each reader has its own
+position, and starts at the first event. An `EventReader` yields the turn's events from its log. A `ViewReader`
+yields the view of `stream()`. At the end, each reader raises the turn's exception, if there is one.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class TextPieces(Generic[E]):
             piece = ""
             if isinstance(event, TextDelta):
                 piece = event.text
-            elif isinstance(event, StreamReset):  # the log was folded meanwhile
+            elif isinstance(event, StreamReset):  # the log was folded after the last read
                 piece = _text_of(event.snapshot)[self._delivered :]
             if piece:
                 self._delivered += len(piece)

@@ -302,12 +302,11 @@ class AvailabilityTable:
         now_us: int,
         node: str,
     ) -> Changes:
-        """Apply the state that another node has published. An unavailable model stays so until the later of both
-        nodes' times.
+        """Apply the state that another node has published. An unavailable model stays unavailable until the later
+        one of the two nodes' times.
 
         If the model was unavailable only because of another node, and a node found it available, it may be tried
-        immediately. While a call probes here, that call
-        decides.
+        immediately. While a call of this node probes the model, the result of that call decides.
         """
         key = provider, model
         record = self._records.get(key)

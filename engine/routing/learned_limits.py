@@ -300,7 +300,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """The minimum time in microseconds until a request may be sent. Other requests may delay it further."""
+        """The minimum time in microseconds until a request may be sent. Other requests may delay it more."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))

@@ -99,8 +99,8 @@ class RateLimiter:
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
-        """Count a request that is sent now. Returns False if the provider has refused another request meanwhile,
-        so that this one waits again.
+        """Count a request that is sent now. Returns False if the provider refused another request after this one
+        was admitted. This request then waits again.
         """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:

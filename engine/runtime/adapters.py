@@ -221,7 +221,7 @@ class Host(Protocol):
         """Restart an actor that exhausted its restarts. Raises the error of its start."""
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when no turn or call uses it any more."""
+        """Stop an adapter when the last turn or call that uses it has ended."""
 
 
 # --- The pool ---

@@ -318,7 +318,7 @@ class Life:
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when no turn or call uses it any more."""
+        """Stop an adapter when the last turn or call that uses it has ended."""
         self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
 
     async def _retire(self, running: RunningAdapter) -> None:
