@@ -243,7 +243,8 @@ class ServerTraits(NamedTuple):
 ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
+def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], int, list[Loss]]:
+    """The messages, the number of messages in the first item if it is `Raw`, and the losses."""
     return _Writer(history, habits).write()
 
 
@@ -270,7 +271,7 @@ class _Writer:
         # the toolset of each call, for the call's result, by Callboard's id of the call
         self.toolsets: dict[str, Json] = {}
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> tuple[list[Json], int, list[Loss]]:
         history, plain = self.history, self.history.plain
         written, done = encoded(history, "messages", _plain)
         last: list[Json] = []
@@ -293,7 +294,7 @@ class _Writer:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
         if last_role == "assistant":
             _trim_end(last)
-        return written, self.losses
+        return written, done, self.losses
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
@@ -383,7 +384,7 @@ class _Writer:
         return {**wire_block, **fields}
 
     def _is_sent(self, caller: Json) -> bool:
-        """Whether a call may be sent: it has no caller, or the code that called it is sent, too."""
+        """Whether a call may be sent: it has no caller, or its caller is also sent."""
         if not isinstance(caller, dict):
             return False
         if "tool_id" not in caller:

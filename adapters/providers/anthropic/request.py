@@ -53,10 +53,13 @@ _Spot: TypeAlias = tuple[list[Json], int]
 
 
 def mark(
-    body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
+    body: JsonObject, *, minimum: int, ttl: str, joined: int | None, tools_bytes: int, hosts: bool = True
 ) -> None:
-    """Put cache breakpoints into a body. Blocks that get a breakpoint are copied."""
-    spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
+    """Put cache breakpoints into a body. Blocks that get a breakpoint are copied.
+
+    `joined` is the number of messages in the JSON of the first ones, or None if no message gets a breakpoint.
+    """
+    spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, None if _MARKED in body else joined)
     room = MOST - len(list(_marked(body))) if hosts else MOST
     chosen = spots[-room:] if room > 0 else []
     control: JsonObject = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
@@ -110,7 +113,7 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
         del block[_MARKED]
 
 
-def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
+def _spots(body: JsonObject, least: int, size: int, joined: int | None) -> list[_Spot]:
     """The places where a breakpoint may be set, in the order of the prompt.
 
     Only places after enough text count. The last places are the most important, because they cover all text before
@@ -132,35 +135,32 @@ def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[
     if size >= least and isinstance(system, list):
         spots.append(_last(system))
     messages = body["messages"]
-    if conversation and isinstance(messages, list):
-        spots += _in_messages(messages, size, least)
+    if joined is not None and isinstance(messages, list):
+        spots += _in_messages(messages, joined, size, least)
     return [spot for spot in spots if spot is not None]
 
 
-def _in_messages(messages: list[Json], size: int, least: int) -> list[_Spot | None]:
+def _in_messages(messages: list[Json], joined: int, size: int, least: int) -> list[_Spot | None]:
     """The last user block before the last reply, and the last block."""
     last = reply = len(messages) - 1
     while reply > 0 and _field(messages[reply], "role") != "assistant":
         reply -= 1
-    enough = _long_enough_with(messages, size, least)
+    enough = _long_enough_with(messages, joined, size, least)
     contents = [_field(messages[number], "content") for number in (reply - 1, last) if number >= enough]
     return [_last(content) for content in contents if isinstance(content, list)]
 
 
 _PLAIN_BYTES = len('{"role":"user","content":[{"type":"text","text":""}]},')
 """The bytes of a plain message without its text."""
-_PLAIN_START = b'{"role":"'
-"""The start of each message. Texts can't contain it, because JSON escapes their quotation marks."""
 
 
-def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
+def _long_enough_with(messages: list[Json], joined: int, size: int, least: int) -> int:
     """The index of the message at which the prompt is long enough; the number of messages if it never is."""
     if size >= least:
         return 0
     for place, message in enumerate(messages):
         if not isinstance(message, dict):  # the JSON of several plain messages
-            joined = bytes(cast("msgspec.Raw", message))
-            size += len(joined) - joined.count(_PLAIN_START) * _PLAIN_BYTES
+            size += memoryview(cast("msgspec.Raw", message)).nbytes - joined * _PLAIN_BYTES
             content = None
         else:
             content = message.get("content")
@@ -293,6 +293,7 @@ class _Writer:
         self.history = fit_history(request, target)
         schema = request.output_schema
         self.held_to = None if schema is None else fit_schema(schema)
+        self.joined = 0
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
 
@@ -314,7 +315,7 @@ class _Writer:
                 body,
                 minimum=minimum,
                 ttl=str(ttl),
-                conversation="messages" not in extra and self._will_repeat(),
+                joined=self.joined if "messages" not in extra and self._will_repeat() else None,
                 tools_bytes=self._tools_bytes(body),
                 hosts=hosts,
             )
@@ -375,7 +376,7 @@ class _Writer:
         system = self._system()
         if system is not None:
             body["system"] = system
-        body["messages"], self.losses = write_messages(self.history, habits)
+        body["messages"], self.joined, self.losses = write_messages(self.history, habits)
         container = open_container(self.history)
         if container is not None:  # the host's may be an object, with skills
             body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container

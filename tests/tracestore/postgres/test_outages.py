@@ -252,7 +252,7 @@ async def test_only_the_first_connection_waits_for_a_server_that_does_not_reply(
                 await database.read("SELECT 1")
             with pytest.raises(StoreUnavailable):
                 await database.write(lambda statements: statements.run("SELECT 1"))
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 10  # Ten waits would take 20 seconds.
         await database.close()
 
 
