@@ -63,7 +63,7 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts that a keyless gateway always accepts."""
 
 CHARACTERS_OF_TOKEN = 4
-"""The assumed number of characters for each token, to count texts to embed towards a client's rate."""
+"""The assumed number of characters of a token. With it, texts to embed are counted against a client's rate."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is cached."""
