@@ -410,7 +410,7 @@ def test_texts_with_different_fields_are_separate_blocks() -> None:
 
 
 def test_a_text_without_fields_is_not_joined_with_one_with_fields() -> None:
-    """This holds for any place in a stream."""
+    """The texts may be anywhere in a stream."""
     assert read(GEMINI, g.chunk({**g.text("a"), **NAMED}), g.chunk(g.text("b")), g.END).said == ["a", "b"]
 
 

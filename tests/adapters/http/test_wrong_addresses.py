@@ -161,7 +161,7 @@ NEAR = {
 
 @pytest.mark.parametrize("kind", adapter_types())
 def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None:
-    """This holds for every type. The error also has the adapter and the type."""
+    """Every type of adapter raises this error. The error also has the adapter and the type."""
     wrong, meant = NEAR.get(kind, ("repar", "repair"))
     with pytest.raises(ConfigurationError) as raised:
         create_adapter(kind, AdapterConfig(options={wrong: True}), name="mine")

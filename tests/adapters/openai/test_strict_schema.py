@@ -44,7 +44,7 @@ CLOSED: JsonObject = {**DEFINITION, "additionalProperties": False}
     ({"type": "array", "items": DEFINITION}, {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]}),
 ])  # fmt: skip
 def test_optional_becomes_nullable(schema: JsonObject, expected: JsonObject) -> None:
-    """This holds for every kind of schema, including references, enums and alternatives."""
+    """The schemas include references, enums and alternatives."""
     assert prop(schema, **{"$defs": {"d": DEFINITION}}) == expected
 
 

@@ -228,7 +228,7 @@ async def test_a_write_that_waits_too_long_for_a_lock_can_be_repeated(
 
 
 async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
-    """This holds for a server that does not exist and for an invalid DSN."""
+    """The server does not exist, or the DSN is invalid."""
     store = PostgresStore("postgresql://me:geheim@127.0.0.1:1/trace", path=tmp_path / "trace")
     with pytest.raises(StoreUnavailable) as refused:
         await store.open()

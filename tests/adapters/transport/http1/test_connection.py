@@ -321,7 +321,7 @@ async def test_a_connection_is_kept_at_most_as_long_as_the_server_allows(header:
 
 
 async def test_every_end_is_reported_once() -> None:
-    """This holds for any closing side, and for repeated notices of the event loop."""
+    """Either side may close, and the event loop may repeat its notice."""
     line = Line()
     line.connection.close()
     line.connection.abort()

@@ -316,7 +316,7 @@ async def test_an_untrusted_certificate_or_one_of_another_host_is_refused(tls: C
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
 async def test_a_server_without_tls_is_refused(said: bytes) -> None:
-    """The same holds for a server that ends the connection during the handshake."""
+    """A server that ends the connection during the handshake is refused, too."""
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
