@@ -16,7 +16,7 @@ from callboard.bus.events.codec import CatalogueEvent
 @pytest.mark.parametrize("role", [Role.SYSTEM, Role.DEVELOPER, Role.USER, Role.ASSISTANT])
 @pytest.mark.parametrize("text", ["hello", " hello\n", "grüß dich", "\U0001f600"])
 def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
-    """Message.text returns the text for every role and every script."""
+    """Every role and every script has plain text."""
     assert Message(role, (TextBlock(text),)).plain_text == text
 
 

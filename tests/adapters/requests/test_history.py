@@ -309,7 +309,7 @@ def test_a_call_with_incomplete_arguments_reports_their_loss() -> None:
 
 
 def test_a_loss_has_the_original_message_of_a_block() -> None:
-    """Merged messages, a moved result and a repaired block keep the number of the original message."""
+    """Merged messages, a moved result and a repaired block keep the id of the original message."""
     half = TextBlock("a\ud83d")
     history = (
         Message(Role.USER, (PNG,), id="msg_1"),

@@ -90,7 +90,7 @@ def test_an_incomplete_reply_is_never_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_invalid_reply_is_refused(name: str) -> None:
-    """The reply is refused however it is divided. The received part never counts as complete, and later data changes
+    """Every division of the bytes is refused. The received part never counts as complete, and later data changes
     nothing.
     """
     sent = BAD[name]
