@@ -52,10 +52,11 @@ test: $(VENV)/test
 types:
 	$(BIN)/mypy
 
-# The first runs start together, and each would compile the same modules.
+# The first runs start together. Each would compile the same modules, and try which characters UTF-8 has (3 s).
 compiled: $(VENV)/test
 	$(BIN)/python -m compileall -q -j 0 $(addprefix $(CURDIR)/callboard/,bus adapters tracestore engine)
 	$(BIN)/pytest --collect-only -qq tests/bus >/dev/null
+	$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'
 
 $(RUNS): compiled
 	$(BIN)/pytest $(DEPTH) $@ $(addprefix --ignore=,$(filter $@/%,$(sort $(FOLDERS) $(RUNS)))) || [ $$? = 5 ]  # 5: no tests

@@ -96,8 +96,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     ConfigurationError.
     """
     keys: Mapping[str, str | KeySource] = msgspec.field(default_factory=dict)
-    """Further keys by name, such as one for each tenant. The host chooses the names. A call with ``key=`` uses
-    only that key.
+    """More keys by name, such as one for each tenant. The host chooses the names. A call with ``key=`` uses only
+    that key.
     """
     key_pool: Sequence[str] = ()
     """The names of the `keys` to use for calls without ``key=``, in place of `api_key`."""

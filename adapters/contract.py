@@ -105,8 +105,8 @@ _NAME = attrgetter("name")
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The abilities of a model through its adapter. False means that the ability does not work.
 
-    If a request needs an ability that is False, one of three things happens before it is sent: the request is
-    refused, it is repaired, or the unsupported part is left out with a warning.
+    If a request needs an ability that is False, the request is refused before it is sent, or it is repaired. In
+    some cases the unsupported part is left out with a warning.
     """
 
     supports_images: bool = False

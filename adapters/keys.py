@@ -142,7 +142,7 @@ class KeyCooldowns:
 
     def begin(self, key: str, model: str, now_us: int) -> None:
         """Record the start of a call with a key. If the key's pause has just ended, this call tests the key, and
-        the key stays paused for other calls meanwhile.
+        the key stays paused for other calls until the test ends.
         """
         for cooldown in self._of(key, model):
             if cooldown.until_us <= now_us:

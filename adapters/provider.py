@@ -118,7 +118,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     `AdapterConfig`.
     """
     other_vendors: tuple[Vendor, ...] = ()
-    """Further vendors that use the provider's protocol."""
+    """More vendors that use the provider's protocol."""
 
     @property
     def package(self) -> str:

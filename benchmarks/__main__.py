@@ -21,7 +21,7 @@ from .subjects import SUBJECTS, rows_of
 from .table import machine, render
 
 
-def arguments_of(said: Sequence[str]) -> argparse.Namespace:
+def arguments_of(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
     names = f"of {', '.join(SUBJECTS)}; `table` before them writes README's figures"
     parser.add_argument("names", nargs="*", metavar="NAMES", help=names)
@@ -34,7 +34,7 @@ def arguments_of(said: Sequence[str]) -> argparse.Namespace:
         "--core", type=int, help="measure on this core alone; servers of replies stay on the others"
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each subject")
-    arguments = parser.parse_args(said)
+    arguments = parser.parse_args(words)
     arguments.table = arguments.names[:1] == ["table"]
     del arguments.names[: arguments.table]
     unknown = [name for name in arguments.names if name not in SUBJECTS]

@@ -84,10 +84,10 @@ async def rush(turns: int, *, streamed: bool) -> list[Row]:
         async with engine_on(url) as engine:
             await one_of_the_rush(engine, streamed)
             began, spent = time.perf_counter(), time.process_time()
-            asked = [asyncio.ensure_future(one_of_the_rush(engine, streamed)) for _ in range(turns)]
+            tasks = [asyncio.ensure_future(one_of_the_rush(engine, streamed)) for _ in range(turns)]
             await asyncio.sleep(0)
             started = time.process_time() - spent
-            ended = Counter(await asyncio.gather(*asked))
+            ended = Counter(await asyncio.gather(*tasks))
             took = time.perf_counter() - began
             await engine.flush()
             assert engine.store is not None

@@ -39,8 +39,8 @@ default_model: "openai:m"
 def rows(quick: bool) -> list[Row]:
     with reply_server(DELTAS) as url, tempfile.TemporaryDirectory() as home:
         Path(home, "models.yaml").write_text(MODELS.format(url=url))
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment = {**kept, "CALLBOARD_HOME": home, "BENCHMARK_KEY": "x"}
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment = {**variables, "CALLBOARD_HOME": home, "BENCHMARK_KEY": "x"}
         processes = {
             "floor": ("-c", IMPORTS),
             "help": ("-m", "callboard", "--help"),

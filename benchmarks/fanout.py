@@ -23,10 +23,10 @@ class Sink:
 
 
 async def direct(count: int, readers: int) -> None:
-    kept: list[object] = []
+    received: list[object] = []
     sinks = [Sink().take for _ in range(readers)]
     for index in range(count):
-        kept.append(DELTA)
+        received.append(DELTA)
         for take in sinks:
             take(DELTA)
         if index % BURST == 0:

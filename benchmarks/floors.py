@@ -136,9 +136,9 @@ class Connection(asyncio.Protocol):
         return self._taken(count, count)
 
     def _taken(self, count: int, forgotten: int) -> bytes:
-        taken = bytes(self.received[:count])
+        piece = bytes(self.received[:count])
         del self.received[:forgotten]
-        return taken
+        return piece
 
 
 class HandClients:
@@ -149,8 +149,8 @@ class HandClients:
         self.opened = 0
         parts = urlsplit(url)
         self._address = (parts.hostname, parts.port)
-        told = {"host": parts.netloc, "content-type": "application/json", **(headers or {})}
-        self._told = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        all_headers = {"host": parts.netloc, "content-type": "application/json", **(headers or {})}
+        self._told = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
         self._idle: list[Connection] = []
 
     async def _asked(self, path: str, body: object) -> tuple[Connection, bytes]:

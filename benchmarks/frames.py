@@ -113,18 +113,18 @@ async def behind(sender: Node, reader: Node, count: int) -> list[float]:
     """The delay in seconds of each delta at a reader on another node, compared with the owner's log."""
     log = sender.streams.open(f"trn_{next(_numbers)}")
     sender.frames.sender.follow(log, "ses_b", lambda: False)
-    said: list[float] = []
+    sent_at: list[float] = []
     late: list[float] = []
 
     async def read() -> None:
         async for event in reader.frames.mirrors.attach(log.stream_id, 0, _nothing):
             if isinstance(event, TextDelta):
-                late.append(time.perf_counter() - said[len(late)])
+                late.append(time.perf_counter() - sent_at[len(late)])
 
     reading = asyncio.ensure_future(read())
     await asyncio.sleep(0.2)
     for _ in range(count):
-        said.append(time.perf_counter())
+        sent_at.append(time.perf_counter())
         log.append(DELTA)
         await asyncio.sleep(PACE_SECONDS)
     log.append(TurnComplete("completed"))
@@ -141,12 +141,12 @@ async def bare(url: str, count: int) -> list[float]:
     late: list[float] = []
 
     async def take(message: object) -> None:
-        late.append(time.perf_counter() - said)
+        late.append(time.perf_counter() - sent_at)
 
     await receiver.subscribe("floor", cb=take)
     await receiver.flush()
     for _ in range(count):
-        said = time.perf_counter()
+        sent_at = time.perf_counter()
         await sender.publish("floor", b"x" * 200)
         await asyncio.sleep(PACE_SECONDS)
     await sender.close()

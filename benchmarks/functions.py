@@ -31,10 +31,10 @@ async def by_session(engine: Engine, session: Session, calls: int) -> None:
     await engine.flush()
 
 
-async def by_generate(engine: Engine, said: list[Message], given: list[Tool], calls: int) -> None:
+async def by_generate(engine: Engine, messages: list[Message], function_tools: list[Tool], calls: int) -> None:
     for _ in range(calls):
         await engine.generate(
-            MODEL, messages=said, system_prompt="You are brief.", tools=given, max_output_tokens=1000
+            MODEL, messages=messages, system_prompt="You are brief.", tools=function_tools, max_output_tokens=1000
         )
     await engine.flush()
 
@@ -48,10 +48,10 @@ async def by_turn_stream(engine: Engine, session: Session, calls: int) -> None:
     await engine.flush()
 
 
-async def by_stream(engine: Engine, said: list[Message], given: list[Tool], calls: int) -> None:
+async def by_stream(engine: Engine, messages: list[Message], function_tools: list[Tool], calls: int) -> None:
     for _ in range(calls):
         result = engine.stream(
-            MODEL, messages=said, system_prompt="You are brief.", tools=given, max_output_tokens=1000
+            MODEL, messages=messages, system_prompt="You are brief.", tools=function_tools, max_output_tokens=1000
         )
         async for _ in result:
             pass
@@ -60,17 +60,17 @@ async def by_stream(engine: Engine, said: list[Message], given: list[Tool], call
 
 async def _rows(quick: bool) -> list[Row]:
     calls, repetitions = (5, 1) if quick else (60, 9)
-    said, given = [*history(MESSAGES), Message.user(NEW)], tools(TOOLS)
+    messages, function_tools = [*history(MESSAGES), Message.user(NEW)], tools(TOOLS)
     with reply_server(50) as url:
         async with engine_on(url) as engine:
-            session = engine.session(MODEL, system_prompt="You are brief.", tools=given)
+            session = engine.session(MODEL, system_prompt="You are brief.", tools=function_tools)
             engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
             spent = await in_turns(
                 {
                     "send": partial(by_session, engine, session, calls),
-                    "generate": partial(by_generate, engine, said, given, calls),
+                    "generate": partial(by_generate, engine, messages, function_tools, calls),
                     "turn": partial(by_turn_stream, engine, session, calls),
-                    "stream": partial(by_stream, engine, said, given, calls),
+                    "stream": partial(by_stream, engine, messages, function_tools, calls),
                 },
                 repetitions=repetitions,
             )

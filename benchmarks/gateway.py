@@ -40,9 +40,9 @@ PATHS = {"the same wire": "/v1/chat/completions", "another wire": "/v1/messages"
 
 def body(*, stream: bool) -> dict[str, object]:
     """A request that both wires accept. The server behind the gateway has the Chat Completions API."""
-    said = [{"role": str(message.role), "content": message.text} for message in history(MESSAGES)]
-    said.append({"role": "user", "content": "Go on."})
-    return {"model": "chat:bench", "max_tokens": 1000, "stream": stream, "messages": said}
+    messages = [{"role": str(message.role), "content": message.text} for message in history(MESSAGES)]
+    messages.append({"role": "user", "content": "Go on."})
+    return {"model": "chat:bench", "max_tokens": 1000, "stream": stream, "messages": messages}
 
 
 def canonical() -> CanonicalRequest:
@@ -197,8 +197,8 @@ async def _open_streams(quick: bool) -> list[Row]:
     for name in ("direct", "gateway"):
         words = (sys.executable, "-m", "benchmarks.gateway", name, str(streams))
         process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
-        said, _ = await process.communicate()
-        used[name] = float(said) / streams
+        output, _ = await process.communicate()
+        used[name] = float(output) / streams
     return [
         Row(
             f"{streams:,} open streams, memory of each",
@@ -214,8 +214,8 @@ async def _hold_open(name: str, streams: int) -> None:
     with reply_server(DELTAS) as url:
         async with (
             engine_on(url, {"x-hold": "1"}, calls=streams, keep_streams=False) as engine,
-            served(engine) as own,
-            clients_of(own) as clients,
+            served(engine) as server,
+            clients_of(server) as clients,
         ):
             await asyncio.sleep(0.1)
             before = _resident()
@@ -242,7 +242,7 @@ def _resident() -> int:
 
 async def _rows(quick: bool) -> list[Row]:
     with reply_server(DELTAS) as url:
-        async with engine_on(url) as engine, served(engine) as own, clients_of(own) as clients:
+        async with engine_on(url) as engine, served(engine) as server, clients_of(server) as clients:
             return [
                 *await _of(False, quick, engine, clients),
                 *await _of(True, quick, engine, clients),

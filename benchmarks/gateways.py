@@ -97,8 +97,8 @@ def _free_port() -> int:
 
 
 def _body(*, stream: bool) -> dict[str, object]:
-    said = [{"role": "user", "content": "Go on."}]
-    return {"model": "bench", "max_tokens": 1000, "stream": stream, "messages": said}
+    messages = [{"role": "user", "content": "Go on."}]
+    return {"model": "bench", "max_tokens": 1000, "stream": stream, "messages": messages}
 
 
 async def load(
@@ -235,7 +235,7 @@ def _measured(
 def rows(quick: bool) -> list[Row]:
     found: list[Row] = []
     with reply_server(DELTAS) as url, tempfile.TemporaryDirectory(prefix="callboard-bench-") as temporary:
-        folder, server, own = Path(temporary), Gateway("the server", ()), dict[str, float]()
+        folder, server, own_costs = Path(temporary), Gateway("the server", ()), dict[str, float]()
         times = 10 if quick else 100
         bare = {how: statistics.median(_asked(server, url, times, 1, how)) for how in ("call", "stream")}
         for gateway, port in gateways(folder, url):
@@ -246,7 +246,7 @@ def rows(quick: bool) -> list[Row]:
             except RuntimeError as error:
                 found.append(Row(f"{gateway.name}: failed", str(error).strip().rpartition("\n")[2][-60:]))
                 continue
-            own = own or costs
+            own_costs = own_costs or costs
             for how, what in (("call", "a request"), ("stream", "a delta")):
                 if how not in costs:
                     found.append(Row(f"{gateway.name}: {what}", "fails"))
@@ -256,7 +256,7 @@ def rows(quick: bool) -> list[Row]:
                     costs[f"added to a {how}"],
                 )
                 found += [
-                    against(f"{gateway.name}: {what}", costs[how], own[how]),
+                    against(f"{gateway.name}: {what}", costs[how], own_costs[how]),
                     Row(f"{gateway.name}: added to {first}, median", _ms(added), _ms(bare[how])),
                 ]
             found.append(Row(f"{gateway.name}: memory", f"{memory / 1e6:.0f} MB"))

@@ -73,12 +73,12 @@ TELL = "\nimport time\nprint(time.process_time())"
 
 def cpu_ms(program: str, environment: Mapping[str, str]) -> float:
     """The CPU milliseconds of a process up to the end of its program."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", program + TELL],
         capture_output=True,
         text=True,
-        env={**kept, **environment},
+        env={**variables, **environment},
         check=True,
     )
     return float(done.stdout.split()[-1]) * 1000
@@ -113,6 +113,6 @@ def _keep(best: dict[str, float], name: str, spent: float) -> None:
 
 def _above(name: str, spent: float, floor: float, gate: float | None) -> Row:
     added = spent - floor
-    told = "" if gate is None else f"≤ +{gate:g} ms"
+    gate_text = "" if gate is None else f"≤ +{gate:g} ms"
     met = None if gate is None else added <= gate
-    return Row(name, f"{added:+.1f} ms", f"{floor:.1f} ms", spent / floor, told, met)
+    return Row(name, f"{added:+.1f} ms", f"{floor:.1f} ms", spent / floor, gate_text, met)

@@ -169,7 +169,7 @@ async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
         bare = bare_copy(Path(folder) / "bare.db", scratch.path)
 
         async def execute_many() -> None:
-            for _ in range(len(batches) // left):
+            for _ in range(len(batches) // divisor):
                 events, attempts = batches.pop()
                 bare.execute("BEGIN IMMEDIATE")
                 for table, values in (("events", events), ("calls", attempts)):
@@ -180,14 +180,14 @@ async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
             bus = Bus()
             core = WriterCore.for_bus(store, bus)
             pump = asyncio.create_task(core.run())
-            for left in range(rounds + 1, 0, -1):  # the first round is a warm-up
+            for divisor in range(rounds + 1, 0, -1):  # the first round is a warm-up
                 found.floor.append(await _timed(execute_many))
                 published = call_events(calls)
                 gc.collect()
                 gc.freeze()  # otherwise the garbage collector would repeatedly scan all the prepared data
                 await _idle(found.idle, pause)
                 await _busy(found.busy, pause)
-                watcher = asyncio.create_task(_watch(found.late if left <= rounds else []))
+                watcher = asyncio.create_task(_watch(found.late if divisor <= rounds else []))
                 with _stretches(found.stretches):
                     found.ours.append(await _timed(lambda: _ingest(published, bus, core)))  # noqa: B023 (awaited here)
                 await _ended(watcher)

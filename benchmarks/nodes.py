@@ -107,14 +107,14 @@ async def _bare_latency(server: NatsServer, messages: int) -> float:
     broker.on_reconnect(connected.set)
     task = asyncio.create_task(broker.run())
     await connected.wait()
-    kept, waits = BrokerEvents(broker, "bare"), []
-    while not await kept.publish("run", "first", b"x" * 300):  # noqa: ASYNC110
+    events, waits = BrokerEvents(broker, "bare"), []
+    while not await events.publish("run", "first", b"x" * 300):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    reading = kept.read(None)
+    reading = events.read(None)
     await anext(reading)
     for number in range(messages):
         began = time.perf_counter()
-        await kept.publish("run", str(number), b"x" * 300)
+        await events.publish("run", str(number), b"x" * 300)
         await anext(reading)
         waits.append(time.perf_counter() - began)
     await reading.aclose()  # type: ignore[attr-defined]

@@ -125,33 +125,37 @@ async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> li
         for each in under_way.values():
             await each.finish()
         await settle()
-    wanted = count * pace
-    hand, raw, engine = (_typical(found[name], wanted) for name in WAYS)
-    said = f"{protocol}, {count:,} streams"
+    expected_pace = count * pace
+    hand, raw, engine = (_typical(found[name], expected_pace) for name in WAYS)
+    title = f"{protocol}, {count:,} streams"
     return [
-        against(f"{said}: raw httpx{_kept(raw, wanted)}, against by hand", raw.spent, hand.spent),
-        against(f"{said}: whole engine{_kept(engine, wanted)}", engine.spent, raw.spent, gate=GATE),
+        against(f"{title}: raw httpx{_kept(raw, expected_pace)}, against by hand", raw.spent, hand.spent),
+        against(f"{title}: whole engine{_kept(engine, expected_pace)}", engine.spent, raw.spent, gate=GATE),
     ]
 
 
 async def _opened(
-    stack: AsyncExitStack, name: str, protocol: str, count: int, said: tuple[int, float]
+    stack: AsyncExitStack, name: str, protocol: str, count: int, reply_size: tuple[int, float]
 ) -> UnderWay:
     """Open the streams of a way on a server of its own, with this number of deltas in total and per second."""
-    url = stack.enter_context(reply_server(*said))
+    url = stack.enter_context(reply_server(*reply_size))
     found = UnderWay(await stack.enter_async_context(way(name, url, protocol, HELD)), url)
     await found.open(count)
     return found
 
 
-def _typical(windows: list[Found], wanted: float) -> Found:
+def _typical(windows: list[Found], expected_pace: float) -> Found:
     """The median of the windows that kept the pace. If none did, the window that is nearest to it."""
-    kept = sorted(found for found in windows if KEPT[0] <= found.pace / wanted <= KEPT[1])
-    return kept[len(kept) // 2] if kept else min(windows, key=lambda found: abs(found.pace / wanted - 1))
+    in_range = sorted(found for found in windows if KEPT[0] <= found.pace / expected_pace <= KEPT[1])
+    return (
+        in_range[len(in_range) // 2]
+        if in_range
+        else min(windows, key=lambda found: abs(found.pace / expected_pace - 1))
+    )
 
 
-def _kept(found: Found, wanted: float) -> str:
-    share = found.pace / wanted
+def _kept(found: Found, expected_pace: float) -> str:
+    share = found.pace / expected_pace
     return "" if KEPT[0] <= share <= KEPT[1] else f" (at {share:.0%} of the pace)"
 
 

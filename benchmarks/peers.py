@@ -226,14 +226,14 @@ async def tensorzero_chat(url: str, stack: AsyncExitStack) -> Client:
     configuration = stack.enter_context(gateway_file(url))
     opening: Any = AsyncTensorZeroGateway.build_embedded(config_file=configuration)
     gateway = await stack.enter_async_context(await opening)
-    asked: Any = {"model_name": "bench", "input": {"messages": TURNS}}
+    fields: Any = {"model_name": "bench", "input": {"messages": TURNS}}
 
     async def call() -> int:
-        await gateway.inference(**asked)
+        await gateway.inference(**fields)
         return 1
 
     async def stream() -> int:
-        return await _counted(await gateway.inference(**asked, stream=True))
+        return await _counted(await gateway.inference(**fields, stream=True))
 
     return call, stream
 
@@ -294,8 +294,8 @@ def in_own_process(name: str, url: str, mode: str, count: int) -> float | str:
         )
         return float(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
-        said = done.stderr.strip().splitlines() if isinstance(error, IndexError | ValueError) else []
-        return said[-1][:60] if said else type(error).__name__
+        lines = done.stderr.strip().splitlines() if isinstance(error, IndexError | ValueError) else []
+        return lines[-1][:60] if lines else type(error).__name__
 
 
 def rows(quick: bool) -> list[Row]:

@@ -57,18 +57,18 @@ async def text_of(engine: Engine, stream_id: str) -> str:
     return "".join(pieces)
 
 
-async def one_stream(engine: Engine, wanted: str) -> bool:
+async def one_stream(engine: Engine, expected: str) -> bool:
     """Whether the stream completed, and the message and each reader have the complete text."""
     session = engine.session("chat:bench")
     async with session.stream("Go on.", max_output_tokens=1000) as turn:
         texts = await asyncio.gather(*(text_of(engine, turn.stream_id) for _ in range(READERS)))
         message = await turn.message()
-    return all(text == wanted for text in texts) and message.text == wanted
+    return all(text == expected for text in texts) and message.text == expected
 
 
 async def engine_round(engine: Engine, streams: int, deltas: int) -> None:
-    wanted = "".join(words(deltas))
-    good = await asyncio.gather(*(one_stream(engine, wanted) for _ in range(streams)))
+    expected = "".join(words(deltas))
+    good = await asyncio.gather(*(one_stream(engine, expected) for _ in range(streams)))
     if not all(good):
         raise RuntimeError(f"{good.count(False)} of {streams} streams were not complete")
     await engine.flush()
@@ -127,9 +127,15 @@ async def measure(streams: int, deltas: int, rounds: int, *, with_floor: bool) -
                 spent = await cpu_of(partial(engine_round, engine, streams, deltas))
                 wall = time.perf_counter() - begun
                 await settle()
-                left = engine.streams.statistics()
+                statistics = engine.streams.statistics()
                 found["rounds"].append(
-                    {"cpu": spent, "floor": floor, "wall": wall, **memory_now(), "logs": left.open + left.kept}
+                    {
+                        "cpu": spent,
+                        "floor": floor,
+                        "wall": wall,
+                        **memory_now(),
+                        "logs": statistics.open + statistics.kept,
+                    }
                 )
         after = await present()
     found["left"] = {name: after[name] - before[name] for name in before}
@@ -148,8 +154,8 @@ def in_own_process(streams: int, deltas: int, rounds: int, *options: str) -> dic
 
 
 def _left(found: dict[str, Any]) -> Row:
-    left = {name: count for name, count in found["left"].items() if count}
-    return Row("left after the engine was closed", str(left or "nothing"), gate="nothing", met=not left)
+    leftovers = {name: count for name, count in found["left"].items() if count}
+    return Row("left after the engine was closed", str(leftovers or "nothing"), gate="nothing", met=not leftovers)
 
 
 def rows(quick: bool) -> list[Row]:

@@ -62,12 +62,14 @@ def make(top: Path, megabytes: float) -> tuple[int, int]:
             if number % 6 == 0:
                 records.append(session.prompt("x" * 300))
             calls += 1
-            told = {"read": chance.randint(0, 150_000), "hour": chance.randint(0, 3000)}
-            said = [{"type": "text", "text": text[: chance.randint(50, 800)]}]
-            asked = [{"type": "tool_use", "id": f"toolu_{calls}", "name": "Read", "input": {"path": text[:400]}}]
-            records.append(session.reply(calls, usage(3, 2, **told), stop=None, content=said))
-            out = usage(3, chance.randint(20, 2000), **told)
-            records.append(session.reply(calls, out, stop="tool_use", content=asked))
+            counts = {"read": chance.randint(0, 150_000), "hour": chance.randint(0, 3000)}
+            text_blocks = [{"type": "text", "text": text[: chance.randint(50, 800)]}]
+            tool_blocks = [
+                {"type": "tool_use", "id": f"toolu_{calls}", "name": "Read", "input": {"path": text[:400]}}
+            ]
+            records.append(session.reply(calls, usage(3, 2, **counts), stop=None, content=text_blocks))
+            out = usage(3, chance.randint(20, 2000), **counts)
+            records.append(session.reply(calls, out, stop="tool_use", content=tool_blocks))
             place = chance.randint(0, 20_000)
             read = text[place : place + chance.choice([200, 1000, 3000, 12_000])]
             records.append(session.result(f"toolu_{calls}", read))

@@ -34,7 +34,7 @@ def call() -> list[Publication]:
     number = next(_numbers)
     stamp = f"{number:026}"
     turn = {"session_id": f"ses_{number // 20:026}", "turn_id": f"trn_{stamp}"}
-    asked, answered = f"msg_{stamp}", f"msn_{stamp}"
+    question_id, answered = f"msg_{stamp}", f"msn_{stamp}"
     ids: dict[str, str | int] = {**turn, "request_id": f"req_{stamp}", "attempt": 1, "message_id": answered}
     started = LlmCallStarted(
         provider="openai",
@@ -57,13 +57,13 @@ def call() -> list[Publication]:
         response_id="chatcmpl-0123456789abcdefghijklmnopqrs",
         provider_request_id="req_0123456789abcdef0123456789abcdef",
     )
-    user = msgspec.structs.replace(Message.user("How is the weather in Paris?"), id=asked)
+    user = msgspec.structs.replace(Message.user("How is the weather in Paris?"), id=question_id)
     reply = msgspec.structs.replace(Message.assistant("It is sunny."), id=answered)
     return [
         (SessionTurnStarted(model=_MODEL), {**turn}),
         (started, ids),
         (completed, ids),
-        (SessionMessageAppended(position=0, message=user), {**turn, "message_id": asked}),
+        (SessionMessageAppended(position=0, message=user), {**turn, "message_id": question_id}),
         (SessionMessageAppended(position=1, message=reply), {**turn, "message_id": answered}),
         (SessionTurnCompleted(status="completed", calls=1, cost_nano_usd=215_800), {**turn}),
     ]

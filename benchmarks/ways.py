@@ -155,10 +155,10 @@ async def way(name: str, url: str, protocol: str, headers: Mapping[str, str] | N
 
 async def streams(way: Way, count: int, at_once: int) -> None:
     """Read `count` streams, with `at_once` of them concurrent."""
-    left = iter(range(count))
+    remaining = iter(range(count))
 
     async def worker(index: int) -> None:
-        for _ in left:
+        for _ in remaining:
             await way.stream(index)
 
     await asyncio.gather(*(worker(index) for index in range(at_once)))

@@ -198,8 +198,9 @@ class AdapterError(CallboardError):
         self.request_id = request_id
         self.provider_request_id = provider_request_id
         self.provider_details: Mapping[str, Json] = {}
-        """Further fields of the provider's error, such as Groq's ``failed_generation``. They may quote the
-        conversation, and are not in the trace."""
+        """More fields of the provider's error, such as Groq's ``failed_generation``. They may quote the
+        conversation, and are not in the trace.
+        """
         self.content: tuple[ContentBlock, ...] = ()
         """The content that had arrived when the call failed."""
         self.usage: TokenUsage | None = None

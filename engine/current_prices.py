@@ -39,10 +39,10 @@ class PriceWatch:
         self._current: CurrentPrices | None = None
         self._looked_ns: int | None = None
         self.pause_count = 0
-        """The number of this engine's repricings in progress. They publish their events themselves."""
+        """The number of this engine's repricings in progress. They publish their own events."""
 
     def due(self) -> bool:
-        """Whether it is time for another check. If so, the check counts as started."""
+        """Whether it is time for another check. If it is, the check is recorded as started."""
         now = self._clock.monotonic_ns()
         if self.pause_count or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
             return False
@@ -54,8 +54,8 @@ class PriceWatch:
         self._current = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
-        """The current costs if they have changed since the last check. None if they have not, or at the first
-        check.
+        """The current costs if they have changed since the last check. None if they have not changed, or at the
+        first check.
         """
         try:
             found = await self._store.current_prices()
@@ -67,7 +67,7 @@ class PriceWatch:
         former, self._current = self._current, found
         if former is None or former == found:
             return None
-        # An undo is not a repricing of its own, so it has no sums.
+        # An undo has no sums, because it is not a repricing.
         return found if former.run_id != found.run_id else msgspec.structs.replace(found, run=None)
 
 

@@ -307,8 +307,8 @@ class Engine(
         Any task of the engine's loop may call it. A second call does nothing.
 
         Calls in progress are cancelled: their callers get CancelledError with the content that had arrived. New
-        calls are refused. Closing takes at most `Timeouts.shutdown`. If an exception has ended the engine before,
-        such as SupervisorEscalated, it is raised here.
+        calls are refused. Closing takes at most `Timeouts.shutdown`. If an exception such as SupervisorEscalated
+        has already ended the engine, it is raised here.
 
         Returns:
             The report of the stop; None if the engine was never started.
@@ -344,13 +344,13 @@ class Engine(
     async def change_budgets(self, *, add: Sequence[Budget] = (), remove: Sequence[Budget] = ()) -> None:
         """Add budgets while the engine runs, and then remove others.
 
-        Earlier spending counts, and so do calls in progress. To change a budget, add the new one and remove the
+        Earlier spending and calls in progress are counted. To change a budget, add the new budget and remove the
         old one in one call. Budgets that were given to the constructor can't be removed.
 
         Args:
             add: New budgets. If a budget is already active, it does not change. Without a trace, a new budget
                 starts from zero.
-            remove: Budgets that were added by this method. Others are ignored.
+            remove: Budgets that were added by this method. Other budgets are ignored.
 
         Raises:
             StoreError: The trace can't be read, so the amounts spent are unknown. Nothing has changed.
@@ -365,9 +365,9 @@ class Engine(
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
-        """The available models, with their abilities, costs and availability. No provider is asked.
+        """The available models, with their abilities, costs and availability. No provider is contacted.
 
-        The models of models.yaml come first. Then follow the catalogue's models for which there is a key.
+        The models of models.yaml come first. The catalogue's models for which there is a key come next.
 
         Raises:
             ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
@@ -395,7 +395,7 @@ class Engine(
 
     @property
     def closed(self) -> bool:
-        """True if the engine was closed, or has ended by itself. It can't be started again."""
+        """True if the engine was closed, or has ended because of an error. It can't be started again."""
         return self._host.closed
 
     def require_loop(self) -> None:

@@ -44,7 +44,7 @@ class Variables(Mapping[str, str]):
     """The variables that may hold keys: the environment's first, then the file's.
 
     Args:
-        environ: The environment. A variable that is empty there counts as not set.
+        environ: The environment. An empty variable is treated as not set.
         stored: The file.
     """
 
@@ -87,7 +87,7 @@ def read_keys(path: Path) -> StoredKeys:
         fix = "Make it readable for its owner, or remove it."
         return StoredKeys(path, exists=True, fault=f"it can't be read: {error.strerror or error}", fix=fix)
     with os.fdopen(descriptor, "rb") as file:
-        # The mode of the open file is checked, because the path may be replaced meanwhile.
+        # The mode of the open file is checked, because the path may now lead to another file.
         fault, fix = _exposed(path, os.fstat(descriptor))
         if fault:
             return StoredKeys(path, exists=True, fault=fault, fix=fix)

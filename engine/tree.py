@@ -35,7 +35,7 @@ from .budgets.budget import Budget
 from .budgets.ledger import Account
 
 GRACE_SECONDS = 10.0
-"""Seconds that a turn waits at its end for the children that it has cancelled. A call ends within five seconds."""
+"""Seconds that a turn waits at its end for its cancelled children. A call ends within five seconds."""
 
 
 PARENT_ENDED = "the turn that made this call with a tool ended, or the engine was closed, while it ran"
@@ -105,11 +105,11 @@ class ChildTurn(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model as requested, as text."""
     tool_use_id: str
-    """The id of the call of the tool that started it."""
+    """The id of the tool call that started this turn or call."""
     tool_name: str
     """The name of the tool."""
     depth: int
-    """The number of turns above it."""
+    """The number of turns above this turn or call."""
 
     @property
     def stream_id(self) -> str:
@@ -121,7 +121,7 @@ class RemoteTurn(Protocol):
     """The connection to the node that runs a turn; see `engine.nodes.trees`."""
 
     async def announced(self) -> None:
-        """Wait until that node has been informed that calls are in progress here."""
+        """Wait until the node that runs the turn has been informed that calls are in progress here."""
 
     def idle(self) -> None:
         """Report that the last call here has ended."""
@@ -137,7 +137,7 @@ class RemoteTurn(Protocol):
 
 
 MOST_ELSEWHERE = 1024
-"""The maximum number of other engines' children whose streams can be found."""
+"""The maximum number of children in other engines whose streams can be found."""
 
 MOST_PARTS = 64
 """The maximum number of attempts that are collected before they are added together, because one addition of many
@@ -165,7 +165,7 @@ class TreeNode:
     accounts: tuple[Account, ...] = ()
     """The accounts for the money limits of these nodes."""
     depth = 0
-    """The number of turns above it."""
+    """The number of turns above this turn."""
     deadline = math.inf
     """The turn's deadline, in the event loop's time."""
     calls = 0
@@ -173,11 +173,11 @@ class TreeNode:
     over = False
     """Whether the turn has ended. Calls that its tools start later are not its children."""
     refusal = ""
-    """The reason why its tools may start no more calls: the turn was cancelled, or has failed."""
+    """The reason why the turn's tools may start no more calls: the turn was cancelled, or has failed."""
     remote: RemoteTurn | None = None
-    """The connection to the node that runs the turn, if that is another one."""
+    """The connection to the node that runs the turn, if this is another node."""
     remote_above: RemoteTurn | None = None
-    """The connection to the node that runs the nearest remote turn above this one."""
+    """The connection to the node that runs the nearest remote turn above this turn."""
     spends_below = False
     """Whether an attempt of a descendant has ended."""
     _started = 0  # counted only if a node in `limited` needs it
@@ -200,7 +200,7 @@ class TreeNode:
             if limits.max_cost_usd is not None:
                 self.accounts = (Account(limits.as_budget(), turn_id), *self.accounts)
         self.children: list[ChildTurn] = []
-        """The turns that its tools have started."""
+        """The turns that the tools of this turn have started."""
         # ended attempts that are not yet added to `below`
         self._ended: list[tuple[CostSum, TokenUsage | None]] = []
         self._open: dict[object, tuple[Caller, Callable[[], object]]] = {}
@@ -370,7 +370,7 @@ class TreeNode:
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, thread: int, function: Callable[[], object]) -> None:
-    """Call a function on its event loop: now, if this is the loop's thread."""
+    """Call a function on its event loop. If this is the loop's thread, the call is immediate."""
     if threading.get_ident() == thread:
         function()
     else:
@@ -491,9 +491,9 @@ class Caller:
             self._report(turn)
 
     def end(self, refusal: str = "") -> None:
-        """End the tool run. With a refusal, cancel its calls in progress, and refuse further ones."""
+        """End the tool run. With a refusal, cancel the calls in progress and refuse new calls."""
         self._report = self._key = self.runtime = self.carry = (
-            None  # Tasks that the tool has not ended keep this object alive.
+            None  # Tasks that the tool did not end keep this object alive.
         )
         if refusal:
             self._refusal = refusal
@@ -519,8 +519,8 @@ def caller_here() -> Caller | None:
 
 
 def tags_here(tags: Mapping[str, str] | None = None, *, caller: Caller | None = None) -> dict[str, str] | None:
-    """The tags of a call that starts here: those of the turn whose tool makes the call, overridden by the call's
-    own tags.
+    """The tags of a call that starts here. They are the tags of the turn whose tool makes the call, overridden by
+    the call's own tags.
 
     None if there are none. Tags are inherited so that a budget for a tag includes the spending of tools.
     """

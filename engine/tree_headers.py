@@ -28,8 +28,8 @@ _PREFIX = "callboard-"
 def detached() -> Iterator[None]:
     """Start the calls of this block outside of the tree, even in a tool.
 
-    These calls have no parent. They don't count in its costs and limits, and continue when it ends. Use this for
-    work that outlives the turn.
+    These calls have no parent. They are not part of the turn's costs and limits, and continue when the turn ends.
+    Use this for work that outlives the turn.
     """
     token = current_tool.set(None)
     try:
@@ -104,8 +104,8 @@ def _remaining(node: TreeNode) -> dict[str, str]:
 class attach_trace_context:
     """Make the calls of this process children of a tool run in another process.
 
-    It takes effect immediately, for this task and all tasks that it starts. As a context manager, it ends with the
-    block.
+    The effect is immediate, for this task and all tasks that it starts. As a context manager, the effect ends with
+    the block.
 
     Args:
         carried: The result of `trace_context`, as headers or as environment variables. You can pass ``os.environ``
@@ -162,7 +162,7 @@ def _limits_in(members: Mapping[str, str]) -> TurnLimits | None:
     if calls is depth is children is nano is seconds is None:
         return None
     return TurnLimits(
-        # The data is for a child. This node stands for the child's parent, one level higher.
+        # The data is for a child. This node represents the child's parent, one level higher.
         max_calls=None if calls is None else calls + 1,
         max_depth=None if depth is None else depth + 1,
         max_children=None if children is None else max(children, 0),

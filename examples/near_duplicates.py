@@ -49,5 +49,5 @@ async def main(model: str, notes: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    given = [] if sys.stdin.isatty() else [line.strip() for line in sys.stdin if line.strip()]
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "local-embed", given or NOTES))
+    piped = [] if sys.stdin.isatty() else [line.strip() for line in sys.stdin if line.strip()]
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "local-embed", piped or NOTES))

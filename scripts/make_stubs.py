@@ -41,13 +41,13 @@ def stub(path: Path) -> str:
 def whole() -> str:
     """The text of the stub of `callboard`, with the names of all rooms."""
     rooms: dict[str, list[str]] = {}
-    known: set[str] = set()
+    earlier: set[str] = set()
     for folder in (*ROOMS, "engine/middleware", "engine/gateway"):
         names = [name for names in table(ROOT / folder / "__init__.py").values() for name in names]
-        rooms["callboard." + folder.replace("/", ".")] = sorted(set(names) - known)
-        known.update(names)
+        rooms["callboard." + folder.replace("/", ".")] = sorted(set(names) - earlier)
+        earlier.update(names)
     imports = [f"from {room} import {', '.join(names)}" for room, names in rooms.items()]
-    names = ",\n    ".join(f'"{name}"' for name in sorted(known))
+    names = ",\n    ".join(f'"{name}"' for name in sorted(earlier))
     return "\n".join(["# Written by scripts/make_stubs.py.", *imports, "", f"__all__ = [\n    {names},\n]", ""])
 
 

@@ -36,17 +36,17 @@ class Shown(MetadataHookInterface):
 
 def repository(root: Path) -> str | None:
     """The repository's address on the web, without a slash at its end; None if it is unknown."""
-    if given := os.environ.get("CALLBOARD_REPOSITORY"):
-        return on_the_web(given)
+    if address := os.environ.get("CALLBOARD_REPOSITORY"):
+        return on_the_web(address)
     if (packed := root / "PKG-INFO").exists():
         found = _NAMED.search(packed.read_text(encoding="utf-8"))
         return None if found is None else found[1]
     if not (root / ".git").exists():
         return None
-    asked = subprocess.run(
+    command = subprocess.run(
         ["git", "config", "--get", "remote.origin.url"], cwd=root, capture_output=True, text=True, check=False
     )
-    return on_the_web(asked.stdout.strip())
+    return on_the_web(command.stdout.strip())
 
 
 def on_the_web(remote: str) -> str | None:

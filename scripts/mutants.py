@@ -186,18 +186,18 @@ def main() -> None:
     parser.add_argument("--deep", action="store_true", help="Run deep tests for mutants that quick tests miss")
     parser.add_argument("--seconds", type=float, default=120, help="The time limit of one mutant's tests")
     parser.add_argument("--minutes", type=float, default=20, help="The time limit of the whole run")
-    given = parser.parse_args()
-    end = time.monotonic() + 60 * given.minutes
+    arguments = parser.parse_args()
+    end = time.monotonic() + 60 * arguments.minutes
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "project"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
-        for mutant in sample(given.count, given.seed, [given.room] if given.room else ROOMS):
+        for mutant in sample(arguments.count, arguments.seed, [arguments.room] if arguments.room else ROOMS):
             if time.monotonic() > end:
                 break
-            found = outcome(copy, mutant, deep=False, seconds=given.seconds)
-            if found == "alive" and given.deep:
-                found = outcome(copy, mutant, deep=True, seconds=3 * given.seconds)
+            found = outcome(copy, mutant, deep=False, seconds=arguments.seconds)
+            if found == "alive" and arguments.deep:
+                found = outcome(copy, mutant, deep=True, seconds=3 * arguments.seconds)
                 found = {"killed": "killed by deep"}.get(found, found)
             counts[found] += 1
             print(f"{found:14} {mutant.path}:{mutant.line}  {mutant.text[:70]}", flush=True)

@@ -153,8 +153,8 @@ def check(dist: Path, version: str) -> None:
 
 def run(root: Path, *command: str) -> str:
     """Run a command. The output of git is returned, that of others is printed."""
-    asked = command[0] == "git"
-    done = subprocess.run(command, cwd=root, check=True, text=True, stdout=subprocess.PIPE if asked else None)
+    has_output = command[0] == "git"
+    done = subprocess.run(command, cwd=root, check=True, text=True, stdout=subprocess.PIPE if has_output else None)
     return (done.stdout or "").strip()
 
 

@@ -236,9 +236,9 @@ def deep_fields(kind: Any, apart: Sequence[Any] = ()) -> dict[str, Any]:
 
 def disagreements(coverage: Coverage) -> list[str]:
     """The fields without a row, and the rows without a field."""
-    there, known = sdk_places(coverage), set(coverage.rows)
-    missing = [f"{coverage.name}: no row for {_place(place)}" for place in sorted(there - known)]
-    return missing + [f"{coverage.name}: no such field: {_place(place)}" for place in sorted(known - there)]
+    there, rows = sdk_places(coverage), set(coverage.rows)
+    missing = [f"{coverage.name}: no row for {_place(place)}" for place in sorted(there - rows)]
+    return missing + [f"{coverage.name}: no such field: {_place(place)}" for place in sorted(rows - there)]
 
 
 def _place(place: Place) -> str:

@@ -159,9 +159,7 @@ def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
 
 
 def test_two_researchers_read_files_for_one_turn(host: Host) -> None:
-    """Their calls count for the tenant and for the turn that started them. Their sessions are not listed as
-    chats.
-    """
+    """The researchers' calls count for the tenant and for the turn. Their sessions are not listed as chats."""
     with host.tenant("lead") as lead:
         events = say(lead, "cellos", "Compare cellos.")
         text = lead.get(events).text

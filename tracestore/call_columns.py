@@ -45,7 +45,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     """The id of the engine's run that made the call."""
     request_id: str
-    """The id of the call, the same for all its attempts."""
+    """The id of the call. All attempts of the call have it."""
     attempt: int
     """The number of the attempt, from 1."""
     status: CallStatus
@@ -148,8 +148,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     cost.
     """
     cost: Cost | None = None
-    """The cost under the requested price version, or else under the current one. If there is none, the cost at
-    call time.
+    """The cost under the requested price version, or under the current version if none is requested. If there is
+    no such cost, the cost at call time.
     """
 
     @property
@@ -290,7 +290,7 @@ MOST_CALLS = 2000
 
 
 class TurnTree(msgspec.Struct, kw_only=True):
-    """A turn, with the turns and calls that its tools made. A call outside of any turn is a node without
+    """A turn, with the turns and calls that its tools made. A call outside of any turn is also a node, without
     children.
     """
 
@@ -342,7 +342,8 @@ def trees(rows: Iterable[CallRow]) -> list[TurnTree]:
 async def trees_of(
     calls: Callable[[CallFilter, int], Awaitable[Sequence[CallRow]]], rows: Sequence[CallRow], limit: int
 ) -> list[TurnTree]:
-    """Read the trees of some calls, in the order of the calls: `limit` trees of `MOST_CALLS` attempts at most.
+    """Read the trees of some calls, in the order of the calls: at most `limit` trees with at most `MOST_CALLS`
+    attempts each.
 
     `calls` reads the calls of a store, as `Store.calls` does.
     """

@@ -103,7 +103,7 @@ class CollectionFile:
         self._connection: sqlite3.Connection
 
     def __enter__(self) -> Self:
-        """Open the file, and create a missing one unless it is only read. Raises StoreError."""
+        """Open the file. A missing file is created, unless the store is only read. Raises StoreError."""
         with self._translated():
             self._connection = self._connect()
             try:
@@ -180,7 +180,7 @@ class CollectionFile:
     def put(
         self, name: str, items: Sequence[Item], *, model: str, space: str, asked_dimensions: int | None = None
     ) -> None:
-        """Put items into a collection, creating it if needed. All are stored, or none."""
+        """Store items in a collection. A missing collection is created. Either all items are stored, or none."""
         if not items:
             return
         dimensions = len(items[0].vector) // 4

@@ -115,8 +115,8 @@ _CURRENT = {
 
 
 def _call_rows() -> dict[str, Column]:
-    """The columns of the view `call_rows`: those of the table `calls` under their names in an export, and the
-    current cost.
+    """The columns of the view `call_rows`: the columns of the table `calls`, with their names in an export, and
+    the current cost.
     """
     then = {column.in_python: column.meaning for column in _CALLS.values()}
     total = "All input tokens: fresh, read from the cache and written to it."

@@ -51,7 +51,7 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     client: str
     """The client's name."""
     prefix: str
-    """The start of the key, so that people can recognise it."""
+    """The start of the key, by which people recognise the key."""
     created_us: int
     """The time when the key was made, in microseconds since the epoch."""
     expires_us: int | None = None
@@ -349,5 +349,5 @@ def forget_kept_before(statements: Statements, before_us: int) -> int:
 
 
 def note_forgotten(statements: Statements) -> None:
-    """Count a deletion of content, so that gateways drop the content in their memory."""
+    """Increase the count of content deletions. Gateways then drop the content in their memory."""
     _note(statements, "forgotten")

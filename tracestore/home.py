@@ -28,13 +28,13 @@ SNAPSHOT_NAME = "price-snapshot.json"
 
 
 def published_table(home: Path) -> PriceTable:
-    """The published prices: the snapshot in the home folder, or else the shipped one."""
+    """The published prices: the snapshot in the home folder, or the shipped snapshot if there is none."""
     path = home / SNAPSHOT_NAME
     return PriceTable.default() if not path.exists() else PriceTable.of(published_snapshot(home).prices())
 
 
 def published_snapshot(home: Path) -> Snapshot:
-    """The snapshot in the home folder, or else the shipped one."""
+    """The snapshot in the home folder, or the shipped snapshot if there is none."""
     from .prices.files import read, shipped_snapshot
 
     path = home / SNAPSHOT_NAME

@@ -21,10 +21,10 @@ from .rows import SpendingQuery
 # window, a node has a grant, its **slice**. The node spends the slice without a request to the store. An account's
 # total is the sum of all slices, of living and dead nodes, plus the trace's amount for runs without a slice:
 #
-#   spent, in the trace, by runs without a slice  +  slices of all nodes  <=  limit
+# spent, in the trace, by runs without a slice + slices of all nodes <= limit
 #
-# A slice is granted whole or not at all. The slice of a dead node counts in full until its calls are in the trace.
-# Then the slice is deleted and the trace is counted again, in one transaction.
+# A slice is granted whole or not at all. The slice of a dead node is counted in full until the node's calls are in
+# the trace. Then the slice is deleted and the trace is counted again, in one transaction.
 
 
 Allotment: TypeAlias = tuple[int, int]
@@ -37,7 +37,7 @@ class Slot(msgspec.Struct, frozen=True):
     start_us: int
     """The start of the range."""
     forgotten_us: int
-    """The time from which the slot does not count. A later grant may extend it."""
+    """The time from which the slot is no longer counted. A later grant may extend this time."""
 
 
 class AccountScope(Protocol):
@@ -77,8 +77,8 @@ class SliceRequest(msgspec.Struct, frozen=True):
     up_to: Allotment
     """The least size of the slice."""
     more: Allotment = (0, 0)
-    """A further amount that the node expects to use soon. If the account has enough left, it gets a part of this
-    amount.
+    """Another amount that the node expects to use soon. If the account has enough left, the node gets a part of
+    this amount.
     """
     forced: bool = False
     """Whether the node has already admitted calls while the store could not be reached."""
@@ -92,7 +92,7 @@ class AccountBalance(msgspec.Struct, frozen=True):
     granted: Allotment
     """The node's slice in the current slot."""
     spent: Allotment
-    """The amount that the trace contains, in all slots that count."""
+    """The amount that the trace contains, in all counted slots."""
     others: Allotment
     """The slices of other nodes, in all slots that count."""
 
@@ -191,7 +191,7 @@ class LedgerTables(Protocol):
         ...
 
     async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
-        """Release all slices of a node whose calls are all in the trace, and count the trace again."""
+        """Release all slices of a node whose calls are all in the trace. Then count the trace again."""
         ...
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
@@ -201,9 +201,9 @@ class LedgerTables(Protocol):
 
 # --- Nodes and owners of sessions ---
 #
-# A node counts as running while its lease is valid, by the database's clock. A session has one owner at a time. A
-# takeover raises the session's epoch, and every message carries its epoch. So the store can refuse late messages
-# of a former owner.
+# A node is treated as running while its lease is valid, by the database's clock. A session has one owner at a
+# time. A takeover raises the session's epoch, and every message carries its epoch. So the store can refuse late
+# messages of a former owner.
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -159,7 +159,7 @@ _TIDY_EVERY = 64
 
 
 class SavedReplies:
-    """A store for `engine.middleware.Cache`, shared by all processes that name the same file.
+    """A store for `engine.middleware.Cache`. All processes with the same file share it.
 
     The first use opens the file, also after `aclose()`. The object belongs to one event loop. Its methods raise
     StoreError.

@@ -26,8 +26,8 @@ class Check(msgspec.Struct, frozen=True):
     fix: str = ""
     """The remedy for a problem. Without a problem, a way to enable more, or an empty text."""
     unused: bool = False
-    """Whether the check is `ok` only because its subject is unused, such as a provider without a key that no
-    models.yaml names.
+    """Whether the check is `ok` only because its subject is not used. An example is a provider without a key that
+    models.yaml does not name.
     """
 
 
@@ -93,8 +93,8 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     waiting_bytes: int = 0
     """The approximate size of the events in memory, in bytes, including the messages that they refer to."""
     unsecured: str | None = None
-    """The reason why waiting events would be lost if this process ended now; None if they are safe. This concerns
-    even replies that were already returned.
+    """The reason why waiting events would be lost if this process ended now; None if they are safe. Such events
+    may belong to replies that were already returned.
     """
 
 
@@ -117,8 +117,8 @@ def after_failure(state: StoreState, failures: int, options: WriterOptions, *, m
 
 
 Delivered: TypeAlias = Callable[[str, str], Awaitable[int]]
-"""A function that returns the output tokens that readers in other processes have of a message, or 0. The arguments
-are the ids of the turn and of the message.
+"""A function that returns the number of output tokens of a message that readers in other processes have received,
+or 0. The arguments are the ids of the turn and of the message.
 """
 
 OnProgress: TypeAlias = Callable[[int, int], None]
@@ -286,7 +286,7 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     """The name of the price table, for people."""
     last_call: int | None = None
-    """The number of the last call that the run will price, as far as known."""
+    """The number of the last call that the run will price; None if not known yet."""
     done: int = 0
     """The number of the last call that the run has priced."""
     by_session: bool = False
@@ -378,7 +378,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a pruning can return empty pages to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The check that reports data of dead processes. Such data is no fault, because the next start handles
+        """The check that reports data of dead processes. Such data is no problem, because the next start handles
         it.
         """
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"

@@ -41,7 +41,9 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The current cost of the calls that have a cost, or their cost under the requested version, in nano-USD."""
+    """The cost of the calls that have a cost, in nano-USD: the current cost, or the cost under the requested
+    version.
+    """
     at_call_time_nano_usd: int
     """The cost at call time of the calls that had a cost, in nano-USD."""
     unpriced: int
@@ -164,7 +166,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, and the usage of all its calls so far."""
+    """A session, and the usage of all its calls."""
 
     session_id: str
     """The id of the session."""
@@ -173,7 +175,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     last_us: int
     """The time of the session's last event, in microseconds UTC."""
     model: str | None
-    """The current model as requested, as text."""
+    """The current model as text, as it was requested."""
     tags: dict[str, str]
     """The tags of the session."""
     turns: int
@@ -277,7 +279,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """The name of the key that the job was created with."""
     certain: bool = True
-    """Whether the job is certainly the one that was created for the part."""
+    """Whether the job was certainly created for this part."""
     ended: bool = False
     """Whether all results of the part are counted."""
 
@@ -330,7 +332,7 @@ class CountedCall(msgspec.Struct, frozen=True):
 
 
 class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls that count for a budget, and their grouping."""
+    """The calls that are included in a budget, and their grouping."""
 
     by: str | None = None
     """The dimension of the calls that has one account for each value: ``session_id``, ``provider``, ``model`` or
@@ -347,7 +349,7 @@ class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
     imported: bool = False
     """Whether imported calls count."""
     run_id: str | None = None
-    """The only run whose calls count; None means every run."""
+    """The run whose calls are included; None means every run."""
 
 
 class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +360,7 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether the row sums calls with unknown usage. Such calls count with the amount that was reserved for
+    """Whether the row sums calls with unknown usage. Such calls are counted with the amount that was reserved for
     them.
     """
     calls: int

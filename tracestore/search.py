@@ -107,7 +107,7 @@ def _found(row: Row, fetch: _Fetch) -> FoundMessage:
 
 
 class _Fetch:
-    """Reads messages and the bodies that they refer to. Unreadable content counts as empty."""
+    """Reads messages and their bodies. Unreadable content is treated as empty."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -144,7 +144,7 @@ _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_OF_ITS_OWN}]|[^\W_{_OF_ITS_OWN}]+")
 _TERM = re.compile(r'(?P<no>-)?(?:"(?P<phrase>[^"]*)"?|(?P<word>[^\s"]+))')
 _LONGEST = 100
-"""Longer runs of characters, such as base64, are not words."""
+"""The maximum length of a word. Longer runs of characters, such as base64, are not words."""
 
 
 class Term(NamedTuple):

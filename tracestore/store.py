@@ -96,8 +96,8 @@ class Writing(Protocol):
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive until the store is closed or the process dies.
 
-        A process calls this before it writes events of calls in progress. If no process has marked a run, the run
-        counts as lost when the next writer starts. After StoreUnavailable, the next `write` tries again.
+        A process calls this before it writes events of calls in progress. When a writer starts, it treats every
+        run without a mark as lost. After StoreUnavailable, the next `write` tries again.
         """
         ...
 
@@ -164,12 +164,12 @@ class Importing(Protocol):
 
         Args:
             envelopes: The events of the calls, as for `write`.
-            revisions: The new revision of each call, with the one that `imported_calls` returned.
+            revisions: The new revision of each call, with the revision that `imported_calls` returned.
             files: The files with their reading positions.
 
         Returns:
-            False if another importer has written one of these calls since, one of them was pruned, or one of the
-            events belongs to a deleted session. In these cases, nothing is written.
+            False if nothing was written. The reason is one of three: another importer has written one of these
+                calls, one of the calls was pruned, or one of the events belongs to a deleted session.
         """
         ...
 
@@ -351,7 +351,7 @@ class Statistics(Protocol):
         ...
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
-        """Failed attempts by class and model, the most frequent first."""
+        """Failed attempts, grouped by class and model. The most frequent group is first."""
         ...
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
@@ -509,7 +509,7 @@ class Repricing(Protocol):
         ...
 
     async def use_prices(self, version: str | None) -> None:
-        """Choose the current costs: the costs of an earlier repricing, or with None the costs at call time.
+        """Choose the current costs: the costs of an earlier repricing. With None, the costs at call time.
 
         Raises:
             StoreError: The store has no such version.
@@ -571,7 +571,7 @@ class Upkeep(Protocol):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        """Delete old rows, in short transactions between which others write.
+        """Delete old rows in short transactions. Other processes can write between them.
 
         An interrupted pruning has deleted a part; the next one deletes the rest.
 

@@ -72,7 +72,8 @@ class FakeReply:
 
 
 class FakeTransport:
-    """A transport that answers the n-th request with the n-th reply. A further request raises AssertionError.
+    """A transport that answers the n-th request with the n-th reply. If no reply is left, a request raises
+    AssertionError.
 
     `requests` are the requests in order. `closed` is set by `aclose`.
     """

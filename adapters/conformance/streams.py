@@ -202,7 +202,7 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
 async def a_truncated_stream_is_an_error(kit: Kit) -> None:
     """A body cut at any place delivers the content so far, then raises AdapterError.
 
-    The stream never hangs, and the reply never counts as complete.
+    The stream never hangs, and the reply is never reported as complete.
     """
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)

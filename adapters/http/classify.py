@@ -157,7 +157,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     retry_after: float | None = None
     """The time to wait in seconds, if the body has it."""
     details: JsonObject = {}
-    """The error's further fields."""
+    """The other fields of the error."""
 
 
 def read_error(body: bytes) -> ErrorBody:

@@ -264,7 +264,7 @@ class EmbeddingReply(msgspec.Struct):
     usage: bytes | None = None
     """The usage object of the reply, unchanged."""
     details: dict[str, int] | None = None
-    """Further counts, as in `TokenUsage`."""
+    """More counts, as in `TokenUsage`."""
     cost: StatedCost = StatedCost()
 
 

@@ -19,7 +19,7 @@ from ..requests.estimate import at_most
 def reported_count(value: object) -> int | None:
     """Read a reported count; None if it is missing or not a finite number.
 
-    Some proxies send floats. A negative number counts as 0, and `source_of` makes such a usage partial.
+    Some proxies send floats. A negative number is read as 0, and `source_of` makes such a usage partial.
     """
     if type(value) is int:
         return max(0, value)
@@ -173,7 +173,7 @@ def only_written(cached: int, written: int, prompt: int) -> int:
     """The tokens that were written to the cache but not read from it.
 
     For Gemini, OpenRouter reports the same tokens as read and as written, so that their sum exceeds the prompt.
-    The counts must be disjoint, so such tokens count as read.
+    The counts must be disjoint, so such tokens are counted as read.
     """
     return written if cached + written <= prompt else max(0, written - cached)
 

@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection can't send any more requests."""
+        """Whether the connection can send no more requests."""
         return self._ended
 
     @property

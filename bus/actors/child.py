@@ -51,7 +51,7 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     max_failures: int = 5
     """The number of failures in a row at which the child is not restarted; 1 means no restart.
 
-    A failed start also counts as a failure.
+    A failed start is also a failure.
     """
     healthy_after: float = 30.0
     """Seconds of life after which the failure count of a child returns to zero."""

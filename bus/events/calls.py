@@ -242,7 +242,7 @@ class LlmCallImported(_CallEvent, frozen=True, kw_only=True, tag="llm.call_impor
     error_class: str | None = None
     """A value of `ErrorClass` for a call that failed."""
     error_type: str | None = None
-    """The type of that error, in the words of the file."""
+    """The type of the error, with the name that the file uses."""
     latency_ms: int | None = None
     """Milliseconds of the call; None if unknown."""
     first_token_ms: int | None = None

@@ -192,7 +192,7 @@ class OpaqueBlock(ShortRepr, frozen=True, gc=False, tag="opaque"):
     kind: str
     """The provider's name for the kind of content."""
     provider_raw: ProviderRaw
-    """The content, unchanged."""
+    """The content as the provider sent it."""
 
 
 class ToolUseBlock(ShortRepr, frozen=True, gc=False, tag="tool_use"):

@@ -477,7 +477,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     temperature: float | None = None
     """The requested sampling temperature."""
     top_p: float | None = None
-    """The requested nucleus sampling."""
+    """The requested probability mass for nucleus sampling."""
     frequency_penalty: float | None = None
     """The requested frequency penalty."""
     presence_penalty: float | None = None

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Calendar: TypeAlias = Literal["hour", "day", "month"]
 
 SLOTS = 60
-"""The number of slots of a rolling window. Spending expires in steps of a sixtieth of the window."""
+"""The number of slots of a rolling window. Spending expires slot by slot, so in steps of a sixtieth of the
+window.
+"""
 
 ENDLESS_US = 1 << 62
 """A time later than all others, in microseconds."""
@@ -236,7 +238,7 @@ class Payer(msgspec.Struct, frozen=True):
     tags: Mapping[str, str] = {}
     """The host's tags of the call."""
     turn_id: str = ""
-    """The turn of the call. For a call that a tool makes without a turn, the turn that runs the tool."""
+    """The turn of the call. If a tool makes a call outside of a turn, this is the turn that runs the tool."""
     root_turn_id: str = ""
     """The turn at the root of the tree."""
     accounts: tuple[Any, ...] = ()

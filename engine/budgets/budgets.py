@@ -35,7 +35,7 @@ class Counted(msgspec.Struct, frozen=True):
     """The past spending of some budgets, all read at the same time."""
 
     entries: list[tuple[Budget, SpendingRow, int]]
-    """The sums, each with its budget and a time in its slot, in microseconds since the Unix epoch."""
+    """The sums. Each has its budget and a time in its slot, in microseconds since the Unix epoch."""
     committed_seq: int = 0
     """The number of the last event of this run that the sums include."""
 
@@ -241,7 +241,7 @@ class Budgets:
     async def change(self, add: Sequence[Budget] = (), remove: Collection[Budget] = ()) -> None:
         """Activate budgets, and then remove others.
 
-        Earlier spending counts, and so do calls in progress. A budget that is already active does not change. The
+        Earlier spending and calls in progress are counted. A budget that is already active does not change. The
         engine's own budgets can't be removed. Raises StoreError if the trace can't be read. Then nothing changes.
         """
         await self.loaded()
@@ -284,7 +284,7 @@ class Budgets:
     async def _count(self, budgets: Sequence[Budget], added: Sequence[Budget] = ()) -> None:
         """Read ended calls from the trace, and then activate `added`.
 
-        Calls that end meanwhile stay reserved until it is certain whether the sums include them.
+        Calls that end during the query stay reserved until it is certain whether the sums include them.
         """
         late = self._late = []
         try:
@@ -378,7 +378,7 @@ class Budgets:
         return next(iter(refusals), None)
 
     def take_back(self, names: Sequence[str], spent: Amount) -> None:
-        """Count what another node has spent of the room that was reserved for it, and release the rest."""
+        """Count the amount that another node has spent of the room that was reserved for it. Release the rest."""
         for number, name in enumerate(names):
             self.ledger.settle(name, None if number else spent)
         self._loans.difference_update(names)
@@ -430,7 +430,7 @@ class Budgets:
 
     def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
         """Raise BudgetExceededError for the first refusal that waiting can't resolve, or whose budget does not
-        wait.
+        allow waiting.
         """
         for refusal in refusals:
             if refusal.budget.when_full != "wait" or not refusal.may_fit:

@@ -62,7 +62,7 @@ class Refusal(msgspec.Struct, frozen=True):
     """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
     held: Amount
-    """The most that calls in progress can release when they end."""
+    """The maximum amount that calls in progress can release when they end."""
 
     @property
     def may_fit(self) -> bool:
@@ -85,13 +85,13 @@ class AccountState(msgspec.Struct, frozen=True):
     scope: str
     """The session, provider, model or tag value that the account belongs to. Empty for the engine's account."""
     spent: Amount
-    """The cost and the tokens of calls that have ended, as far as they are known."""
+    """The known cost and tokens of calls that have ended."""
     held: Amount
     """The most that calls in progress can still cost."""
     unknown: Amount
     """The most that calls with unknown usage can have cost."""
     calls: int
-    """The number of calls that count, including those in progress."""
+    """The number of calls that are counted, including calls in progress."""
     unknown_calls: int
     """The number of calls with unknown usage."""
     window_ends_us: int | None
@@ -161,8 +161,8 @@ class SlotSum:
 class Account:
     """The account of one scope under one budget: the engine, or a session, provider, model or tag value.
 
-    The account keeps totals over all slots that count, so the work for a call does not depend on the number of
-    slots. The totals are added up again when a slot starts or leaves the window.
+    The account keeps totals over all current slots, so the work for a call does not depend on the number of slots.
+    The totals are added up again when a slot starts or leaves the window.
     """
 
     def __init__(self, budget: Budget, value: str) -> None:
@@ -233,8 +233,8 @@ class Account:
         return None
 
     async def secure(self, amount: Amount, now_us: int) -> bool:
-        """If another node runs the account's turn, request more room from it. Return whether the room was
-        granted.
+        """If the account's turn runs on another node, request more room from that node. Return whether the room
+        was granted.
         """
         return False
 
@@ -347,10 +347,10 @@ class Ledger:
         return tuple(self._budgets.values())
 
     def add(self, budgets: Sequence[Budget]) -> list[Account]:
-        """Activate more budgets. Reservations in progress count in them.
+        """Activate more budgets. Reservations in progress are counted in them.
 
         Returns:
-            The accounts in which such reservations count.
+            The accounts in which such reservations are counted.
         """
         fresh = range(self._next_number, self._next_number + len(budgets))
         self._budgets.update(zip(fresh, budgets, strict=True))
@@ -371,7 +371,7 @@ class Ledger:
         return list(carried.values())
 
     def remove(self, budgets: Collection[Budget]) -> None:
-        """Drop budgets with their accounts. Calls with reservations in them can still be settled."""
+        """Remove budgets with their accounts. Calls with reservations in these accounts can still be settled."""
         gone = {number for number, budget in self._budgets.items() if budget in budgets}
         for number in gone:
             del self._budgets[number]
@@ -389,7 +389,9 @@ class Ledger:
         self._of_trees = [number for number, budget in self._budgets.items() if budget.per in OF_TREES]
 
     def accounts(self, payer: Payer) -> list[Account]:
-        """The accounts of a call. The time for this grows with the number of accounts, not of budgets."""
+        """The accounts of a call. The time for this grows with the number of accounts, not with the number of
+        budgets.
+        """
         found = [self._account(number, payer.value(self._budgets[number].per)) for number in self._each]
         for kind in self._kinds:
             value = payer.value(kind)
@@ -416,7 +418,7 @@ class Ledger:
     ) -> list[Refusal]:
         """Take room in all of these accounts, or in none. Returns the refusals if there is no room.
 
-        A reservation without a payer does not count in budgets that are added later.
+        A reservation without a payer is not counted in budgets that are added later.
         """
         if hold_id in self._holds:
             raise ValueError(f"a reservation {hold_id!r} already exists")
@@ -430,7 +432,8 @@ class Ledger:
         return []
 
     def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
-        """Replace a call's reservation with its cost. Returns its accounts, or none if it has no reservation.
+        """Replace a call's reservation with its cost. Returns the call's accounts; empty if the call has no
+        reservation.
 
         A lost call may be settled later, when its usage is known.
         """
@@ -444,7 +447,7 @@ class Ledger:
         return [account for account, _ in hold.places]
 
     def lose(self, hold_id: str, counted: Collection[Budget] = ()) -> list[Account]:
-        """Count a call at its reserved amount, because its usage is unknown. Returns its accounts."""
+        """Count a call at its reserved amount, because its usage is unknown. Returns the call's accounts."""
         hold = self._holds.get(hold_id)
         if hold is None or hold.lost:
             return []

@@ -1,8 +1,8 @@
 """The maximum cost of a call, before it is sent. Pure.
 
 The input is the upper end of its estimate, at the most expensive rate: a provider may bill input as plain input or
-as cache writes. The output is the maximum that the request allows. Each of the provider's tools counts with the
-maximum number of uses that the request allows.
+as cache writes. The output is the maximum that the request allows. Each of the provider's tools is counted with
+the maximum number of uses that the request allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from callboard.tracestore.prices.table import Segment
 from .ledger import Amount
 
 MOST_TOKENS_OF_AN_IMAGE = 8192
-"""More than any published model counts for one image at its best quality. gpt-image-1 counts 6,240."""
+"""Above the tokens of an image at its best quality in any published model. gpt-image-1 uses 6,240."""
 
 
 class Priced(msgspec.Struct, frozen=True):
@@ -73,9 +73,9 @@ class _Rates(msgspec.Struct, frozen=True):
 
     segment: Segment
     input: int | None
-    """The highest rate of an input token, however it is counted."""
+    """The highest rate of an input token, over all buckets in which it may be counted."""
     output: int | None
-    """The highest rate of an output token, however it is counted."""
+    """The highest rate of an output token, over all buckets in which it may be counted."""
 
     def applies(self, at_us: int, sent: int) -> bool:
         """Whether the segment may apply to a call at a given time with at most this much input."""
@@ -177,7 +177,7 @@ def most_output(
         limit: The request's own limit.
         provider_options: The options of the request, by the names of protocols and adapters.
         adapter: The name of the adapter. It does not send options of other protocols.
-        adapter_type: The type of that adapter; if unknown, all options count.
+        adapter_type: The type of that adapter. If it is unknown, the options of all protocols are considered.
     """
     for options in _options_for(provider_options, adapter, adapter_type):
         limit = most_output_of_body(options, limit)
@@ -237,7 +237,7 @@ def tool_fees(
     Args:
         provider_options: The options of the request, by the names of protocols and adapters.
         adapter: The name of the adapter. It does not send options of other protocols.
-        adapter_type: The type of that adapter; if unknown, all options count.
+        adapter_type: The type of that adapter. If it is unknown, the options of all protocols are considered.
     """
     uses: dict[str, int] = {}
     for options in _options_for(provider_options, adapter, adapter_type):

@@ -56,7 +56,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 def payer_of(
     model: str, session_id: str | None, tags: dict[str, str] | None, turn_id: str, node: TreeNode | None
 ) -> Payer:
-    """The payer of a call. A call without a turn counts as a root, under its own id."""
+    """The payer of a call. A call without a turn is its own root, with its own id."""
     if node is None:
         return Payer(model, session_id or "", tags or {}, turn_id, turn_id)
     return Payer(model, session_id or "", tags or {}, node.turn_id, node.root_turn_id, node.accounts)

@@ -49,10 +49,9 @@ if TYPE_CHECKING:
     from ..generation.objects import ObjectSchema
 
 
-# --- Standard output ---
-# A separate thread writes it, so that neither a full pipe nor a stopped terminal blocks the call. If the reader
-# closes the pipe, the call is cancelled immediately. The same thread writes thoughts to standard error, so that a
-# terminal shows both in order.
+# --- Standard output --- A separate thread writes the output, so that neither a full pipe nor a stopped terminal
+# blocks the call. If the reader closes the pipe, the call is cancelled immediately. The same thread writes
+# thoughts to standard error, so that a terminal shows both in order.
 
 Output: TypeAlias = Literal["stdout", "stderr"]
 
@@ -231,7 +230,7 @@ class Question(NamedTuple):
     """A question, and what to do with its reply."""
 
     content: str | Sequence[ContentBlock]  # the prompt, or blocks
-    model: str | None  # the model; None uses that of the continued session
+    model: str | None  # the model; None uses the model of the continued session
     system: str | None  # the system prompt
     options: TurnOptions  # the options of the turn
     tools: Sequence[str] = ()  # the tools, as words of the command line

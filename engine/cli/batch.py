@@ -303,7 +303,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     succeeded: int  # the number of answered requests at the last check
     failed: int  # the number of failed requests at the last check
     counted: bool  # whether all results are in the trace
-    planned_us: int  # when it was planned, in microseconds since the epoch
+    planned_us: int  # when the batch was planned, in microseconds since the epoch
 
 
 def batch_line(stored: StoredBatch) -> BatchLine:
@@ -330,11 +330,11 @@ def summary(status: str, succeeded: int, total: int) -> str:
 class ReplyLine(msgspec.Struct, frozen=True):
     """A line of `callboard background list --json`: an open reply."""
 
-    id: str  # the id of its call
+    id: str  # the id of the reply's call
     model: str  # the model, `provider:name`
-    session: str | None  # the id of its session; None without one
+    session: str | None  # the id of the reply's session; None without one
     response: str  # the provider's id of the reply
-    asked_us: int  # when it was requested, in microseconds since the Unix epoch
+    asked_us: int  # when the reply was requested, in microseconds since the Unix epoch
 
 
 def add_background(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from .screen import Screen
 
 
 class Setting(NamedTuple):
-    model: str | None  # the model; None uses the default model, or that of the continued session
+    model: str | None  # the model; None uses the default model, or the model of the continued session
     system: str | None  # the system prompt
     key: str | None  # the name of the adapter's key to send
     resumed: str | None  # the id of the session to continue; None for a new session
@@ -110,12 +110,12 @@ class ChatEngine:
         return await self.engine.preview(self.session, text, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
-        """Keep only this number of messages, and continue in a new session with them."""
+        """Keep only the first messages, up to this number, and continue in a new session with them."""
         if len(self.session.messages) > count:
             self.session = self.session.fork(at=count)
 
     async def save(self) -> None:
-        """Save the conversation so far, and all later messages. A second call does nothing."""
+        """Save the conversation, and all later messages. A second call does nothing."""
         if self.saved:
             return
         document = self.session.export()

@@ -48,8 +48,8 @@ class ClientLine(msgspec.Struct, frozen=True):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     unpriced: str  # `refuse` or `allow`
-    calls: int  # the number of calls so far
-    cost_nano_usd: int  # the cost so far, in nano-USD
+    calls: int  # the number of calls
+    cost_nano_usd: int  # the cost of all calls, in nano-USD
     created_us: int
     revoked_us: int | None
 
@@ -232,7 +232,7 @@ def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
         client = _changed(await _stored_client(tables, arguments.name), arguments)
         if not await tables.change_client(client):
-            raise _unknown(arguments.name)  # the client was revoked meanwhile
+            raise _unknown(arguments.name)  # the client was revoked during this command
         return client
 
     return _on_tables(arguments, work)

@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
 
     id: str  # the name of the item
     text: str
-    metadata: str | None = None  # the other fields of its row, as a JSON object
+    metadata: str | None = None  # the other fields of the record's row, as a JSON object
 
     @property
     def hash(self) -> bytes:
@@ -128,8 +128,8 @@ class TargetCollection(msgspec.Struct, frozen=True):
     """The collection that records are added to."""
 
     name: str  # the name of the collection
-    model: str  # the model of its vectors, as `provider:name`
-    space: str  # the embedding space of its vectors
+    model: str  # the model of the collection's vectors, as `provider:name`
+    space: str  # the embedding space of the collection's vectors
     dimensions: int | None  # the requested length; None for the model's own
     keep_text: bool = False  # whether the texts are stored, too
 

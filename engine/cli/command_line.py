@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to the null device, because the interpreter flushes it once more at its end."""
+    """Redirect stdout to the null device, because the interpreter flushes stdout again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -247,7 +247,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _unknown(word: str, more: Sequence[str]) -> str:
-    """The error text for an unknown command with further words."""
+    """The error text for an unknown command, with the words after it."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)

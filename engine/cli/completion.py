@@ -26,7 +26,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", help=argparse.SUPPRESS)
     parser.add_argument("--breaks", default="", help=argparse.SUPPRESS)
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, bare=True)  # it runs each time Tab is pressed, so it must be fast
+    parser.set_defaults(run=run, bare=True)  # completion runs each time Tab is pressed, so it must be fast
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ class Completions(NamedTuple):
     """The possible words at a position."""
 
     words: Sequence[str] = ()  # the words from the parser: commands, options, choices
-    source: Source | None = None  # the source of further values; None if there is none
+    source: Source | None = None  # the source of more values; None if there is none
 
 
 def completions(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Completions:
@@ -131,8 +131,8 @@ class _Place:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._option: argparse.Action | None = None  # the option whose values are expected
-        self._values = 0  # the number of the option's values so far
-        self._positionals = 0  # the number of positional arguments of this parser so far
+        self._values = 0  # the number of the option's values
+        self._positionals = 0  # the number of positional arguments of this parser
         self._only_positionals = False
 
     def take(self, argument: str) -> None:

@@ -51,7 +51,8 @@ VARIABLE = "CALLBOARD_MODEL"
 
 
 def first_model(registry: ModelRegistry) -> str:
-    """The model of $CALLBOARD_MODEL, or else the default model, or else the first usable model.
+    """The first of these that is set: the model of $CALLBOARD_MODEL, the default model, and the first usable
+    model.
 
     Without a models.yaml, the first usable model is the latest model of the provider with a key. At a terminal,
     its name is shown, because the user has not chosen it.
@@ -73,7 +74,7 @@ def first_model(registry: ModelRegistry) -> str:
 
 
 def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
-    """A provider's best general model with a known price, or else its latest model."""
+    """A provider's best general model with a known price. If there is none, its latest model."""
     return next(
         (
             each
@@ -112,12 +113,10 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 
 # --- Tools ---
 #
-# -T weather.py                 the tools of a file: those of @tool, or else its public functions
-# -T weather.py:forecast        one of them; the same with a module, as in -T package.module:name
-# -T https://host/mcp           the tools of an MCP server
-# -T "mcp:npx some-server"      the tools of an MCP server that is started by this command
-# -T NAME                       the tools of a plugin
-# --mcp FILE                    the tools of the MCP servers in a file
+# -T weather.py the tools of a file made with @tool, or its public functions if there are none -T
+# weather.py:forecast one of them; the same with a module, as in -T package.module:name -T https://host/mcp the
+# tools of an MCP server -T "mcp:npx some-server" the tools of an MCP server that is started by this command -T
+# NAME the tools of a plugin --mcp FILE the tools of the MCP servers in a file
 
 _COMMAND = "mcp:"
 
@@ -207,7 +206,7 @@ def _of_code(word: str) -> list[ToolLike]:
 
 
 def tools_of(module: ModuleType) -> list[ToolLike]:
-    """The ``@tool`` tools of a module, or without any, its own public functions."""
+    """The ``@tool`` tools of a module. If it has none, the module's own public functions."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     made: list[ToolLike] = [value for value in public if isinstance(value, Tool)]
     own_functions = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]

@@ -119,7 +119,8 @@ class Demo:
         try:
             claim = shared_server()
             server = await claim.acquire()
-        except (ConfigurationError, AdapterError) as error:  # not installed, or it does not start
+        # llama.cpp is not installed, or its server does not start
+        except (ConfigurationError, AdapterError) as error:
             self._screen.idle()
             self._screen.line(f"   {error}", "yellow")
             self._steps = 0

@@ -171,10 +171,10 @@ class PluginLine(msgspec.Struct, frozen=True):
     """A line of `callboard plugins --json`."""
 
     kind: str  # the kind of the plugin: `adapters`, `tools` or `commands`
-    name: str  # its name
-    package: str  # the package that offers it, with its version
-    place: str  # the location of its object: `module:name`
-    error: str | None  # the reason why it can't be used; None if it works
+    name: str  # the plugin's name
+    package: str  # the package that offers the plugin, with its version
+    place: str  # the location of the plugin's object: `module:name`
+    error: str | None  # the reason why the plugin can't be used; None if it works
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:

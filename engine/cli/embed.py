@@ -290,7 +290,7 @@ def _text_of(found: Similar) -> str:
 
 
 def _vector(arguments: argparse.Namespace, file: CollectionFile, collection: Collection) -> bytes:
-    """The vector to compare with: that of an item, or of a text that the collection's own model embeds."""
+    """The vector to compare with: the vector of an item, or of a text that the collection's own model embeds."""
     if arguments.id is not None and arguments.content is not None:
         raise ConfigurationError("pass an ID or a text, not both")
     if arguments.id is not None:

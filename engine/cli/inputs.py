@@ -28,7 +28,9 @@ NOTHING = "no question: pass it as an argument or pipe it in: git diff | callboa
 
 
 class Pipe:
-    """Standard input, read once and completely. A terminal, a closed stream and ``/dev/null`` count as empty."""
+    """Standard input, read once and completely. A terminal, a closed stream and ``/dev/null`` are treated as
+    empty.
+    """
 
     def __init__(self) -> None:
         self._data: bytes | None = None
@@ -189,7 +191,7 @@ KINDS: Mapping[str, object] = {
     "drain_for_usage": float,
     "fallback": list[str],
 }
-"""The options whose value is a word or a number, with their types."""
+"""The options whose value is a word or a number, with the type of the value."""
 
 
 def options_of(settings: Iterable[tuple[str, Json]]) -> TurnOptions:

@@ -160,7 +160,7 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
 
 
 def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
-    """The model with a name: as configured here, or else from the known models."""
+    """The model with a name: as configured here, or as in the known models."""
     info, found = get_model_info(name), None
     try:
         entry = registry.resolve(name).model
@@ -291,7 +291,7 @@ def run_update(arguments: argparse.Namespace) -> int:
     home, tell = (
         home_folder(),
         echo if arguments.format == "table" else note,
-    )  # this line has no place in JSON and CSV
+    )  # this line is left out of JSON and CSV
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)

@@ -188,7 +188,7 @@ def store_of_environment() -> StoreAddress | None:
 
 
 def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
-    """The selected trace, or else the default file."""
+    """The selected trace. Without a selection, the default file."""
     if (named := named_trace(arguments)) is not None:
         return named
     found = default_trace()
@@ -223,7 +223,7 @@ def positive(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """Parse a day or a time, local if it has no zone, or a time before now: 90m, 24h, 7d, 2w."""
+    """Parse a day or a time, local if it has no zone, or an age: 90m, 24h, 7d, 2w."""
     try:
         return read_moment(text)
     except ValueError as error:
@@ -265,7 +265,7 @@ def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None
 
 
 def default_trace() -> Path:
-    """The default trace file: the engine's, or else the demo's if only that exists."""
+    """The default trace file: the engine's file. If only the demo's file exists, the demo's file."""
     own_trace, demo = home_folder() / TRACE_NAME, demo_trace()
     return demo if demo.exists() and not own_trace.exists() else own_trace
 

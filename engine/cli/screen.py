@@ -139,7 +139,7 @@ class Screen:
         self._status: Status | None = None
 
     def show(self, *renderables: RenderableType, style: str | None = None) -> None:
-        """Show a line, a table or anything else that rich draws. During a reply, it is shown after the reply."""
+        """Show a line, a table or another rich renderable. During a reply, it is shown after the reply."""
         self._actions.put(lambda: self._draw(lambda: self.console.print(*renderables, style=style)))
 
     def line(self, text: str = "", style: str | None = None, *, whole: bool = False) -> None:
@@ -164,7 +164,7 @@ class Screen:
         self._actions.put(self._idle)
 
     async def drawn(self) -> None:
-        """Wait until all output so far is on the screen. Use it only on an event loop."""
+        """Wait until all earlier output is on the screen. Use it only on an event loop."""
         done = anyio.Event()
         token = anyio.lowlevel.current_token()
 

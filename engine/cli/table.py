@@ -349,7 +349,7 @@ def difference(before: int, after: int) -> str:
 
 
 def percent(before: int, after: int) -> str:
-    """The change in per cent, with its sign. Empty if there was nothing before, or no change."""
+    """The change in per cent, with its sign. Empty if `before` is zero or nothing changed."""
     change = after - before
     if change == 0 or before <= 0:
         return ""

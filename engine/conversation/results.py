@@ -209,7 +209,7 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The cost of the turn, including all turns and calls that its tools made. The result also has the number
         of attempts with an estimated, unpriced or unknown cost.
 
-        For a message of a resumed session, the cost of its call.
+        For a message of a resumed session, this is the cost of its call.
         """
         tree: tuple[CostSum, TokenUsage] | None = self.__dict__.get("_tree")
         return CostSum.of_call(self.total_usage, self.total_cost) if tree is None else tree[0]

@@ -193,12 +193,12 @@ class SteeringQueue:
             return messages
 
     def close(self, why: str) -> None:
-        """Reject further messages. They raise NoTurnRunning with this text."""
+        """Reject new messages: they raise NoTurnRunning with this text."""
         with self._lock:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Close the queue if it is empty, so that further messages are rejected. Return whether it is closed."""
+        """Close the queue if it is empty, so that new messages are rejected. Return whether it is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why

@@ -57,8 +57,8 @@ def agent_tool(
 ) -> Tool:
     """Make a tool that passes a task to another agent and returns the agent's answer.
 
-    Each call of the tool runs a new session as a child of the turn that calls the tool. The session has that
-    turn's tags and limits, and ends with it. If the engine captures content, the session is stored, and it is
+    Each call of the tool runs a new session as a child of the turn that calls the tool. The session has the turn's
+    tags and limits, and ends with the turn. If the engine captures content, the session is stored, and it is
     deleted together with the parent's session. When a call is run again after its process was killed, the agent's
     session continues: an existing answer is returned, and tools that ran are not run again.
 
@@ -150,14 +150,14 @@ def handoff(
 
     The turn continues with the other agent's model, system prompt and tools. The other agent gets the history,
     fitted to its model. The limits of the turn and its number of tool rounds still apply. In later turns, the
-    session also uses the other agent. If a reply calls several handoffs, the first one counts, and the others get
+    session also uses the other agent. If a reply calls several handoffs, the first one is used, and the others get
     an error.
 
     Args:
         to: The other agent's name. The tool is called ``transfer_to_NAME``.
         model: The other agent's model, by any of its names.
-        system_prompt: Its system prompt.
-        tools: Its tools. For a handoff back, add one with `handoff`.
+        system_prompt: The other agent's system prompt.
+        tools: The other agent's tools. For a handoff back, include a tool that `handoff` made.
         description: The tool's description for the model; by default, it is made from the name.
 
     Raises:

@@ -48,7 +48,7 @@ async def costs(
             served_model, error_class, stop_reason, operation, key, or ``tag:KEY``. ``()`` gives one total.
         since: The earliest start of a call.
         until: The time before which a call started.
-        where: Further conditions that the calls must meet.
+        where: More conditions that the calls must meet.
         under: The price version for the costs; None uses the current costs.
         trace: The trace; None uses $CALLBOARD_HOME/trace.db, or ~/.callboard/trace.db without that variable.
 
@@ -98,7 +98,7 @@ async def reprice(
             "0.8"}`` is 20 % off. See `PriceTable.discounted`.
         since: The earliest start of a call.
         until: The time before which a call started.
-        where: Further conditions that the calls must meet.
+        where: More conditions that the calls must meet.
         dry_run: Whether to report only.
         trace: The trace, as in `costs`.
 

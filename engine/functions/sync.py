@@ -5,9 +5,9 @@
        waits ◀────────── done ────────── its result                          callers' threads joined
                                          engines closed, loop closed ◀────── stop()
 
-The first call starts the thread. It is not a daemon, so the interpreter waits for it, and it must end by itself. A
-daemon thread, ``callboard-sync-watch``, waits for the main thread to end, and then for the other threads that use
-sync functions. Then it makes the loop close its engines. None of these steps may start a thread, because the
+The first call starts the thread. The thread is not a daemon, so the interpreter waits for its end. A daemon
+thread, ``callboard-sync-watch``, waits for the main thread to end, and then for the other threads that use sync
+functions. Then it makes the loop close the engines. None of these steps may start a thread, because the
 interpreter does not allow that at its end.
 """
 
@@ -173,14 +173,14 @@ class SyncHost:
         return call.result()
 
     def keep(self, engine: EngineLife) -> None:
-        """Run an engine here, and close it at the end of the program, after all objects of `close_at_end`. Called
-        on the loop.
+        """Run an engine on this loop. Close it at the end of the program, after all objects of `close_at_end`.
+        Called on the loop.
         """
         engine.require_loop(_OTHER_LOOP)
         self._engines.add(engine)
 
     def close_at_end(self, what: Closing) -> None:
-        """Close an object at the end of the program, before the engines, if it still exists."""
+        """At the end of the program, close an object if it still exists. This is before the engines are closed."""
         self._closing.add(what)
 
     def _check_thread(self, name: str, instead: str) -> None:
@@ -275,7 +275,7 @@ def sync_host() -> SyncHost:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the thread of the sync functions, on which their engines run.
+    """Run a coroutine on the thread of the sync functions. Their engines also run there.
 
     Use it for methods without a sync version: ``run_sync(session.send("Hi"))``. Ctrl-C cancels the coroutine. Its
     exceptions are raised here.
@@ -284,7 +284,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         coroutine: The coroutine.
 
     Returns:
-        Its result.
+        The coroutine's result.
 
     Raises:
         WrongLoop: This was called on that thread.

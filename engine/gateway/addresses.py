@@ -260,7 +260,7 @@ def _name_in(url: str) -> str | None:
 
 
 def _plain(host: str) -> str:
-    """An IP address in its usual form; an invalid one is returned unchanged."""
+    """An IP address in its usual form. An invalid address is returned unchanged."""
     try:
         return host if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
     except OSError:

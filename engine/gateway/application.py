@@ -63,7 +63,7 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts that a keyless gateway always accepts."""
 
 CHARACTERS_OF_TOKEN = 4
-"""The assumed number of characters for each token, to count texts to embed towards a client's rate."""
+"""The assumed number of characters of a token. With it, texts to embed are counted against a client's rate."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is cached."""
@@ -97,11 +97,11 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """The client's name for the model."""
     served_by: str = ""
-    """``provider:name`` of the model that served it."""
+    """``provider:name`` of the model that served the request."""
     nano_usd: int | None = None
     """The cost; None if there was no call or the cost is unknown."""
     request_id: str = ""
-    """The id of its call in the trace."""
+    """The id of the request's call in the trace."""
 
 
 class Call(NamedTuple):
@@ -310,7 +310,9 @@ class Gateway:
     async def _exchange(
         self, call: Call, client_request: ClientRequest, earlier: EarlierConversation | None = None
     ) -> AsyncIterator[Exchange]:
-        """The exchange for a request, if the client is allowed to make it. Raises ClientRefused or BadRequest."""
+        """The exchange for a request, if the client is allowed to make the request. Raises ClientRefused or
+        BadRequest.
+        """
         clients, client = self.clients, call.client
         if client is None:
             yield await self._new_exchange(call, client_request, earlier)
@@ -425,7 +427,7 @@ class Gateway:
         sent: int,
         make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
     ) -> None:
-        """Run an operation if the client is allowed to request it, and answer. Raises ClientRefused or
+        """Run an operation and answer, if the client is allowed to request the operation. Raises ClientRefused or
         BadRequest.
         """
         headers: Headers = []
@@ -550,8 +552,9 @@ def gateway(
         engine: The engine. The caller closes it.
         keyless: Whether requests need no key. Then everyone who can reach the application spends your money. The
             Host header of a request must be in `hosts`, and requests from web pages are refused. A request with a
-            client's key counts for that client.
-        hosts: The allowed host names of a keyless gateway, without port. Those of this machine are always allowed.
+            client's key is counted for that client.
+        hosts: The allowed host names of a keyless gateway, without port. The names of this machine are always
+            allowed.
         limits: The limits for requests.
         on_disconnect: What happens to a call if its client disconnects. ``cancel`` cancels the call, and the
             delivered part is billed. ``finish`` lets it complete.

@@ -112,7 +112,7 @@ def reply_text(content: Iterable[ContentBlock]) -> str:
 
 
 def gap(before: str, after: str) -> str:
-    """The separator between two texts with other blocks between them."""
+    """The separator between two texts that have other blocks between them."""
     return "" if not before or before[-1].isspace() or after[:1].isspace() else "\n\n"
 
 
@@ -287,5 +287,5 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
 
 
 def _vendors_code(code: str | None) -> str | None:
-    """A provider's code, unless it is another vendor's error type."""
+    """A provider's code; None if it is another vendor's error type."""
     return None if code is None or code.endswith("_error") or code.isupper() else code

@@ -1,4 +1,5 @@
-"""Reasoning in Chat Completions: reads it from histories, and writes its opaque parts into replies. Pure.
+"""Reasoning in Chat Completions: reading reasoning from histories, and writing its opaque parts into replies.
+Pure.
 
 OpenAI has no fields for reasoning. DeepSeek has `reasoning_content`, OpenRouter has `reasoning` and
 `reasoning_details`, and LiteLLM has `thinking_blocks`.

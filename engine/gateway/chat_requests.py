@@ -209,7 +209,7 @@ class _Reader:
     # --- Fields without a canonical word ---
 
     def _keep(self, name: str, lost: str | None) -> None:
-        """Keep a field for this protocol. `lost` is the text of the loss for other protocols."""
+        """Keep a field for this protocol. `lost` is the loss text for other protocols."""
         self.protocol_fields[name] = self.body[name]
         if lost is not None:
             self.losses.parameter(lost)
@@ -263,7 +263,7 @@ _DEFAULTS: Mapping[str, tuple[Json, ...]] = {
     "logit_bias": ({},),
     "metadata": ({},),
 }
-"""Values without effect, because they are defaults."""
+"""Values that change nothing, because they are defaults."""
 
 _OF_OPENAI = (
     *("service_tier", "store", "metadata", "moderation", "safety_identifier"),

@@ -113,7 +113,7 @@ def budget_of(client: Client) -> Budget | None:
 
 
 async def tables_of(runtime: Runtime) -> GatewayTables | None:
-    """The gateway's tables: in the cluster's shared store, or else in the engine's trace.
+    """The gateway's tables. They are in the cluster's shared store, or without a cluster in the engine's trace.
 
     None if there is no store, or if a host's own store lacks these tables. Raises StoreUnavailable while the trace
     isn't open.
@@ -132,15 +132,15 @@ async def tables_of(runtime: Runtime) -> GatewayTables | None:
 
 
 class ClientSpending(ShortRepr, frozen=True, kw_only=True):
-    """A client, with its costs from the trace."""
+    """A client, with the costs of its calls from the trace."""
 
     client: Client
     keys: tuple[ClientKey, ...] = ()
-    """Its keys that have not expired, the oldest first."""
+    """The client's keys that have not expired, the oldest first."""
     calls: int = 0
-    """Its calls so far."""
+    """The number of the client's calls."""
     cost_nano_usd: int = 0
-    """The known cost of its calls, in nano-USD."""
+    """The known cost of the client's calls, in nano-USD."""
     spent_nano_usd: int | None = None
     """The cost in the budget's current window, including reservations of calls in progress; None without a
     budget.
@@ -223,7 +223,8 @@ class _Known(msgspec.Struct, frozen=True):
 class Clients:
     """The clients of one gateway, read from the trace store of its engine.
 
-    If the store can't be read, known clients are still served. In a cluster, the clients are in the shared store.
+    If the store can't be read, clients that were read before are still served. In a cluster, the clients are in
+    the shared store.
 
     Args:
         engine: The engine.
@@ -246,7 +247,7 @@ class Clients:
         """Find the client with a key, and activate its budget.
 
         Raises:
-            ClientRefused: ``authentication``: there is no key, or it is unknown, expired or revoked.
+            ClientRefused: ``authentication``: there is no key, or the key is unknown, expired or revoked.
                 ``unavailable``: past spending can't be read now.
             StoreError: The clients could never be read.
         """
@@ -272,7 +273,7 @@ class Clients:
         return client
 
     async def _look(self) -> None:
-        """Read the clients, unless they were read within the last second."""
+        """Read the clients, unless they were read in the last second."""
         looked = self._looked_us
         if looked is None or not 0 <= self._runtime.clock.now_us() - looked < LOOK_US:
             await self._look_again()

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 STORED_ROWS = 100_000
-"""The maximum number of entries in a trace, for all its gateways. The oldest are removed first."""
+"""The maximum number of conversation entries in a trace, for all gateways together. The oldest entries are removed
+first.
+"""
 
 STORED_BYTES = 512 * 1024 * 1024
-"""The maximum size of these entries in bytes."""
+"""The maximum size of all conversation entries in bytes."""
 
 TRIM_EVERY = 256
 """The number of entries that this process writes between two checks of these limits."""
@@ -186,13 +188,14 @@ class Conversations:
     ) -> Conversation:
         """Find the conversation of a request, and put kept blocks into its history.
 
-        The session is that of `earlier`, of the client's hint, or of the longest known part of the history.
-        Otherwise it is new.
+        The session is the session of `earlier`, of the client's hint, or of the longest known part of the history.
+        If there is none of these, the session is new.
 
         Args:
             client: The client's name; empty in a gateway without keys.
             client_request: The request.
-            earlier: The conversation that the request continues. Its messages go before those of the request.
+            earlier: The conversation that the request continues. Its messages are put before the messages of the
+                request.
         """
         await self._look()
         messages = client_request.request.messages
@@ -276,7 +279,7 @@ class Conversations:
 
         Raises:
             ClientRefused: ``not_found``: this client has no such reply.
-            StoreError: It can't be deleted from the store.
+            StoreError: The reply can't be deleted from the store.
         """
         key = response_id.encode("utf-8", "surrogatepass")
         had = self._memory.drop(client, "response", key)
@@ -342,7 +345,7 @@ class Conversations:
     async def _found(
         self, client: str, kind: KeptKind, keys: Sequence[bytes], session_id: str | None = None
     ) -> dict[bytes, list[_Entry]]:
-        """The entries for some keys, from memory, or else from the store."""
+        """The entries for some keys, from memory. If they are not in memory, from the store."""
         found = {key: entries for key in keys if (entries := self._memory.get(client, kind, key))}
         missing = [key for key in keys if not _has(found.get(key), session_id)]
         try:

@@ -1,7 +1,7 @@
 """One request of a client, from its model's name to the bytes of the reply.
 
     read      the client's wire has read the request
-    running   a turn of the engine runs; it is routed, traced and priced like any other
+    running   a turn of the engine runs; it is routed, traced and priced like all turns
     answered  the first event has arrived; status and headers are sent
     over      the turn has ended, or the client disconnected and the call was cancelled
 
@@ -123,7 +123,7 @@ class Exchange:
         self.tags: Mapping[str, str] = {}
         """The tags of the call."""
         self.more_headers: Headers = []
-        """Further headers of the answer."""
+        """More headers for the answer."""
         self.revoked: anyio.Event | None = None
         """An event that is set when the client's key is revoked. It cancels the call."""
         self._provider_headers: Mapping[str, str] = {}
@@ -171,8 +171,8 @@ class Exchange:
         self._provider_rates = None if limits is None else provider_rates(limits, self._runtime.clock.now_us())
 
     def _rates(self) -> Headers:
-        """The headers with rate limits: the client's limits, or else the provider's. If the reply is passed
-        through, these are unchanged.
+        """The headers with rate limits: the client's limits, or the provider's limits if the client has none. If
+        the reply is passed through, the provider's headers are unchanged.
         """
         if self.passed.has_content or self._speaks_client:
             headers = passed_rates(self._provider_headers)
@@ -195,7 +195,7 @@ class Exchange:
 
     @property
     def request_id(self) -> str:
-        """The id of the call that made the reply, or else of the latest call."""
+        """The id of the call that made the reply, or the id of the latest call."""
         if self.response is not None:
             return self.response.request_id
         call = self.turn.call

@@ -3,9 +3,9 @@
 * Keys may be in camel case or in snake case, because clients send both.
 * Consecutive contents of the model become one message, because clients append each chunk of a stream as a separate
   content.
-* Texts of the model are joined like those of a reply; see `adapters.providers.gemini.response`.
-* Function calls may lack ids. A result without a known id answers the first open call of its name, or else the
-  first open call.
+* Texts of the model are joined like the texts of a reply; see `adapters.providers.gemini.response`.
+* Function calls may lack ids. A result without a known id answers the first open call of the same name, or the
+  first open call if no name matches.
 * Placeholder signatures of the gateway or the client are dropped.
 """
 
@@ -302,7 +302,7 @@ def _read_response(response: Json) -> tuple[str, bool]:
 
 
 class _Calls:
-    """The function calls so far. Gives each call an id, and finds the call for a result."""
+    """The function calls of a history. Gives each call an id, and finds the call for a result."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -315,7 +315,7 @@ class _Calls:
         self._open = []
 
     def made(self, client_id: str | None, name: str) -> str:
-        """The id of a call: the client's id, or else one made from the call's number."""
+        """The id of a call: the client's id, or an id made from the call's number."""
         self._number += 1
         call_id = client_id
         number = self._number
@@ -403,7 +403,7 @@ class _Reply:
                 raw = ProviderRaw(GEMINI, _without_token({**part, "inlineData": rest}))
                 self.add(ImageBlock(data=image.data, media_type=image.media_type, provider_raw=raw))
                 return
-        if kind == SIGNATURE_KIND:  # a signature alone, without an empty text
+        if kind == SIGNATURE_KIND:  # a signature without text
             self.text(part, "")
             return
         self.add(OpaqueBlock(kind, ProviderRaw(GEMINI, _without_token(part))))

@@ -46,7 +46,7 @@ def camel(value: Json, where: str) -> JsonObject:
 
 
 def each(value: Json, where: str) -> Sequence[Json]:
-    """The items of a list. A single object counts as a list of one, as on Google's servers.
+    """The items of a list. A single object is treated as a list of one, as on Google's servers.
 
     Raises:
         BadRequest: The value is neither a list nor an object.

@@ -66,7 +66,7 @@ class PartWriter:
         self._state = state
 
     def thought(self, text: str, signature: str | None, provider: str) -> Iterator[JsonObject]:
-        """The part for a piece of reasoning, if the client may get it."""
+        """The part for a piece of reasoning, if the client receives reasoning."""
         if signature and provider != GEMINI:
             self.saw_state(signature)
             signature = token_of(signature)
@@ -156,7 +156,7 @@ def _fields(raw: JsonObject, names: Sequence[str]) -> JsonObject:
 
 
 def about_reply(content: Sequence[ContentBlock]) -> JsonObject:
-    """The candidate's fields besides its content: Gemini's own grounding, citations and log probabilities.
+    """The fields of the candidate other than its content: Gemini's own grounding, citations and log probabilities.
 
     Citations of other providers are converted to grounding.
     """

@@ -284,7 +284,7 @@ _STATUSES: Mapping[FailureKind, tuple[int, str]] = {
     "permission": (403, "PERMISSION_DENIED"),
     "not_found": (404, "NOT_FOUND"),
     "missing": (404, "NOT_FOUND"),
-    "wrong_method": (405, "UNIMPLEMENTED"),  # Google has no name for it
+    "wrong_method": (405, "UNIMPLEMENTED"),  # Google's API has no name for this error
     "too_large": (413, "INVALID_ARGUMENT"),
     "rate_limit": (429, "RESOURCE_EXHAUSTED"),
     "server": (500, "INTERNAL"),

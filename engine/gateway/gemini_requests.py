@@ -181,7 +181,7 @@ class _Reader:
         )
 
     def _arguments(self, schema: JsonObject | None, tool: str) -> JsonObject:
-        """Convert a schema to one that ToolDefinition accepts."""
+        """Convert a schema to a schema that ToolDefinition accepts."""
         if not schema:
             return {"type": "object", "properties": {}}
         if not schema.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref")):

@@ -27,8 +27,8 @@ from callboard.bus.values.base import Json
 from callboard.tracestore import encode_json
 
 UNGUESSABLE = 16
-"""The length from which a call's id counts as unguessable, so that only a client with the same conversation can
-send it.
+"""The length from which a call's id is treated as unguessable, so that only a client with the same conversation
+can send it.
 """
 
 
@@ -91,9 +91,9 @@ class Run(NamedTuple):
     """A reply in a history."""
 
     first: int
-    """The index of its first message."""
+    """The index of the reply's first message."""
     end: int
-    """The index after its last message. A wire may split one reply into several messages."""
+    """The index after the reply's last message. A wire may split one reply into several messages."""
     print: bytes
     """The fingerprint of the reply."""
 
@@ -175,8 +175,8 @@ def chosen(
 ) -> list[StoredReply | None]:
     """Find the kept reply for each of several messages with the same fingerprint. Pure.
 
-    A reply with the message's own ids is preferred. The other replies are matched in order, from the last one
-    backwards. No reply is used twice, because providers refuse two copies of one reasoning item. A reply of
+    A reply with the message's own ids is preferred. The remaining replies are matched in order, from the last
+    reply backwards. No reply is used twice, because providers refuse two copies of one reasoning item. A reply of
     another conversation is used only if its ids are unguessable: people may share a key, and one person's
     reasoning must not enter another's prompt.
 

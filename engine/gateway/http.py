@@ -1,7 +1,7 @@
 """HTTP for the gateway: reads requests within limits, and writes answers.
 
-It is plain ASGI, because a framework's request and response objects take more time than everything else in a short
-call.
+The module uses plain ASGI, because a framework's request and response objects take more time than the rest of a
+short call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     header_count: int = 128
     """The maximum number of headers."""
     write_seconds: float = 60.0
-    """Seconds after which the call of a client that doesn't read is cancelled."""
+    """Seconds without progress after which the call of a client that doesn't read is cancelled."""
     first_event_seconds: float = 15.0
     """Seconds to wait for the first event of a stream before sending status 200. Later errors are events of the
     stream.
@@ -327,7 +327,7 @@ def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers
         headers.append((b"retry-after", b"%d" % math.ceil(failure.retry_after)))
         headers.append((b"retry-after-ms", b"%d" % math.ceil(failure.retry_after * 1000)))
     if may_retry is False:
-        headers.append((b"x-should-retry", b"false"))  # the SDKs of OpenAI and Anthropic obey it
+        headers.append((b"x-should-retry", b"false"))  # the SDKs of OpenAI and Anthropic use this header
     return headers
 
 
@@ -429,7 +429,7 @@ class RateHeaders(msgspec.Struct, frozen=True):
 
 def rate_headers(wire: str, rates: RateHeaders) -> Headers:
     """The headers with the limits, as named on a client's wire. Gemini has no such headers, and OpenAI has none
-    for a limit on input alone.
+    for a limit on input only.
     """
     if wire == "gemini":
         return []

@@ -68,7 +68,7 @@ class ContentReader:
         return canonical
 
     def system(self, value: Json) -> tuple[str | None, list[Message]]:
-        """The system text, or its parts as messages if a part has additional fields."""
+        """The system text. If a part has additional fields, the parts are returned as messages."""
         if value is None or isinstance(value, str):
             return value or None, []
         parts = [

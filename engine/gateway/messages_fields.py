@@ -91,7 +91,7 @@ _FAILURES: Mapping[FailureKind, tuple[int, str]] = {
     "overloaded": (529, "overloaded_error"),
 }
 _TOO_LONG = "prompt is too long"
-"""The text by which clients detect an overflow and shorten their history."""
+"""The text by which clients detect a prompt that is too long, and shorten their history."""
 
 
 def failure_kind(failure: Failure) -> tuple[int, str]:
@@ -216,7 +216,7 @@ def client_signature(signature: str | None, provider: str) -> str:
 
 
 def read_thinking(text: str, signature: str) -> ThinkingBlock:
-    """Read thinking from a client, with the provider's original signature, if it has one."""
+    """Read thinking from a client. If the provider's original signature is known, the block gets it."""
     if not signature or signature == UNSIGNED:
         return ThinkingBlock(text)
     if signature.startswith(_FOREIGN):

@@ -196,7 +196,9 @@ def _around(response: CanonicalResponse) -> JsonObject:
 
 
 def _usage(usage: TokenUsage) -> JsonObject:
-    """A usage object: the provider's own if it has this API's form and the same counts, otherwise a new one."""
+    """A usage object: the provider's own object if it has this API's form and the same counts, otherwise a new
+    one.
+    """
     raw_usage = _own_usage(usage)
     if raw_usage is not None and _bare(token_usage(raw_usage)) == _bare(usage):
         return raw_usage
@@ -223,7 +225,9 @@ def _bare(usage: TokenUsage | None) -> TokenUsage | None:
 
 
 def _own_usage(usage: TokenUsage) -> JsonObject | None:
-    """The provider's usage object, if it has this API's form. OpenAI's has different fields next to the counts."""
+    """The provider's usage object, if it has this API's form. OpenAI's usage object has different fields next to
+    the counts.
+    """
     if usage.raw is None:
         return None
     try:
@@ -301,7 +305,7 @@ class MessagesWriter(ReplyWriter):
                     self._delta("input_json_delta", "partial_json", fragment) if self._kind == "tool_use" else b""
                 )
             case ToolUseEnd(incomplete=True):
-                # held back, because a client may run a call that has an end, even if the reply then breaks off
+                # held back, because a client may run a call that has an end, even if the reply breaks off later
                 return b""
             case ToolUseEnd(final_input=arguments):
                 late = b""

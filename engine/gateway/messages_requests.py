@@ -232,7 +232,7 @@ class _Reader:
         if betas:
             self.options["beta_headers"] = betas
         if self.losses.marked:
-            self.options["auto_cache"] = False  # the client has its own breakpoints
+            self.options["auto_cache"] = False  # the client sets its own breakpoints
         return {PROTOCOL: self.options} if self.options else {}
 
     # --- Tools ---

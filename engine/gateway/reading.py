@@ -186,7 +186,7 @@ def free_form_schema(format: Json) -> JsonObject:
 
 
 def arguments_of(block: ToolUseBlock) -> str:
-    """The arguments of a call: the model's own text, or else their JSON encoding."""
+    """The arguments of a call: the model's own text. If there is none, their JSON encoding."""
     if block.raw_arguments is not None:
         return block.raw_arguments
     return msgspec.json.encode(block.input).decode()

@@ -105,7 +105,7 @@ class InputReader:
                 output = self._output(item.get("output"), f"{place}.output")
                 self._result(item, output, place, rest=("type", "call_id", "output"))
             case "additional_tools":
-                pass  # it was read before
+                pass  # the item was read before
             case _ if isinstance(kind, str) and kind in CALLS and _runs_at_client(item):
                 self._host_call(CALLS[kind], item, place)
             case _ if isinstance(kind, str) and kind in OUTPUTS and _runs_at_client(item):

@@ -1,6 +1,6 @@
 """Writes replies of OpenAI's Responses API: the response object, its items, errors and lists. Pure.
 
-An item has OpenAI's id, or else one made from the reply's id and the item's index. Another provider's reasoning
+An item has OpenAI's id, or an id made from the reply's id and the item's index. Another provider's reasoning
 becomes a reasoning item with its text as the summary. Its `encrypted_content` is a token of the gateway, which the
 client sends back. The gateway keeps the original.
 """
@@ -163,7 +163,7 @@ class ItemWriter:
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
         if wire.kind == "local_shell":
-            item["id"] = call_id  # its output may refer to either id
+            item["id"] = call_id  # the item's output may refer to either id
         if wire.kind in CALL_TYPES:
             item["name"] = wire.name
             if wire.namespace is not None:

@@ -61,7 +61,7 @@ class _Open(msgspec.Struct):
     index: int
     """The index of the item in the output."""
     block: int = -1
-    """The index of the block of its open part; -1 if no part is open."""
+    """The index of the open part's block; -1 if no part is open."""
     parts: list[Json] = []
     """The finished parts of a message or of a summary."""
     texts: list[str] = []

@@ -48,7 +48,7 @@ _READ = frozenset(
 
 _WITHOUT_LOSS: Mapping[str, tuple[Json, ...] | None] = {
     "metadata": None,  # the reply repeats this field
-    "client_metadata": None,  # this field identifies the client
+    "client_metadata": None,  # this field only identifies the client
     "stream_options": None,  # obfuscated lengths don't matter to readers
     "prompt_cache_key": None,  # this field is the session's hint
     "max_tool_calls": None,  # this limit only counts calls of OpenAI's own tools

@@ -35,7 +35,7 @@ class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     name: str
     """The name without its namespace."""
     namespace: str | None = None
-    """The namespace that contains it; None for most tools."""
+    """The namespace that contains the tool; None for most tools."""
 
 
 class HostTool(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ HOST_TOOLS = {
     ),
 }
 CALLS = {tool.call: kind for kind, tool in HOST_TOOLS.items()}
-"""The kinds of tools by the types of their calls."""
+"""The kinds of tools, by the types of their calls."""
 OUTPUTS = {tool.output: kind for kind, tool in HOST_TOOLS.items()}
 
 
@@ -201,7 +201,7 @@ class ToolTable:
         return name
 
     def named(self, kind: str, name: str, namespace: str | None = None) -> str | None:
-        """The canonical name of a tool of the request; None if it has no such tool."""
+        """The canonical name of a tool of the request; None if the request has no such tool."""
         found = self._names.get(WireTool(kind, name, namespace))
         if found is None and namespace is None:
             # A client may omit the namespace if the name is unique.
@@ -210,7 +210,7 @@ class ToolTable:
         return found
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Remove all other tools, because the client does not allow them."""
+        """Remove all tools except these, because the client does not allow the other tools."""
         allowed = set(names)
         self.definitions = {name: tool for name, tool in self.definitions.items() if name in allowed}
 

@@ -37,8 +37,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio sets this only if a socket names its protocol, which accepted sockets may not. Without it, an
-            # answer in two pieces waits 40 ms for the client's acknowledgement.
+            # asyncio sets this option only if a socket names its protocol, and accepted sockets may not name it.
+            # Without the option, an answer in two pieces waits 40 ms for the client's acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect_headers()
 
@@ -103,7 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:  # otherwise the error would be sent within another answer
+        # otherwise the error would be sent in the middle of another answer
+        if cycle is None or cycle.response_complete:
             self.transport.write(status + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 

@@ -35,7 +35,7 @@ class Continued(NamedTuple):
 
     client_request: ClientRequest
     earlier: EarlierConversation | None
-    """The conversation before it; None if the conversation is new."""
+    """The conversation before the request; None if the conversation is new."""
     items: Sequence[Json] = ()
     """The request's own items."""
 

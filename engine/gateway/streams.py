@@ -195,7 +195,7 @@ def replaced(data: bytes, place: tuple[str, ...], value: str) -> bytes:
 
 
 WEIGH_EVERY = 256
-"""The number of waiting events from which their size is computed. Most streams never reach it."""
+"""The number of waiting events from which their size is computed. Most streams stay below it."""
 
 
 class TurnEvents:

@@ -51,7 +51,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     """The id of the call in the trace."""
     details: Mapping[str, Json] = {}
-    """Further fields of the provider's error, if the provider uses the client's wire."""
+    """More fields of the provider's error, if the provider uses the client's wire."""
     allow: tuple[str, ...] = ()
     """The methods of the address, for `wrong_method`."""
 
@@ -97,7 +97,7 @@ class ClientRequest(ShortRepr, frozen=True, kw_only=True):
     refers_to: str = ""
     """A field that refers to data stored at the provider, see `WireRequest.refers_to`."""
     session_hint: str | None = None
-    """The conversation's id that the client sent in a header or in its metadata; None if it sent none."""
+    """The conversation's id from a header or the metadata of the client; None if the client sent none."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that only the wire's own writer needs, such as Chat's `include_usage`."""
 

@@ -44,8 +44,8 @@ class ObjectStream(Generic[T]):
 
     Each partial is plain JSON, not yet checked, and longer than the previous one. Deltas that arrive together make
     one partial. If the model is called again because of `max_reasks`, partials start again. The call starts at the
-    first use. Each loop yields all partials, so any number of tasks may iterate. Leaving the context before the
-    end cancels the call, and so does `aclose()`.
+    first use. Each loop yields all partials, so any number of tasks may iterate. The call is cancelled by
+    `aclose()`, or if you leave the context before the end.
     """
 
     def __init__(self, task: ObjectTask[T]) -> None:
@@ -77,7 +77,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def cost(self) -> Cost:
-        """The cost of those tokens; see `StreamResult.cost`."""
+        """The cost of the tokens in `usage`; see `StreamResult.cost`."""
         return reduce(add, (stream.cost for _, stream in self._attempts))
 
     @property
@@ -92,7 +92,7 @@ class ObjectStream(Generic[T]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies, and those of the call in progress so far."""
+        """The warnings of all ended replies, and the current warnings of the call in progress."""
         return tuple(warning for _, stream in self._attempts for warning in stream.warnings)
 
     @property
@@ -239,7 +239,7 @@ class _Reasoning:
         self._tail = ""  # the last characters read, for a mark that is split between two pieces
 
     def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
-        """A piece without its reasoning, and whether the object starts again with it."""
+        """A piece of text without its reasoning, and whether the object starts again with this piece."""
         if self._undecided is not None:
             self._undecided += piece
             start = self._undecided.lstrip()

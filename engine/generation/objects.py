@@ -25,7 +25,7 @@ from ..type_schema import SchemaError, check, check_schema, convert, inline_root
 from .arguments import Arguments, new_turn
 from .partial_json import PartialJson
 
-# --- The wanted schema ---
+# --- The requested schema ---
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class ObjectSchema(Generic[T]):
         return reply
 
     def bare(self, text: str) -> Json | msgspec.UnsetType:
-        """The value in a text whose wrapper object is missing; UNSET if there is none.
+        """The value in a text without the wrapper object; UNSET if there is no value.
 
         The value is a list in the text, or the whole text as a string.
         """

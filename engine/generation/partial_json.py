@@ -2,7 +2,7 @@
 
 The reader is a push-down automaton. The text may be cut at any place, and no text is read twice. A string, an
 object or an array is part of the value once it has started. A number, a literal or a member's name becomes part of
-it when it is complete, because a piece of it has another meaning.
+the value when it is complete, because a piece of it has another meaning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JsonString:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text that has been read."""
         self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
 
@@ -149,7 +149,7 @@ class PartialJson:
     """An incremental JSON reader: `feed(text)` reads a piece, `value` is the value so far.
 
     `started` is True once there is a value, and `complete` once it is complete. `error` describes a problem in the
-    text, with its position. Then the value is the one before the problem.
+    text, with its position. Then `value` is the value before the problem.
 
     Args:
         embedded: Whether other text or a code fence may surround the value, an object or an array. The text around
@@ -183,7 +183,8 @@ class PartialJson:
 
     @property
     def value(self) -> Json:
-        """A snapshot of the value so far; None before `started`. The time for it depends only on the open parts.
+        """A snapshot of the current value; None before `started`. The time for a snapshot depends only on the
+        parts that are still open.
 
         Snapshots share their complete parts, so don't change them.
         """
@@ -416,7 +417,7 @@ class PartialJson:
         return place
 
     def _is_only_bracket(self) -> bool:
-        """Whether the supposed value was only a bracket in the text before it."""
+        """Whether the value that was started is only a bracket in the text before the real value."""
         return (
             len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
         )

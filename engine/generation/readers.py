@@ -1,8 +1,8 @@
 """A streamed turn and its readers.
 
-The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
-its own position, and starts at the first event. An `EventReader` yields the turn's events from its log. A
-`ViewReader` yields the view of `stream()`. At the end, each reader raises the turn's exception, if there is one.
+The turn starts when a reader first needs it, and is cancelled when no reader needs it. Each reader has its own
+position, and starts at the first event. An `EventReader` yields the turn's events from its log. A `ViewReader`
+yields the view of `stream()`. At the end, each reader raises the turn's exception, if there is one.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from .view_events import Finish, StreamFailed, ViewEvent
 class Ownership:
     """Cancels a stream's turn when the last reference to the stream is gone.
 
-    It must not refer to the turn's task. A task's error refers to its frames, and so to the stream, which would
-    then never be freed.
+    An Ownership must not refer to the turn's task. The task's error refers to its frames and therefore to the
+    stream, so the stream would never be freed.
 
     Args:
         turn: The turn.
@@ -70,13 +70,13 @@ class Ownership:
         self.is_active = True
         """Whether leaving the stream cancels the turn."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop on which the turn was started; None before."""
+        """The event loop on which the turn was started; None before the start."""
         self._turn = turn
 
     def abandon(self) -> None:
         """Cancel the turn, because no reader is left. Any thread may call this."""
         if self.is_active and self.loop is not None and self._turn.ended_as is None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks have ended
                 self.loop.call_soon_threadsafe(self._turn.cancel)
 
 
@@ -106,7 +106,7 @@ class StreamedTurn:
                 self.ownership.loop = asyncio.get_running_loop()
                 self._task = await self._runtime.host.start_turn(self.turn)
                 self._progress = Progress(self.turn)
-                if self._closed:  # closed while this waited
+                if self._closed:  # the stream was closed while this call waited
                     self.turn.cancel()
                 self._starting = None  # Waiting readers still hold the lock.
         return self._task
@@ -158,7 +158,7 @@ class StreamedTurn:
 
     @property
     def usage(self) -> UsageSoFar:
-        """The tokens used so far, and their cost."""
+        """The tokens used up to now, and their cost."""
         return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING_SPENT)
 
     @property
@@ -219,7 +219,8 @@ class StreamedTurn:
         with anyio.CancelScope(shield=True):  # limited: a cancelled turn ends within its grace period
             with contextlib.suppress(
                 Exception
-            ):  # If a reader iterated, it has raised the error. A reader that leaves early doesn't need it.
+                # A reader that iterated has raised the error. A reader that leaves early doesn't need it.
+            ):
                 await self._task.wait()
 
 
@@ -308,7 +309,7 @@ class TextPieces(Generic[E]):
 
     Args:
         events: The reader.
-        run: The turn that is read, if it is one of this engine.
+        run: The turn that is read, if it runs in this engine.
     """
 
     def __init__(self, events: AsyncIterator[E], run: StreamedTurn | None = None) -> None:
@@ -341,7 +342,7 @@ class TextPieces(Generic[E]):
             piece = ""
             if isinstance(event, TextDelta):
                 piece = event.text
-            elif isinstance(event, StreamReset):  # the log was folded meanwhile
+            elif isinstance(event, StreamReset):  # the log was folded after the last read
                 piece = _text_of(event.snapshot)[self._delivered :]
             if piece:
                 self._delivered += len(piece)
@@ -408,7 +409,7 @@ class TreeText:
     def _follow(self, stream_id: str, depth: int, above: _TreeReader | None = None) -> None:
         try:
             self._wait(self._run.attach(stream_id), depth)
-        except UnknownStream:  # another engine runs it
+        except UnknownStream:  # the turn runs in another engine
             if (found := streams_elsewhere(stream_id)) is not None:
                 streams, loop = found
                 self._wait(_Elsewhere(cast("StreamChannel", streams), loop, stream_id), depth)
@@ -502,7 +503,7 @@ _TreeReader: TypeAlias = StreamReader[TurnEvent] | _Elsewhere
 
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
-"""A function that receives the usage of a turn so far."""
+"""A function that receives the current usage of a turn."""
 
 DELTAS_PER_ESTIMATE = 16
 """The number of deltas between two calls of `on_usage`."""
@@ -553,7 +554,7 @@ class TurnReader(Reader[E]):
 
     @abstractmethod
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
-        """The events to yield for these events of the log."""
+        """The events to yield for these log events."""
 
     @property
     def text_stream(self) -> TextPieces[E]:

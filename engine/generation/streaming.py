@@ -85,24 +85,26 @@ class _Stream(Generic[E]):
 
     @property
     def partial_response(self) -> CanonicalResponse | None:
-        """The part of the last message that has arrived, as if it were cut off now; None before it has started."""
+        """The received part of the last message, as if the message were cut off now; None before the message has
+        started.
+        """
         return self._run.partial_response
 
     @property
     def usage_so_far(self) -> UsageSoFar:
-        """The tokens used so far, and their cost. While a reply arrives, this is an estimate."""
+        """The tokens used up to now, and their cost. While a reply arrives, both are estimates."""
         return self._run.usage
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens that all calls have used so far. Available at any time, also after the stream was left or has
-        failed.
+        """The tokens that all calls have used up to now. Available at any time, also after the stream was left or
+        has failed.
         """
         return self._run.usage.usage
 
     @property
     def cost(self) -> Cost:
-        """The cost of these tokens; unknown if the cost of one call is unknown. Available at any time."""
+        """The cost of the tokens in `usage`; unknown if the cost of one call is unknown. Available at any time."""
         return self._run.usage.cost
 
     @property
@@ -127,7 +129,7 @@ class _Stream(Generic[E]):
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """The warnings of all replies, and those of the call in progress so far."""
+        """The warnings of all ended replies, and the current warnings of the call in progress."""
         return self._run.warnings
 
     @property
@@ -175,15 +177,11 @@ class _Stream(Generic[E]):
         return self._run.turn.undelivered
 
     async def cancel(self) -> bool:
-        """Cancel the turn. Its events still end properly, then readers get CancelledError.
-
-        Returns:
-            False if the turn has ended.
-        """
+        """Cancel the turn. Its events still end properly. Then readers get CancelledError."""
         return self._run.turn.cancel()
 
     def detach(self) -> None:
-        """Let the turn run to its end without readers. It is billed as usual."""
+        """Let the turn run to its end without readers. It is billed in full."""
         self._run.ownership.is_active = False
 
     async def aclose(self) -> None:
@@ -211,9 +209,9 @@ class StreamResult(_Stream[ViewEvent]):
                 print(text, end="")
         print((await result.result()).total_cost.usd)
 
-    A new loop continues where the last one stopped. `reader()` returns one more reader from the first event on.
-    The call is cancelled by `aclose()`, if you leave the context before the end, or if you leave a loop and keep
-    no reference to the result. If the call fails, readers get its exception.
+    A new loop continues where the last loop stopped. `reader()` returns another reader that starts from the first
+    event. The call is cancelled by `aclose()`, if you leave the context before the end, or if you leave a loop and
+    keep no reference to the result. If the call fails, readers get its exception.
 
     Raises:
         AdapterError: The call failed; `.turn` has the completed part of the turn.
@@ -238,9 +236,9 @@ class StreamResult(_Stream[ViewEvent]):
 class TurnStream(_Stream[LogEvent]):
     """A turn of a session in progress. It differs from a `StreamResult` only in its events.
 
-    It yields the turn's own events, as `Engine.attach` does. If the stream was folded, a reader that has read
-    nothing yet gets the messages with their text in one piece. A reader that continues after earlier events gets
-    one StreamReset instead of the events that it missed.
+    The stream yields the turn's own events, as `Engine.attach` does. If the stream was folded, a reader that has
+    read nothing yet gets the messages with their text in one piece. A reader that continues after earlier events
+    gets one StreamReset instead of the events that it missed.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:

@@ -1,13 +1,13 @@
-"""The view of `stream()`: a state machine without I/O that derives it from a turn's events.
+"""The view of `stream()`. A state machine without I/O derives the view from a turn's events.
 
 The state is the reader's position in the current message:
 
-- between messages: nothing is open, and the last message has its end
+- between messages: nothing is open, and the last message has ended
 - in a message, between segments: a block has ended, and the next has not started
 - in a segment: text, reasoning or a tool call is open, and its delivered pieces are kept
 
-If the log was folded in the meantime, it yields a `StreamReset`: all events so far, in fewer and larger pieces.
-The reader's position shows which part is new, and only that part is passed on. So all readers get the same
+If the log was folded after the last read, it yields a `StreamReset`: all earlier events, in fewer and larger
+pieces. The reader's position shows which part is new, and only that part is passed on. So all readers get the same
 sequence of events.
 """
 
@@ -47,19 +47,19 @@ from .view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, 
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):
-    """The tokens of all calls of a turn so far, and their cost.
+    """The tokens that all calls of a turn have used up to now, and their cost.
 
-    Until the provider reports usage, all input counts as uncached.
+    Until the provider reports usage, all input is treated as uncached.
     """
 
     usage: TokenUsage
     """The tokens of all ended calls, including failed ones, and of the call in progress.
 
-    The call in progress counts as if it ended now: the counts that the provider has reported, and an estimate of
-    the rest.
+    The call in progress is treated as if it ended now: it has the counts that the
+    provider has reported, and an estimate of the rest.
     """
     cost: Cost
-    """The cost of those tokens; unknown if the cost of one call is unknown."""
+    """The cost of the tokens in `usage`; unknown if the cost of one call is unknown."""
 
     @property
     def estimated(self) -> bool:
@@ -144,7 +144,7 @@ class TurnView:
         )
         self._pieces: list[str] = []
         self._signature: str | None = None
-        self._between = 0  # the number of events so far that belong to no message
+        self._between = 0  # the number of events up to now that belong to no message
 
     def process(self, event: TurnEvent | StreamReset[TurnEvent]) -> Sequence[ViewEvent]:
         """The events of the view for one event of the turn; empty if there are none."""
@@ -250,7 +250,7 @@ class TurnView:
                     if event.message_id == self._message and not self._message_complete:
                         yield from self._rest(event)
                 case ProviderEvent():
-                    pass  # only readers that were attached at the time need it
+                    pass  # only readers that were attached when it was published need this event
                 case _:
                     between += 1
                     if between > earlier:

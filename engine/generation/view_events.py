@@ -42,9 +42,9 @@ class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
-    """The id of its message."""
+    """The id of the segment's message."""
     content_block_index: int
-    """The index of its block in the reply's content, from 0."""
+    """The index of the segment's block in the reply's content, from 0."""
     type: ClassVar[str] = "text.start"
 
 
@@ -56,9 +56,9 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
     text: str
     """All of the text."""
     message_id: str
-    """The id of its message."""
+    """The id of the segment's message."""
     content_block_index: int
-    """The index of its block in the reply's content, from 0."""
+    """The index of the segment's block in the reply's content, from 0."""
     type: ClassVar[str] = "text.end"
 
 
@@ -68,9 +68,9 @@ class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start")
     segment_id: str
     """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
-    """The id of its message."""
+    """The id of the segment's message."""
     content_block_index: int
-    """The index of its block in the reply's content, from 0."""
+    """The index of the segment's block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.start"
 
 
@@ -84,9 +84,9 @@ class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
     signature: str | None
     """The signature of the reasoning, if the provider signs it."""
     message_id: str
-    """The id of its message."""
+    """The id of the segment's message."""
     content_block_index: int
-    """The index of its block in the reply's content, from 0."""
+    """The index of the segment's block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.end"
 
 

@@ -163,11 +163,11 @@ class Importer:
             await anyio.sleep(seconds)
 
     async def take(self, items: Iterable[Item], place: str) -> ImportReport:
-        """Import calls that don't come from files, such as those of `read_otlp`.
+        """Import calls that don't come from files, such as the calls of `read_otlp`.
 
         Args:
             items: The calls, and the parts that could not be read.
-            place: A text about their origin, which is stored instead of a file's path.
+            place: A text about the origin of the calls, which is stored in place of a file's path.
 
         Raises:
             StoreError: The store can't be written.
@@ -315,7 +315,7 @@ class Importer:
         links: Sequence[ImportedLink],
         ledger: dict[str, Imported],
     ) -> None:
-        """Plan another event of a call, with its place in the tree, which was unknown before."""
+        """Plan another event of a call that adds the call's place in the tree, which was unknown before."""
         before = ledger.get(name)
         if before is None or not before.stored or any(each.request_id == name for each in plan.revisions):
             return
@@ -398,7 +398,7 @@ class Importer:
 
 
 def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
-    """A call with its place in the tree. If the call has none, the place of a link is used."""
+    """A call with its place in the tree. If the call has none, the place from a link is used."""
     link = links.get(call.turn or "")
     if link is None or call.parent_turn is not None:
         return call
@@ -413,7 +413,7 @@ def _placed(call: ImportedCall, links: dict[str, ImportedLink]) -> ImportedCall:
 
 
 def _anonymous(call: ImportedCall) -> ImportedCall:
-    """A call with only its numbers. Calls of a deleted session still count, but without any reference to the
+    """A call with only its numbers. Calls of a deleted session are still counted, but without any reference to the
     session.
     """
     return msgspec.structs.replace(call, session=None, tags={}, line=0)

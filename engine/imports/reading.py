@@ -1,6 +1,6 @@
 """Reads a source's files in chunks: finds the changed files, and reads their calls from the last position.
 
-It runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
+The reading runs in a worker thread, one chunk at a time, and writes nothing. A report counts calls and problems.
 
 If the size, time or inode of a file has changed, the file is read from the last position. Before that, a hash
 checks that all earlier bytes are unchanged. The hash covers the bytes that were actually read, so concurrent
@@ -75,9 +75,9 @@ class ImportedModel(msgspec.Struct, kw_only=True):
     calls: int = 0
     """The number of new calls."""
     input_tokens: int = 0
-    """Their input tokens, including cached tokens."""
+    """The input tokens of the imported calls, including cached tokens."""
     output_tokens: int = 0
-    """Their output tokens."""
+    """The output tokens of the imported calls."""
     nano_usd: int = 0
     """The cost of the priced calls in nano-USD, at the prices of their time."""
     unpriced: int = 0
@@ -339,7 +339,7 @@ class Reading:
 
 
 class _Status(NamedTuple):
-    """The properties that show that a file has changed. A database in use changes in its log file."""
+    """The properties that change when a file changes. In a database that is in use, only its log file changes."""
 
     size: int
     mtime_ns: int

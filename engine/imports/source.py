@@ -52,9 +52,9 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
     turn: str | None = None
     """The name of the call's turn, unique within its source."""
     parent: str | None = None
-    """The identity of the call whose tool started this one."""
+    """The identity of the call whose tool started this call."""
     parent_tool_use_id: str | None = None
-    """The id of the tool call that started this one."""
+    """The id of the tool call that started this call."""
     parent_turn: str | None = None
     """The name of the turn that ran that tool."""
     root_turn: str | None = None
@@ -70,10 +70,8 @@ class ImportedCall(ShortRepr, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> int:
-        """A number that grows with the tokens of the call. Of two items for one call, the one with the larger
-        number is used.
-
-        So the order in which files are read does not matter.
+        """A number that grows with the tokens of the call. If there are two items for one call, the item with the
+        larger number is used. So the order in which files are read does not matter.
         """
         tokens = 0 if self.usage is None else self.usage.total_tokens
         ended = self.stop_reason is not None or self.error_class is not None
@@ -163,7 +161,7 @@ class Source(Protocol):
     """The name after ``callboard import``."""
 
     def places(self) -> Sequence[Path]:
-        """The default places of its files, in the user's home folder."""
+        """The default places of the program's files, in the user's home folder."""
         ...
 
     def files(self, place: Path) -> Iterable[SourceFile]:
@@ -261,7 +259,7 @@ class Line(NamedTuple):
     data: bytes
     """The content of the line; empty if it was too long."""
     complete: bool = True
-    """Whether the line ends with a newline. Otherwise the program may still be writing it."""
+    """Whether the line ends with a newline. Otherwise the program may not have written all of it yet."""
     too_long: bool = False
     """Whether the line was skipped because it was longer than `LONGEST_LINE`."""
 
@@ -300,7 +298,7 @@ def broken_line(line: Line) -> UnreadablePart | None:
 
 
 def why_not(error: msgspec.MsgspecError | UnicodeError | RecursionError | ValueError) -> str:
-    """The reason why a line could not be decoded, without its content."""
+    """The reason why a line could not be decoded, without quoting the line."""
     if isinstance(error, msgspec.ValidationError):
         _, at, path = str(error).rpartition(" - at `")
         return f"unexpected value at {path.rstrip('`')}" if at else "unexpected form"

@@ -49,7 +49,7 @@ class McpTokenFile:
         self._path = Path(path).expanduser()
 
     async def load(self, key: str) -> bytes | None:
-        """The data of a key. A file that can't be read counts as empty."""
+        """The data of a key. A file that can't be read is treated as empty."""
         found = self._all().get(key)
         return None if found is None else bytes(found)
 

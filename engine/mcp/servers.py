@@ -213,7 +213,7 @@ class McpServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     """``starting``, ``up``, ``restarting``, ``failed`` or ``closed``."""
     tools: tuple[str, ...]
-    """The names of its tools, as the model sees them."""
+    """The names of the server's tools, as the model sees them."""
     error: str | None = None
     """The reason for the last failure; None if there was none."""
 

@@ -138,7 +138,9 @@ class McpServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORTEST_SECRET = 8
-"""The minimum length in characters of a value that counts as a secret. Shorter values occur in ordinary words."""
+"""The minimum length in characters of a value that is treated as a secret. Shorter values occur in ordinary
+words.
+"""
 
 Given: TypeAlias = "str | Path | Mapping[str, McpServerSettings | Mapping[str, Any]]"
 """The servers: a file, or its content, or settings by the servers' names."""
@@ -219,7 +221,7 @@ def _replacement(found: re.Match[str]) -> str:
     name, default = found.group(1), found.group(2)
     value = os.environ.get(name)
     if default is not None:
-        return value or default  # an empty variable counts as missing, as in a shell
+        return value or default  # an empty variable is treated as missing, as in a shell
     if value is None:
         raise ConfigurationError(f"the environment variable {name} is not set; ${{{name}:-default}} has a default")
     return value

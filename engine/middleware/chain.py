@@ -44,7 +44,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """The guardrail's name."""
     action: Literal["changed", "stopped"]
     content_block_index: int
-    """The index of its block in the reply, from 0."""
+    """The index of the block in the reply, from 0."""
     held_characters: int
     """The length of the piece."""
     passed_characters: int
@@ -125,8 +125,8 @@ class Middleware:
     def settle(self, call: CallInfo, end: CallEnd) -> None:
         """Observe the end of a call of any kind, with its usage and its cost.
 
-        It is not called for a request that was answered without a call. It must be quick. Its exceptions are only
-        logged.
+        The method is not called for a request that was answered without a call. It must be quick. Its exceptions
+        are only logged.
         """
 
     async def aclose(self) -> None:
@@ -253,7 +253,7 @@ class Chain:
         for layer in self._layers:
             try:
                 layer.settle(call, end)
-            except Exception as error:  # The call is over, and the other layers must get its end, too.
+            except Exception as error:  # The call has ended, and the other layers must also get its end.
                 text = f"{type(error).__name__}: {error}"
                 _log.error("settle_failed", error, layer=type(layer).__name__, error=text)
 

@@ -1,5 +1,5 @@
-"""Guardrails: they hold back a part of a reply's text until it is checked. Then they pass it, change it or stop
-the reply.
+"""Guardrails: they hold back text of a reply until it is checked. Then they pass it on, change it or stop the
+reply.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class TextWindow:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._text = ""
-        self._scanned = 0  # the length of the text in which ends were searched
+        self._scanned = 0  # the length of the text that was already searched for ends
         self._counted = 0  # the number of units that have ended
-        self._last_end = 0  # the end of the last of these units
+        self._last_end = 0  # the end of the last unit
 
     def feed(self, text: str) -> list[str]:
         """The pieces that are complete with this fragment."""
@@ -165,7 +165,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     kind: GuardedKind
     """The kind of the text."""
     block_index: int
-    """The index of its block in the reply, from 0."""
+    """The index of the block in the reply, from 0."""
     request: CanonicalRequest
     """The request that the reply answers."""
 
@@ -236,13 +236,13 @@ class HeldReply:
                 case ThinkingDelta() if "thinking" in self._kinds:
                     yield from self._text("thinking", event)
                 case ProviderEvent():
-                    pass  # It may contain the text that is held back.
+                    pass  # The exception may contain the text that is held back.
                 case MessageStart():
                     self._start, self._message_id = event, event.message_id
                 case MessageComplete():
                     if event.stop_reason in _BROKEN:
                         self._drop()
-                        if self._start is not None:  # No text was delivered, so the reply counts as empty.
+                        if self._start is not None:  # No text was delivered, so the reply is treated as empty.
                             return
                     else:
                         yield from self._close()
@@ -360,7 +360,8 @@ class Guardrail(Middleware):
     An exception of the function ends the call, and is raised. The provider bills everything that it generated.
 
     Args:
-        check: The function. It may be async, and may call another model. The reply continues to arrive meanwhile.
+        check: The function. It may be async, and may call another model. During the check, the reply continues to
+            arrive.
         window: The amount of text in each piece. A larger window delays readers more; see `Window`.
         kinds: The kinds of text to check. If reasoning was changed, the reply can't be sent back to a provider
             that requires the original reasoning.

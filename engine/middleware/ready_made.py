@@ -88,8 +88,8 @@ class Cache(Middleware):
     """Answers a repeated request with the stored reply. Then there is no call and no cost.
 
     Two requests are the same if they have the same model and equal messages, tools, system prompt and settings.
-    Only complete replies are stored, no refusals, empty replies or truncated replies. Replies are content, so a
-    file of replies is as confidential as the conversations.
+    Only complete replies are stored. Refusals, empty replies and truncated replies are not. Replies are content,
+    so a file of replies is as confidential as the conversations.
 
     Args:
         store: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
@@ -130,7 +130,7 @@ class Cache(Middleware):
             return None
 
     async def _keep(self, key: str, response: CanonicalResponse, now_us: int) -> None:
-        """Store a reply without its usage: only this call used the tokens."""
+        """Store a reply without its usage, because only this call used the tokens."""
         reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
         try:
             await self._store.put(key, reply, now_us, now_us + self._ttl_us)
@@ -223,10 +223,10 @@ def _amounts(usage: TokenUsage, cost: Cost) -> dict[str, object]:
 class TryModels(Middleware):
     """Tries other models, in order, if a call fails or its outcome is unwanted.
 
-    The engine itself handles failures of a provider (`fallback=`). This middleware also judges replies: a refusal,
-    an empty text, a reply that is not JSON. A streamed call is tried again only if it fails before its first
-    content, because delivered text can't be taken back. Each try is a separate call with its own cost. If all
-    outcomes are unwanted, the last one is returned. If all calls fail, the first error is raised.
+    For failures of a provider, the engine's own `fallback=` is enough. This middleware also judges replies, for
+    example a refusal, an empty text, or a reply that is not JSON. A streamed call is tried again only if it fails
+    before its first content, because delivered text can't be taken back. Each try is a separate call with its own
+    cost. If all outcomes are unwanted, the last one is returned. If all calls fail, the first error is raised.
 
     Args:
         models: The names of the other models, without the model of the call.

@@ -1,1 +1,1 @@
-"""The models of an engine, their names, and the adapter that serves each."""
+"""The models of an engine, their names, and the adapters that serve them."""

@@ -60,14 +60,14 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output: int | None = None
     """The maximum number of output tokens."""
     tools: bool | None = None
-    """Whether it calls tools."""
+    """Whether the model calls tools."""
     vision: bool | None = None
-    """Whether it reads images."""
+    """Whether the model reads images."""
     reasoning: bool | None = None
     structured: bool | None = None
-    """Whether it supports output that follows a schema."""
+    """Whether the model supports output that follows a schema."""
     retires: str | None = None
-    """The date of its retirement, as YYYY-MM-DD."""
+    """The date of the model's retirement, as YYYY-MM-DD."""
 
 
 class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def known_models(home: Path) -> KnownModels:
 
 
 def decode(data: bytes, source: str) -> KnownModels:
-    """Parse such a file."""
+    """Parse a file of known models."""
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -111,7 +111,7 @@ def decode(data: bytes, source: str) -> KnownModels:
 
 
 def encode(models: KnownModels) -> bytes:
-    """Encode such a file."""
+    """Encode a file of known models."""
     return msgspec.json.format(msgspec.json.encode(models), indent=1) + b"\n"
 
 
@@ -173,13 +173,14 @@ CAPABILITIES = {
 """The abilities by which models can be chosen, and the field of `ModelInfo` for each."""
 
 _SAME = {"images": "vision", "thinking": "reasoning"}
-"""Other names for two abilities, as the adapters use them."""
+"""Other names of two abilities. Adapters use these names."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Information about a model. None means unknown.
 
-    It comes from shipped tables, or from `callboard models update`, never from a request to the provider.
+    The information comes from shipped tables, or from `callboard models update`, never from a request to the
+    provider.
     """
 
     id: str
@@ -193,27 +194,29 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_output: int | None = None
     """The maximum number of output tokens."""
     supports_tools: bool | None = None
-    """Whether it calls tools."""
+    """Whether the model calls tools."""
     supports_vision: bool | None = None
-    """Whether it reads images."""
+    """Whether the model reads images."""
     supports_reasoning: bool | None = None
-    """Whether it reasons."""
+    """Whether the model can reason."""
     supports_structured_output: bool | None = None
-    """Whether it supports output that follows a schema."""
+    """Whether the model supports output that follows a schema."""
     input_cost_per_million: Decimal | None = None
     """The exact price in USD of a million input tokens today, for a small prompt at the standard tier."""
     output_cost_per_million: Decimal | None = None
-    """The exact price in USD of a million output tokens, likewise."""
+    """The exact price in USD of a million output tokens; None if unknown."""
     aliases: tuple[str, ...] = ()
-    """Short names for it in Callboard."""
+    """Short names for the model in Callboard."""
     general: bool = True
-    """Whether it is for general use. Other models have a special purpose, or are only for selected users."""
+    """Whether the model is for general use. Other models have a special purpose, or are only for selected
+    users.
+    """
     released: str | None = None
-    """Its release date, as YYYY-MM-DD."""
+    """The model's release date, as YYYY-MM-DD."""
     deprecated: bool = False
-    """Whether the provider has deprecated it."""
+    """Whether the provider has deprecated the model."""
     retires: str | None = None
-    """The date of its retirement."""
+    """The date of the model's retirement."""
     source: str = ""
     """The source of these values."""
     date: str = ""
@@ -385,7 +388,7 @@ class Catalogue:
 
     @cached_property
     def date(self) -> str:
-        """The day of the oldest of its sources, as YYYY-MM-DD."""
+        """The day of the oldest source of the catalogue, as YYYY-MM-DD."""
         tables = [table.file.date for table in map(model_table, tabled_vendors()) if table is not None]
         return min(self._snapshot.date, *tables)
 

@@ -38,29 +38,29 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """``provider:name``."""
     provider: str
-    """The name of its adapter."""
+    """The name of the model's adapter."""
     wire_name: str
     """The provider's own name of the model."""
     kind: ModelKind
-    """The kind of request that it answers."""
+    """The kind of request that the model answers."""
     aliases: tuple[str, ...]
-    """Its further names."""
+    """The other names of the model."""
     listed: bool
-    """Whether models.yaml lists it. Otherwise the catalogue lists it, and its provider's key is set."""
+    """Whether models.yaml lists the model. Otherwise the catalogue lists it, and its provider's key is set."""
     state: State | Literal["not_configured"]
-    """Its current availability in this engine; ``not_configured`` if a key is missing or no adapter can be
-    made.
+    """The current availability of the model in this engine; ``not_configured`` if a key is missing or no adapter
+    can be made.
     """
     reason: str = ""
-    """The reason why it is not available; empty if it is."""
+    """The reason why the model is not available; empty if it is available."""
     capabilities: AdapterCapabilities | None = None
-    """Its abilities through its adapter, corrected by models.yaml; None without an adapter."""
+    """The model's abilities through its adapter, corrected by models.yaml; None without an adapter."""
     input_cost_per_million: Decimal | None = None
     """USD for a million input tokens at the engine's current prices; None if it is unpriced."""
     output_cost_per_million: Decimal | None = None
     """USD for a million output tokens at the engine's current prices; None if it is unpriced."""
     info: ModelInfo | None = None
-    """The catalogue's information about it; None if the catalogue does not have it."""
+    """The catalogue's information about the model; None if the catalogue does not have the model."""
 
 
 def configured_models(
@@ -108,7 +108,7 @@ class _ModelList:
             yield self._model(entry.on(adapter), aliases, listed=False)
 
     def _is_the_providers_own(self, adapter: AdapterEntry) -> bool:
-        """Whether an adapter's address is its provider's, and not a compatible server's."""
+        """Whether an adapter's address is the address of its provider, not of a compatible server."""
         from callboard.adapters.http.adapter import HttpAdapter
 
         try:
@@ -166,7 +166,7 @@ FROM_ENVIRONMENT = "the environment (no models.yaml)"
 
 
 def key_variables() -> Mapping[str, str]:
-    """The variables that may hold keys: the environment's, then those of `callboard keys`.
+    """The variables that may contain keys: the variables of the environment, then those of `callboard keys`.
 
     A file of keys that other users may read is ignored with a warning.
     """
@@ -256,8 +256,8 @@ def _of_preset(preset: Preset) -> ModelEntry:
 def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
     """Read the registry from a models.yaml. Unless the file has `only: true`, the environment's models are added.
 
-    See `load_registry`. An adapter, a model or an alias in the file replaces that of the environment. If the file
-    has no `default_provider`, that of the environment applies.
+    See `load_registry`. An adapter, a model or an alias in the file replaces the one from the environment. If the
+    file has no `default_provider`, the environment's default provider is used.
     """
     environ = key_variables() if environ is None else environ
     try:

@@ -37,8 +37,8 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     max: int | None = None
     """The maximum number of tools in a request.
 
-    If there are more, `core` tools are kept first, then the tools that the conversation has used, then the others
-    in order.
+    If there are more tools, the `core` tools are kept first, then the tools that the conversation has used, then
+    the other tools in order.
     """
     core: tuple[str, ...] | None = None
     """The names of the tools that are kept first."""
@@ -66,7 +66,7 @@ class ModelInput(msgspec.Struct, frozen=True):
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings whose unset fields are filled from the lower level."""
+    """The upper settings. Unset fields are filled from the lower settings."""
     settings = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **settings)
 
@@ -134,7 +134,7 @@ def first_choice(
     messages: Sequence[Message],
     capabilities: AdapterCapabilities,
 ) -> ToolChoice | None:
-    """The tool choice for the first call of a turn: the caller's, or else the forced choice of the
+    """The tool choice for the first call of a turn: the caller's choice, else the forced choice of the
     configuration.
     """
     if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
@@ -150,7 +150,9 @@ def parallel_calls(
     tools: Sequence[ToolDefinition],
     capabilities: AdapterCapabilities,
 ) -> bool | None:
-    """The setting for parallel calls: the caller's, or else the configuration's if the model supports it."""
+    """The setting for parallel calls: the caller's setting. Without one, the configuration's setting, if the model
+    supports it.
+    """
     if parallel is not None or settings.parallel is None or not tools:
         return parallel
     return settings.parallel if capabilities.supports_parallel_tool_calls else None
@@ -180,27 +182,29 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     config: AdapterConfig
     """The configuration of the adapter."""
     prices_as: str | None = None
-    """The provider whose published prices apply, if the type and the address don't determine it."""
+    """The provider whose published prices apply. Set only if the adapter's type and address don't determine the
+    provider.
+    """
     missing_key: str | None = None
-    """The environment variable of its key, if it is not set."""
+    """The environment variable of the adapter's key, if the variable is not set."""
     key_from: str | None = None
-    """The source of its key, as text; None without a key, or for a key from code."""
+    """The source of the adapter's key, as text; None without a key, or for a key from code."""
     address_from: str | None = None
-    """The environment variable with its address; None if the address has another source or is the provider's
-    default.
+    """The environment variable with the adapter's address; None if the address has another source or is the
+    provider's default.
     """
     max_concurrency: int | None = None
-    """The maximum number of concurrent calls; further calls wait. None uses the engine's
+    """The maximum number of concurrent calls. More calls wait. None uses the engine's
     `Limits.calls_per_provider`.
     """
     capabilities: dict[str, bool | int] = {}
-    """Corrections of the abilities of its models. A model's own correction takes precedence."""
+    """Corrections of the abilities of the adapter's models. A model's own correction takes precedence."""
     defaults: ModelDefaults = NO_DEFAULTS
-    """Options of requests to its models. A model's own options take precedence."""
+    """Options of requests to the adapter's models. A model's own options take precedence."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """Settings for the tools of its models. A model's own settings take precedence."""
+    """Settings for the tools of the adapter's models. A model's own settings take precedence."""
     prompt_addendum: str | None = None
-    """Text after the system prompt, for models without their own."""
+    """Text after the system prompt, for models without their own addendum."""
     make: Callable[[], ProviderAdapter] | None = None
     """A function that makes the adapter instead of its type; for adapters of `Engine.register`."""
     shared: bool = False
@@ -212,7 +216,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
-        """``configured``, or ``not_configured`` if its key is missing."""
+        """``configured``, or ``not_configured`` if the adapter's key is missing."""
         return "configured" if self.missing_key is None else "not_configured"
 
     def create(self, clock: Clock) -> ProviderAdapter:
@@ -235,7 +239,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """``provider:name``."""
     adapter: str
-    """The name of its adapter."""
+    """The name of the model's adapter."""
     wire_name: str
     """The provider's own name of the model."""
     tier: str | None = None
@@ -243,17 +247,17 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     can_delegate: bool = False
     """For hosts. Callboard stores it and does not use it."""
     aliases: tuple[str, ...] = ()
-    """Further names."""
+    """Other names of the model."""
     max_output_tokens: int | None = None
     """The maximum number of output tokens that may be requested."""
     fallback: tuple[str, ...] = ()
-    """The names of the models to try, in order, when this one fails."""
+    """The names of the models to try, in order, when this model fails."""
     capabilities: dict[str, bool | int] = {}
     """Fields of `AdapterCapabilities` that replace the adapter's values."""
     defaults: ModelDefaults = NO_DEFAULTS
     """Default options of requests."""
     tools: ToolSettings = NO_TOOL_SETTINGS
-    """Settings for its tools."""
+    """Settings for the model's tools."""
     prompt_addendum: str | None = None
     """Text that follows the system prompt."""
     max_retries: int | None = None
@@ -261,11 +265,13 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     """The retry policy; overrides the adapter's."""
     retry_empty: int | None = None
-    """The maximum number of times that an empty reply is requested again, unless the caller sets it."""
+    """The maximum number of times that an empty reply is requested again. A caller's own value takes
+    precedence.
+    """
     usual_max_output: int | None = None
-    """The adapter's output limit for all its models. A model's own limit may be lower."""
+    """The adapter's output limit for all models. The limit of this model may be lower."""
     kind: ModelKind = "chat"
-    """The kind of request that it answers. For conversations, only models of kind ``chat`` are chosen
+    """The kind of request that the model answers. For conversations, only models of kind ``chat`` are chosen
     automatically.
     """
     embedding_space: str | None = None

@@ -224,7 +224,7 @@ class Reader:
         keys: dict[str, str | KeySource] = {}
         for name, value in self._mapping(entry.get("keys") or {}, f"{where}.keys").items():
             place = f"{where}.keys.{name}"
-            if not isinstance(value, dict):  # The value may be the key itself, so the error must not quote it.
+            if not isinstance(value, dict):  # The value may be the key, so the error must not quote it.
                 raise ConfigurationError(
                     f"{self.path}: {place}: expected a mapping with api_key_env or api_key_file"
                 )
@@ -410,7 +410,7 @@ def read_yaml(text: str, source: str) -> object:
 
 
 def _describe_fault(error: Exception) -> str:
-    """The problem in the YAML and its position, without any of its text."""
+    """The problem in the YAML and its position, without quoting the YAML."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or type(error).__name__
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else str(problem)

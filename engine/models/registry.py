@@ -98,9 +98,9 @@ class ModelRegistry:
     def serving(self, name: str) -> tuple[str, ...]:
         """The models that serve a name that a gateway's client uses, in order of preference.
 
-        A name that is not in `client_names` means the model of that name. A listed name takes precedence over a
-        model's own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over a
-        later one.
+        A name that is not in `client_names` is the name of a model. A listed name takes precedence over a model's
+        own id or alias, which takes precedence over a pattern. An earlier pattern takes precedence over a later
+        one.
         """
         listed = self.client_names.get(name)
         if listed is not None:
@@ -214,7 +214,7 @@ class ModelRegistry:
         return self._listed_at(provider, local) or self._unlisted_at(provider, local)
 
     def _listed_at(self, adapter: str, name: str) -> Resolved | None:
-        """An adapter's listed model, by its provider's name or by its tier."""
+        """An adapter's listed model, by its provider's name for the model or by its tier."""
         listed = [m for m in self.models.values() if m.adapter == adapter and name in (m.wire_name, m.tier)]
         return Resolved(listed[0], "native_name") if len(listed) == 1 else None
 
@@ -358,8 +358,8 @@ def _vendor_of(name: str) -> str | None:
 def published_provider(adapter: AdapterEntry) -> str | None:
     """The provider of an adapter's models, by its name in published tables.
 
-    It is the adapter's `prices_as`, or else the server at its address, or else its type, if the type belongs to
-    one provider.
+    The first of these that is set: the adapter's `prices_as`, the server at its address, and its type, if the type
+    belongs to one provider.
     """
     if adapter.prices_as:
         return adapter.prices_as
@@ -390,8 +390,8 @@ def place_in_catalogue(
 
 
 def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
-    """A model's name at an adapter's provider, and whether the provider's table lists it. An unlisted name is not
-    changed.
+    """The name of a model at an adapter's provider, and whether the provider's table lists the name. An unlisted
+    name is not changed.
     """
     table = model_table(published_provider(adapter) or "")
     if table is None:

@@ -258,7 +258,7 @@ class ProbeLeases:
         self._probe_started: dict[RecordKey, float] = {}  # the event loop's time when a call was allowed to probe
 
     async def may_go(self, provider: str, model: str) -> bool:
-        """Whether this node may probe an unavailable model. False while another node probes it."""
+        """Whether this node may probe an unavailable model. False while another node probes the model."""
         if not self._half_open(provider, model):
             return True
         async with self._asking:

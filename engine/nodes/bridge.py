@@ -117,7 +117,7 @@ FIRST_RETRY = 0.1
 """Seconds until a failed page is sent again. The time doubles with each further failure."""
 
 LONGEST_RETRY = 5.0
-"""The maximum of this time, in seconds."""
+"""The maximum time until a failed page is sent again, in seconds."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class Read(msgspec.Struct, frozen=True):
     """
 
     after: int
-    """The `seq` of the event before them."""
+    """The `seq` of the event before the page."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class BridgeQueue:
             self._fall_behind()
 
     def note(self, seq: int) -> None:
-        """Record that events up to this one were committed, while the queue is behind."""
+        """Record that events up to this number were committed while the queue is behind."""
         self.committed = max(self.committed, seq)
 
     def read(self, pages: Sequence[Page]) -> None:
@@ -224,8 +224,8 @@ class BridgeQueue:
             self.last = page.last
 
     def _fall_behind(self) -> None:
-        """Drop all waiting pages except the one that may have been sent. The others are read from the trace
-        later.
+        """Drop all waiting pages except the page that may have been sent. The dropped events are read from the
+        trace later.
         """
         first = self._waiting[0]
         self._waiting = deque([first])
@@ -283,7 +283,7 @@ class EventBridge:
         run_id: The run.
         store: The trace to which the events are committed.
         broker: The broker that receives them.
-        content: Whether message content is sent with them.
+        content: Whether message content is sent with the events.
         behind: Whether events may have been committed before the first call of `committed`.
     """
 

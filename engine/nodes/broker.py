@@ -1,10 +1,9 @@
-"""The connection to NATS. It may be lost and restored at any time.
+"""The connection to NATS. The connection may be lost and restored at any time.
 
     connecting ──▶ connected ⇄ away ──▶ closed
 
-Subscriptions may be made at any time, and apply from the next connection on. Messages that are published while the
-broker is unreachable are lost. Then `publish` returns False, and a callback reports when the broker is reachable
-again.
+Subscriptions may be made at any time, and apply from the next connection on. While the broker is unreachable,
+messages are lost and `publish` returns False. A callback reports when the broker is reachable again.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ RECONNECT_SECONDS = 0.25
 """Seconds between two attempts to reach the broker."""
 
 PING_SECONDS = 5
-"""Seconds between two pings. A broker that has not answered two of them counts as unreachable."""
+"""Seconds between two pings. A broker that has not answered two pings is treated as unreachable."""
 
 LET_GO_ROUNDS = 8
 """The maximum number of cycles of the event loop to wait until the client's task has written."""
 
 MOST_WAITING = 16 * 1024 * 1024
-"""The maximum number of bytes that may wait to be sent. Further messages are refused."""
+"""The maximum number of bytes that may wait to be sent. Beyond it, messages are refused."""
 
 Receiver: TypeAlias = Callable[[str, bytes, str], None]
 """Receives a message: its subject, its payload, and the subject for an answer, if any."""
@@ -304,7 +303,7 @@ class Broker:
     async def _on_disconnect(self) -> None:
         self._connected_at = None
         if self._client is None:
-            return  # it was closed
+            return  # the connection was closed
         self._changed(connected=False)
 
     async def _on_reconnect(self) -> None:

@@ -46,7 +46,7 @@ PULLED = 64
 """The number of messages in one request. No more messages wait for a reader."""
 
 PULL_SECONDS = 30.0
-"""Seconds after which such a request expires at the broker."""
+"""Seconds after which a request for messages expires at the broker."""
 
 HEARTBEAT_SECONDS = 2.0
 """Seconds between heartbeats while the broker has no messages. If two heartbeats are missing, the reader starts
@@ -207,7 +207,7 @@ class BrokerEvents:
 
 
 class _Pull:
-    """A reader at the broker. It requests more messages when it has received all requested ones."""
+    """A reader at the broker. It requests more messages when all requested messages have arrived."""
 
     def __init__(self, client: Client, subscription: Subscription, inbox: str, consumer: str) -> None:
         self._client = client
@@ -217,7 +217,7 @@ class _Pull:
         self._expected = 0
 
     async def next(self) -> Msg:
-        """The next message. Raises TimeoutError if the broker is silent, and OSError if it sends no more
+        """The next message. Raises TimeoutError if the broker is silent, and OSError if the broker sends no more
         messages.
         """
         while True:
@@ -258,7 +258,7 @@ FETCHED = 256
 """The number of frames that are fetched in one request."""
 
 FETCH_SECONDS = 2.0
-"""The maximum number of seconds to wait for them."""
+"""The maximum number of seconds to wait for stored frames."""
 
 
 class BrokerFrames:

@@ -1,13 +1,13 @@
-"""A node's slices of shared budgets: requested from the store, and returned when idle.
+"""A node's slices of shared budgets. A node requests slices from the store, and returns idle slices.
 
 If a call does not fit into the node's slices, the node requests larger slices from the store. It sends one request
 at a time, each with a number. So a lost answer, or a statement that runs after its connection was lost, is
 harmless. The node stops using a slice before it returns the slice to the store, so it never spends more than it
 has.
 
-If a request got no answer, because the store failed or the call was cancelled, it may still be executed later. So
-before the node uses the next answer, it sets the same slices again with a higher number. Then the earlier request
-has no effect any more, and the excess is returned.
+A request without an answer, because the store failed or the call was cancelled, may still be executed later. So
+before the node uses the next answer, it sets the same slices again with a higher number. The earlier request then
+has no effect, and the excess is returned.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SharedAccount(Account):
     # --- Interface of an account ---
 
     def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
-        """The reason why an amount has no room in this node's slices; None if it fits."""
+        """The reason why an amount has no room in this node's slices; None if it has room."""
         refusal = self.would_refuse(amount, now_us)
         if refusal is None and self.short_of(amount, now_us) is not None:
             return self._refusal("money" if self._max_money is not None else "tokens", amount, now_us)
@@ -192,13 +192,15 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the accounts in use. A check also returns idle slices."""
 
 TRIES = 4
-"""The maximum number of attempts of a call to get idle slices of other nodes, `LOOK_SECONDS` / 2 apart."""
+"""The maximum number of attempts of a call to get idle slices of other nodes. The attempts are `LOOK_SECONDS` / 2
+apart.
+"""
 
 IDLE_US = 2_000_000
 """Microseconds after a reservation during which a slice may be larger than needed."""
 
 FORGET_US = 60_000_000
-"""Microseconds after its last reservation during which an account is still checked."""
+"""An account is checked until this many microseconds after its last reservation."""
 
 SETTLE_SECONDS = 15.0
 """Seconds between two searches for slices of dead nodes."""
@@ -243,7 +245,7 @@ class BudgetSlices:
     # --- Interface for budgets ---
 
     def now_us(self) -> int:
-        """The store's time, as far as it is known, in microseconds since the epoch."""
+        """The store's time in microseconds since the epoch. Until the store has answered, the engine's time."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
@@ -255,8 +257,8 @@ class BudgetSlices:
     async def secure(self, accounts: Sequence[Account], amount: Amount) -> None:
         """Get large enough slices for a call, if there is room.
 
-        Idle slices of other nodes count as room. Those nodes return them when they detect the request, and this
-        method waits for that.
+        Idle slices of other nodes are also room. Those nodes return their idle slices when they detect the
+        request, and this method waits for that.
         """
         needed = _in_order(accounts)
         for again in range(TRIES):
@@ -343,7 +345,9 @@ class BudgetSlices:
         """Do nothing: spending counts in the node's slices until it is in the trace."""
 
     async def close(self) -> None:
-        """Release all slices if the shared trace has all calls. Otherwise the slices count until it has them."""
+        """Release all slices if the shared trace has all calls. Otherwise the slices are counted until the trace
+        has them.
+        """
         if self.shared and self._accounts:
             await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
 

@@ -66,15 +66,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
 
-    Then each session has one owner at a time and can be resumed on any node. If only `nats` is set, only events
-    and streams are shared. If only `store` is set, only the store is shared.
+    In a cluster, each session has one owner at a time and can be resumed on any node. If only `nats` is set, only
+    events and streams are shared. If only `store` is set, only the store is shared.
 
     Raises:
         ConfigurationError: A value is invalid.
     """
 
     nats: str | None = None
-    """The address of the broker, such as ``nats://HOST:PORT``, or several with commas between them."""
+    """The address of the broker, such as ``nats://HOST:PORT``, or several addresses with commas between them."""
     store: str | None = None
     """The address of the shared trace, such as ``postgresql://USER@HOST/DATABASE``.
 
@@ -87,7 +87,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     content: bool = False
     """Whether events sent over the broker contain message content."""
     lease_seconds: float = 15.0
-    """Seconds for which a node counts as alive after its last renewal.
+    """Seconds after the last renewal for which a node is treated as alive.
 
     During this time its sessions are not taken over.
     """
@@ -267,7 +267,7 @@ def _lease(node: Node) -> Check:
 _log = Log("engine.node")
 
 PART_SECONDS = 2.0
-"""Seconds that each part has for each step of its end."""
+"""Seconds for each part and each step of the node's end."""
 
 
 class Node(Alone):
@@ -365,10 +365,10 @@ class Node(Alone):
             writer.watch_commits(self.bridge.committed)
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
-        """Replace the engine's budgets with those of the whole cluster.
+        """Replace the engine's budgets with budgets of the whole cluster.
 
         Returns:
-            The node's slices of them; None without a shared database.
+            The node's slices of these budgets; None without a shared database.
         """
         if self.shared is None:
             return None
@@ -442,7 +442,9 @@ class Node(Alone):
             return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node owns a session; 0 if it doesn't, or without a shared database."""
+        """The epoch in which this node owns a session; 0 if it does not own the session, or without a shared
+        database.
+        """
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
 
     def _connection(self, url: str, bus: Bus) -> Broker:

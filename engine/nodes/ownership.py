@@ -41,7 +41,7 @@ class Renewal(msgspec.Struct, frozen=True):
     """A lease renewal in progress."""
 
     at_ns: int
-    """The time before it was sent."""
+    """The time before the renewal was sent."""
     lease: int
     """The number of the node's lease at that time."""
     sessions: Mapping[str, int]
@@ -52,12 +52,12 @@ class Holding:
     """A node's own record of its lease and its sessions.
 
     Args:
-        lease_seconds: The length of its lease.
+        lease_seconds: The length of the node's lease.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self.breaks = 0
-        """The number of times that the lease expired, so that other nodes may have taken over sessions."""
+        """The number of times that the lease expired. After that, other nodes may have taken over sessions."""
         self._lease_ns = round(lease_seconds * 1e9)
         self._lease = 0
         self._until_ns: int | None = None
@@ -70,7 +70,7 @@ class Holding:
         return self._sessions
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which the node owns a session; 0 if it doesn't."""
+        """The epoch in which the node owns a session; 0 if it does not own the session."""
         return self._sessions.get(session_id, 0)
 
     def lives(self, now_ns: int) -> bool:
@@ -151,13 +151,13 @@ class LocalSessions(Protocol):
         """Whether the session is open in this engine."""
 
     def is_idle(self, session_id: str) -> bool:
-        """Whether no turn of it runs or waits."""
+        """Whether no turn of the session runs or waits."""
 
     def lose(self, session_id: str, why: str) -> None:
         """Close the session and end its turns with SessionTakenOver and this text."""
 
     async def ship(self) -> bool:
-        """Ship all events so far to the shared store. Returns whether they arrived."""
+        """Ship all published events to the shared store. Return whether they arrived."""
 
 
 class Ownership:
@@ -210,23 +210,25 @@ class Ownership:
     # --- Interface for sessions ---
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node has a session; 0 if it doesn't."""
+        """The epoch in which this node owns a session; 0 if it does not own the session."""
         return self.holding.epoch_of(session_id)
 
     def may_act(self, session_id: str) -> bool:
         """Whether this node may act for a session, by its own record of the lease.
 
-        It may act for an unclaimed session, for example a session without stored content.
+        A node may act for an unclaimed session, for example a session without stored content.
         """
         return not self.holding.epoch_of(session_id) or self.holding.lives(self._clock.monotonic_ns())
 
     def holds(self, session_id: str, epoch: int) -> bool:
-        """Whether a turn of the session may continue, as far as this node can judge without the store."""
+        """Whether a turn of the session may continue. The node decides this without the store, so it may be
+        wrong.
+        """
         return self.holding.may_act(session_id, epoch, self._clock.monotonic_ns())
 
     async def require(self, session_id: str, epoch: int) -> None:
-        """Check that this node owns the session in that epoch, with a query to the store if needed. Raises an
-        error if not.
+        """Check that this node owns the session in this epoch, with a query to the store if needed. Raises an
+        error if another node owns it.
         """
         if not self.holds(session_id, epoch):
             await self._have_lease()
@@ -256,7 +258,9 @@ class Ownership:
             await anyio.sleep(ASK_SECONDS)
 
     async def release(self, session_id: str) -> None:
-        """Release a session whose messages are all shared. If the store is unreachable, it is updated later."""
+        """Release a session whose messages are all shared. If the store is unreachable, the store is updated
+        later.
+        """
         epoch = self.holding.let_go(session_id)
         if not epoch:
             return
@@ -266,12 +270,12 @@ class Ownership:
             else:
                 await self.tables.release(self.info.node, {session_id: epoch})
         except StoreError as error:
-            self.holding.claimed(session_id, epoch)  # the next check releases it
+            self.holding.claimed(session_id, epoch)  # the next check releases the session
             _log.warning("session_not_released", session_id=session_id, error=str(error))
 
     def deleted(self, session_id: str) -> None:
-        """Record that a session was deleted. Unless it is claimed again, its release then removes the remaining
-        rows.
+        """Record that a session was deleted. Its release then removes the remaining rows, unless the session is
+        claimed again.
         """
         if self.holding.epoch_of(session_id):
             self._deleted.add(session_id)

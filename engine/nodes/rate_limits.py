@@ -59,7 +59,7 @@ class LimitScope:
         return Slot(0, now_us + KEPT_US)
 
     def query(self, now_us: int) -> None:
-        """Return None, because calls in the trace don't count towards rate limits."""
+        """Return None, because calls in the trace are not part of rate limits."""
 
     def counted_slot(self, query: object, number: int, now_us: int) -> Slot:
         return self.slot(now_us)
@@ -172,7 +172,7 @@ class RateLimitShares:
             await anyio.sleep(PAUSE_SECONDS)
 
     async def drain(self) -> None:
-        """Do nothing: used amounts count for a minute."""
+        """Do nothing, because used amounts are counted for a minute."""
 
     async def close(self) -> None:
         """Do nothing: the provider and the share both count used amounts for a minute."""

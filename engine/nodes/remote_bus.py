@@ -145,11 +145,11 @@ class BridgedEngine(Protocol):
 
     @property
     def store(self) -> Store | None:
-        """The trace to which they are committed."""
+        """The trace to which the events are committed."""
         ...
 
     async def flush(self) -> None:
-        """Wait until all of them are committed. Raises StoreError."""
+        """Wait until all events are committed. Raises StoreError."""
         ...
 
 

@@ -29,7 +29,7 @@ events.
 """
 
 LONGEST_WAIT = 1.0
-"""The maximum of this time, in seconds."""
+"""The maximum wait for a page in seconds."""
 
 GRACE_SECONDS = 1.0
 """Seconds to wait for a page whose events are already in the store."""
@@ -97,7 +97,7 @@ class Incoming:
         return self._take_ready(now)
 
     def stored(self, last: int, now: float) -> None:
-        """Record that the store has all events up to this one. Pages with these events may still arrive."""
+        """Record that the store has all events up to this number. Pages with these events may still arrive."""
         if self.up_to is None:
             self.up_to = self.needed_up_to = last
         elif last > self.needed_up_to:
@@ -189,7 +189,7 @@ REPORT_SECONDS = 30.0
 """Seconds after which the log reports missing events."""
 
 DAY_US = 24 * 3600 * 1_000_000
-"""Runs that ended this long before the start of reading are ignored, in microseconds."""
+"""Runs are ignored if they ended more than this many microseconds before the start of reading."""
 
 MARGIN = timedelta(hours=1)
 """The maximum difference between the clocks of hosts."""
@@ -197,7 +197,7 @@ MARGIN = timedelta(hours=1)
 
 class EventReader(Protocol):
     async def heads(self) -> tuple[StreamPosition | None, list[str]]:
-        """The current end of its stream, and the id of each run's last message."""
+        """The current end of the broker's stream, and the id of each run's last message."""
         ...
 
     def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[RetainedMessage]:

@@ -55,7 +55,8 @@ class TurnLease(TurnRight):
         await self._ownership.require(self._state.id, self._state.epoch)
 
     async def confirm(self) -> None:
-        """Return if this turn may publish its end. If the store fails, this retries for the length of a lease.
+        """Return if this turn may publish its end. If the store fails, the check is repeated for the length of a
+        lease.
 
         Raises SessionTakenOver.
         """
@@ -163,7 +164,7 @@ class SharedSessions(OpenSessions):
             await self.claim_new(state)
 
     async def admit_turn(self, state: SessionState, turn_id: str) -> TurnRight:
-        """Let a turn start only if this node owns the session. Returns the turn's permission to act."""
+        """Let a turn start, but only if this node owns the session. Returns the turn's permission to act."""
         if not self._captures or not state.id:
             return await super().admit_turn(state, turn_id)
         await self.claim_new(state)

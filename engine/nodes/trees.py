@@ -117,7 +117,7 @@ class RemoteTrees:
         if not isinstance(budgets, Budgets):
             return {}
         run = self._runs.setdefault((caller.node.turn_id, caller.tool_use_id or ""), _Run(caller, budgets))
-        caller.beyond = run  # this reference keeps the run alive as long as its tool runs
+        caller.beyond = run  # this reference keeps the run alive until its tool ends
         carried = {"node": self.node}
         if caller.node.accounts or any(each.per in OF_TREES for each in budgets.ledger.budgets):
             carried["grants"] = "1"
@@ -296,7 +296,7 @@ class RemotePlace:
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
-        """Cancel the calls in progress here, and refuse further ones, because the turn has ended."""
+        """Cancel the calls in progress here, and refuse new calls, because the turn has ended."""
         turn = self._node.turn_id
         self._node.refusal = f"turn {turn} on another node has ended, so its tools can make no more calls"
         self._node.cancel_open()
@@ -337,6 +337,6 @@ class RemoteAccount(Account):
 
     @property
     def used(self) -> Amount:
-        """The total spending on this node. Calls with unknown usage count with their maximum cost."""
+        """The total spending on this node. Calls with unknown usage are counted with their maximum cost."""
         state = self.state(0)
         return Amount(state.spent.money + state.unknown.money, state.spent.tokens + state.unknown.tokens)

@@ -38,7 +38,7 @@ from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
 from .jobs import GRACE_SECONDS, EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
 
 Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
-"""A planned batch, and its parts that were sent already."""
+"""A planned batch, and the parts of it that were already sent."""
 
 started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
 
@@ -53,7 +53,7 @@ def has_job(sent: Submission | None) -> bool:
 
 
 def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """A lock, so that only one task of this engine creates a given batch at a time."""
+    """A lock, so that only one task of this engine creates the same batch at a time."""
     return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
 
 
@@ -63,7 +63,7 @@ def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
 
 
 def taker(adapter: ProviderAdapter, named: Named) -> BatchAdapter:
-    """The adapter, if it supports batches. Raises CapabilityError if it doesn't."""
+    """The adapter, if it supports batches. Otherwise raise CapabilityError."""
     if not isinstance(adapter, BatchAdapter):
         raise CapabilityError(f"{named.model} does not support batches: its adapter has no batch support")
     return adapter
@@ -74,10 +74,10 @@ _log = Log("engine.batches")
 
 @asynccontextmanager
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
-    """A context in which no other program with the same trace creates this batch. It waits for other programs to
-    leave it.
+    """A context in which no other program with the same trace creates this batch. Entering waits until other
+    programs have left it.
 
-    The next program then reads the finished steps from the trace.
+    The next program reads the finished steps from the trace.
     """
     store = await settled_store(runtime)
     if store is None:
@@ -169,7 +169,7 @@ async def find_part(
     """Search the provider's list for an unconfirmed part; None if it is not listed."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
-        return None  # the provider refused it
+        return None  # the provider refused the part
     others = await known_jobs(runtime, plan, part)
 
     async def find(adapter: BatchAdapter) -> BatchJob | None:

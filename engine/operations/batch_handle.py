@@ -97,7 +97,7 @@ class Submission(msgspec.Struct):
     call_id: str
     """The id of the call that creates the job."""
     began_at: int
-    """The time when it was sent, in seconds since the epoch."""
+    """The time when the part was sent, in seconds since the epoch."""
     job: BatchJob | None = None
     """The job at the last check; None if the creation was never answered."""
 
@@ -315,7 +315,7 @@ class BatchHandle:
         return await with_adapter(self._runtime, self._plan.decision.provider, end)
 
     def _take_over(self, submissions: dict[int, Submission], requests: Sequence[CanonicalRequest]) -> None:
-        """Add parts that were sent meanwhile, and remove the placeholder errors of their requests."""
+        """Add parts that other tasks have sent, and remove the placeholder errors of their requests."""
         self._requests = requests
         for part, sent in submissions.items():
             if self._job(part) is None and sent.job is not None:

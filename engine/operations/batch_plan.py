@@ -122,7 +122,7 @@ def check_id(batch_id: str) -> None:
 
 
 def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ...]:
-    """The request ids for the results: the caller's ids, or else the call ids."""
+    """The request ids for the results: the caller's ids. A request without an id gets its call id."""
     ids = tuple(request.request_id or call_id(batch_id, place) for place, request in enumerate(requests))
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
@@ -209,7 +209,7 @@ class HandOutFailedError(Exception):
 
 
 class CollectedResults:
-    """The results by their index in the batch. For a result that was passed on, only the cost is kept."""
+    """The results by their index in the batch. Of a result that was passed on, only the cost is kept."""
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id
@@ -245,7 +245,7 @@ class CollectedResults:
         return tuple(self._stored[place] for place in sorted(self._stored))
 
     def forget(self, places: Iterable[int]) -> None:
-        """Drop the results at some indexes, because others will replace them."""
+        """Remove the results at some indexes, because other results will replace them."""
         for place in places:
             self._stored.pop(place, None)
             self._handed_out.pop(place, None)

@@ -92,7 +92,7 @@ class ImageResult(ShortRepr, frozen=True, kw_only=True):
     model: str
     """The tokens of the call, or the number of images, as the provider counts."""
     usage: TokenUsage
-    """The tokens of the call, or its images as pieces."""
+    """The tokens of the call, or the number of images if tokens are not counted."""
     cost: Cost
     """The cost of the call; unknown if the model has no price."""
     request_id: str
@@ -179,7 +179,7 @@ def _most(request: ImageRequest) -> Sequence[TokenUsage]:
 
 
 class EmbeddingOptions(CallOptions, total=False):
-    """The options of `embed`. Those of `CallOptions` apply to each batch.
+    """The options of `embed`. The options of `CallOptions` apply to each batch.
 
     `fallback` must name the same model at other providers.
     """
@@ -189,7 +189,7 @@ class EmbeddingOptions(CallOptions, total=False):
     input_type: InputType | None
     """The purpose of the embeddings."""
     truncate: bool
-    """Whether to cut a text that is too long. Otherwise it is an error, if the provider supports that."""
+    """Whether to cut a text that is too long. Otherwise such a text is an error, if the provider supports this."""
     batch_size: int | None
     """The maximum number of texts in a batch; None uses the provider's maximum."""
     at_once: int
@@ -259,7 +259,8 @@ def require_same_space(plan: Plan) -> None:
 
 
 def space_of(entry: ModelEntry) -> str:
-    """The space in which a model's vectors can be compared: its `embedding_space`, or else the model's name.
+    """The space in which a model's vectors can be compared: the model's `embedding_space`, or its name if that is
+    not set.
 
     In the name, a leading organisation and a trailing ``:latest`` are ignored, because not all providers use them.
     """
@@ -331,7 +332,7 @@ class _Embedding:
         except CallboardError as refusal:  # for example, a budget is used up
             if not self._costs:
                 raise
-            # It must be an AdapterError, so that the vectors of the other batches are kept.
+            # The error must be an AdapterError, so that the vectors of the other batches are kept.
             raise AdapterError(str(refusal), retryable=False) from refusal
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:

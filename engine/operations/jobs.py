@@ -1,7 +1,7 @@
 """The common parts of jobs, for videos and batches. A job continues at its provider without this process.
 
-submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
-            as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
+submitting  one call creates the job. The start of the call is in the journal before the request is sent. The job's
+            id follows as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
 running     only the job's handle checks it, with the provider's current adapter (`with_adapter`). An engine has
             one handle for each job.
 over        the end is published as a separate call (`EndedCall`), priced when it is first seen. The trace is
@@ -34,7 +34,7 @@ T = TypeVar("T")
 J = TypeVar("J", bound=VideoJob | BatchJob)
 
 GRACE_SECONDS = 10.0
-"""Seconds that a cancelled creation still waits for the job's id, so that the job isn't lost."""
+"""Seconds that a cancelled creation waits for the job's id, so that the job isn't lost."""
 
 
 class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):

@@ -150,7 +150,7 @@ class OperationMethods:
         key: str | None = None,
         polling: PollPolicy | None = None,
     ) -> VideoHandle:
-        """Return the handle of a job that was created before, also by another process.
+        """Return the handle of a job that was created earlier. Another process may have created it.
 
         Within one engine, this is always the same handle. A job that the trace has already counted is not counted
         again.
@@ -188,17 +188,17 @@ class OperationMethods:
         batch_id: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> BatchHandle:
-        """Send many requests for one model as a batch. It is answered within about a day, usually for half the
-        price.
+        """Send many requests for one model as a batch. The provider answers within about a day, usually for half
+        the price.
 
         This returns when the provider has accepted all requests. Use `await handle.wait()` for the results. The
         batch continues without this process, and `resume_batch` returns its handle again. If the requests exceed
         the size of a provider's job, they are split into several jobs.
 
         No request is billed twice. If you pass your own ``batch_id``, you can call this again with the same
-        requests, in any process. Only the missing parts are then sent. So a program
-        that was killed can simply run again. If several programs with the same trace do this, one of them sends
-        the batch, and the others wait for it.
+        requests, in any process. Only the missing parts are then sent. So a program that was killed can simply run
+        again. If several programs with the same trace do this, one of them sends the batch, and the others wait
+        for it.
 
         Args:
             requests: The requests. Each result has the `request_id` of its request; without one, it has the id of
@@ -231,7 +231,8 @@ class OperationMethods:
         polling: PollPolicy | None = None,
         settle_seconds: float | None = None,
     ) -> BatchHandle:
-        """Return the handle of a batch that was created before, also by another process. It sends no requests.
+        """Return the handle of a batch that was created earlier. Another process may have created it. This sends
+        no requests.
 
         Within one engine, this is always the same handle. Results that are already in the trace are not counted
         again.
@@ -277,7 +278,7 @@ class OperationMethods:
         """The replies that processes requested with ``background=True`` before they ended.
 
         The provider continues these replies, or has finished them. The oldest comes first. Resume a reply with
-        `Session.take_up` if it has a session, or else with `take_up`.
+        `Session.take_up` if it has a session. Otherwise use `take_up`.
 
         Args:
             session_id: Only replies of this session; None returns all replies, including those without a session.
@@ -291,8 +292,8 @@ class OperationMethods:
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> GenerateResult:
         """Wait for a reply that another process has requested. No new request is sent.
 
-        In the trace, it is the same call. It ends now, at the prices of its start. The exceptions are those of
-        `generate`.
+        The trace continues the same call. The call ends now, at the prices of its start. The exceptions are those
+        of `generate`.
 
         Args:
             reply: The reply, as returned by `open_replies`.

@@ -82,7 +82,7 @@ class VideoHandle:
     """The handle of a job at its provider. The job continues without a handle. `Engine.resume_video` creates
     another one.
 
-    Only `wait()` and `refresh()` check the job. They publish its progress and its end (`job.*`). The end is
+    Only `wait()` and `refresh()` check the job. They publish the job's progress and its end (`job.*`). The end is
     published once, and the cost of a completed job is counted once.
     """
 
@@ -214,7 +214,7 @@ class VideoHandle:
         return await self._with_adapter(look)
 
     def _see(self, job: VideoJob) -> None:
-        if self._job.done:  # it was cancelled during this check
+        if self._job.done:  # the job was cancelled during this check
             return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
@@ -335,7 +335,7 @@ class VideoHandle:
     async def cancel(self) -> bool:
         """Cancel the job, if the provider supports it. The provider may still bill it.
 
-        The job is checked first. If it has completed meanwhile, it is billed and counted, and can be downloaded.
+        The job is checked first. If it has already completed, it is billed and counted, and can be downloaded.
 
         Returns:
             False if the job has ended or is unknown.

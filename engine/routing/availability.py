@@ -1,14 +1,14 @@
 """The availability of providers and models: a table of states that follows the calls. Pure.
 
     available    there are no known failures
-    degraded     three failures in a row, or a requested pause: used only if no available one can serve
+    degraded     three failures in a row, or a requested pause: used only if no available model can serve
     unavailable  skipped until `retry_at`, except by calls without an alternative
     probing      one call tests whether it works again; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row
 are an `outage`: its cool-down is 30 s and doubles with each failed probe, up to 10 min. A refused key, an empty
 account and a missing model are `refused` at the first failure, for 10 min or until a reload of the configuration.
-While a call probes, failures of other calls are ignored, but any success counts.
+During a probe, failures of other calls are ignored, but every success is used.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Readiness(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason, in words."""
     retry_after_seconds: float | None = None
-    """Seconds until a call may try it again; None while a probe of unknown length is in progress."""
+    """Seconds until a call may try the model again; None while a probe of unknown length is in progress."""
 
 
 READY = Readiness()
@@ -210,7 +210,7 @@ class AvailabilityTable:
         return msgspec.structs.replace(closed[0], retry_after_seconds=last)
 
     def half_open(self, provider: str, model: str, now_us: int) -> list[RecordKey]:
-        """The provider or model that a call would probe now, because its cool-down is over."""
+        """The provider or model that a call would probe now, because the cool-down has ended."""
         keys = [(record.provider, record.model) for record in self._of(provider, model)]
         return [key for key in keys if self.is_half_open(key, now_us)]
 
@@ -265,7 +265,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """Record that a call that had started a probe was never sent."""
+        """Record that a call was never sent although it had started a probe."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:
@@ -302,12 +302,11 @@ class AvailabilityTable:
         now_us: int,
         node: str,
     ) -> Changes:
-        """Apply the state that another node has published. An unavailable model stays so until the later of both
-        nodes' times.
+        """Apply the state that another node has published. An unavailable model stays unavailable until the later
+        one of the two nodes' times.
 
         If the model was unavailable only because of another node, and a node found it available, it may be tried
-        immediately. While a call probes here, that call
-        decides.
+        immediately. While a call of this node probes the model, the result of that call decides.
         """
         key = provider, model
         record = self._records.get(key)

@@ -6,8 +6,8 @@ the reason why each other model was not chosen.
 
 A chain is tried in order, with two exceptions. A model whose provider requested a pause is tried after the ready
 models. A turn stays with the model that has started to answer it. The first named model must have the required
-abilities: a fallback replaces it if it fails or the prompt is too long, not if it lacks an ability. A model
-without alternatives is called even if it is unavailable: the call is the probe.
+abilities. A fallback replaces this model if it fails or the prompt is too long, but not if it lacks an ability. A
+model without alternatives is called even if it is unavailable: the call is the probe.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     resolved_by: str
     """How the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
-    """The model in models.yaml that has this one as a fallback."""
+    """The model in models.yaml that has this model as a fallback."""
 
     @functools.cached_property
     def model(self) -> str:
@@ -113,7 +113,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: AdapterCapabilities | None = None
     """The capabilities of the model, corrected by the configuration."""
     input: ModelInput | None = None
-    """The tools, the system text and the schema as this model would get them."""
+    """The tools, the system text and the schema in the form for this model."""
     estimated_tokens: int | None = None
     max_output_tokens: int = 0
     """The maximum number of output tokens in the model's request."""
@@ -188,7 +188,7 @@ def _of_chain(registry: ModelRegistry, name: str) -> Plan:
 
 
 def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
-    """A model and all its fallbacks in models.yaml. Each is listed once, so a cycle of fallbacks ends."""
+    """A model and all its fallbacks in models.yaml. Each model is listed once, so a cycle of fallbacks ends."""
     named = _named(registry, name)
     found = {named.model: named}
     waiting = [named]
@@ -360,11 +360,11 @@ def failures_after(error: AdapterError, selected: Option, options: Sequence[Opti
 
 
 def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | None:
-    """The model that answered last, if it is the plan's first model at this or another provider.
+    """The model that answered last, if it is the plan's first model, at the same or at another provider.
 
     Two models are deployments of the same model if their providers use the same name for it. A fallback with
-    another name is not a deployment: the conversation returns to its first model when that is available again.
-    With a `ModelChoice`, the choice is made again each time.
+    another name is not a deployment: the conversation returns to its first model when this model is available
+    again. With a `ModelChoice`, each call is chosen again.
     """
     if len(plan.named) == 1 or plan.chosen:
         return None

@@ -9,8 +9,8 @@
 Requests that were sent before a refusal have no effect on the pause: a success does not end it, and a refusal does
 not start another.
 
-In a cluster, nodes with the same key share their refusals and readings. A refusal on one node pauses all of them.
-Of two readings of one limit, the later one counts.
+In a cluster, nodes with the same key share their refusals and readings. A refusal on one node pauses all nodes. If
+there are two readings of a limit, the later one is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from its entry into the queue to its end.
+    """One request, from its entry into the queue until its end.
 
     waiting → held → sent → over; a cancelled request is over immediately.
     """
@@ -41,7 +41,7 @@ class Ticket:
         self.model = model
         self.order = order
         self.number = 0
-        """The number of the request within its order. Once the request is sent, its number among all sent
+        """The number of the request in its order. After the request is sent, its number among all sent
         requests.
         """
         self.input_tokens = input_tokens
@@ -53,7 +53,7 @@ class Ticket:
         self.generation = -1
         """The number of refusals before this request was admitted."""
         self.counted = False
-        """Whether the request counts as one with an open outcome."""
+        """Whether the request is counted as one whose outcome is open."""
 
 
 class Reading(NamedTuple):
@@ -128,7 +128,7 @@ class Declared(Limit):
         self._sent: deque[Ticket] = deque()
 
     def used(self, now_us: int) -> float:
-        """The amount that counts now, including admitted requests that are not sent yet."""
+        """The amount in use now, including admitted requests that are not sent yet."""
         self._forget(now_us)
         return self._used
 
@@ -234,7 +234,7 @@ class Learned(Limit):
         if self.fixed:
             if now_us >= self._full_at_us:
                 self._level = self.limit
-                self._full_at_us = now_us + MINUTE_US  # The default until the provider reports otherwise.
+                self._full_at_us = now_us + MINUTE_US  # The default, until the provider reports another time.
         else:
             self._level = min(self._level + self._rate * (now_us - self._as_of_us), self.limit)
         self._as_of_us = now_us
@@ -300,7 +300,7 @@ class Account:
         return ""
 
     def opens_in(self, ticket: Ticket, ahead: list[Ticket], now_us: int) -> int:
-        """The minimum time in microseconds until a request may be sent. Other requests may delay it further."""
+        """The minimum time in microseconds until a request may be sent. Other requests may delay it more."""
         wait = max(self.paused_until_us - now_us, 0) if self.cap is not None else 0
         for limit in self.limits:
             amount = limit.amount(ticket) + sum(map(limit.amount, ahead))
@@ -356,7 +356,7 @@ class Account:
         self._flying += 1
 
     def leave(self, ticket: Ticket) -> None:
-        """Stop counting a request as open, because its outcome is known or never will be."""
+        """Stop counting a request as open, because its outcome is known, or will never be known."""
         if ticket.counted:
             ticket.counted = False
             if ticket.generation == self.generation:
@@ -385,7 +385,7 @@ class Account:
         self._pause(now_us + pause, self._flying + 1)
 
     def refused_elsewhere(self, pause_us: int, now_us: int) -> None:
-        """Record that another node was refused, and how long it pauses its requests."""
+        """Record that another node was refused, and the length of its pause."""
         until_us = now_us + min(pause_us, LONGEST_PAUSE_US)
         if self.cap is None:
             self._pause(until_us, max(self._flying, 1))

@@ -55,11 +55,13 @@ class AsyncRateLimiter:
         return int(loop.time() * 1e6)
 
     def known_time_us(self) -> int | None:
-        """The time of the event loop in microseconds, even when it does not run; None if there never was one."""
+        """The time of the event loop in microseconds, even if the loop does not run now; None if no loop has
+        run.
+        """
         return None if self._loop is None else int(self._loop.time() * 1e6)
 
     def begin_to_count(self) -> None:
-        """Start counting, because a limit is now known. Calls in progress count as sent now."""
+        """Start counting, because a limit is now known. Calls in progress are counted as sent now."""
         unseen, self.unseen = self.unseen, {}
         self.limiter.has_limits = True
         for lease in unseen:
@@ -206,7 +208,7 @@ class RateLimitLease:
             case AttemptStarted():
                 if self._ticket is not None and self._ticket.state != "sent":
                     self._over(None)
-                    self.force()  # the adapter didn't wait for its turn
+                    self.force()  # the adapter sent the request without waiting
             case AttemptFirstEvent(rate_limit=info):
                 self._answered(NO_HEADERS if info is None or not self._learns else read_headers(info))
             case AttemptFailed(error=error):
@@ -348,7 +350,7 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
     one call tests whether the provider accepts requests again; ``turn``, behind earlier calls.
     """
     opens_in_seconds: float
-    """The minimum time in seconds until the first of them may be sent."""
+    """The minimum time in seconds until the first of these calls may be sent."""
 
 
 class RateLimits:

@@ -1,10 +1,10 @@
 """The queue of requests for one adapter and key. It decides which request is sent next.
 
-    new        it is not in the queue yet
-    waiting    a limit has no room for it, or a request before it waits for the same limit
-    held       it was admitted, and its amounts are reserved
-    sent       it is in progress, and counts at the provider
-    over       it has ended, or was cancelled
+    new        the request is not in the queue yet
+    waiting    a limit has no room for the request, or an earlier request waits for the same limit
+    held       the request was admitted, and its amounts are reserved
+    sent       the request is in progress, and the provider counts it
+    over       the request has ended, or was cancelled
 
 Requests wait in the order of their conversation turns, and within a turn in order of arrival. A request is sent
 immediately if all its limits have room and no earlier request waits for one of them. So a model at its limit
@@ -82,7 +82,7 @@ class RateLimiter:
     # --- Before sending ---
 
     def ask(self, ticket: Ticket, now_us: int) -> bool:
-        """Put a request into the queue. Returns whether it may be sent now; otherwise it waits."""
+        """Add a request to the queue. Return whether it may be sent now. If not, it waits."""
         ticket.number = self._requests_started
         self._requests_started += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
@@ -99,8 +99,8 @@ class RateLimiter:
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
-        """Count a request that is sent now. Returns False if the provider has refused another request meanwhile,
-        so that this one waits again.
+        """Count a request that is sent now. Returns False if the provider refused another request after this one
+        was admitted. This request then waits again.
         """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:

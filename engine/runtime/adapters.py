@@ -27,7 +27,7 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry, published_name_at, published_provider
 
 arrival = itertools.count().__next__
-"""Returns increasing numbers that order turns by the time of their request."""
+"""Returns increasing numbers, which order turns by the time of their request."""
 
 
 class _Waiter:
@@ -192,16 +192,16 @@ class Host(Protocol):
         """Return when a turn may start. Raises AdmissionError."""
 
     async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
-        """Wait until published events survive the end of this process, as far as possible."""
+        """Wait until published events survive the end of this process, if that is possible."""
 
     def secure_now(self) -> None:
-        """Make published events survive the end of this process, without letting other tasks run."""
+        """Make published events survive the end of this process, without running other tasks."""
 
     async def flush(self) -> None:
-        """Return when everything published so far is committed to the trace. Raises StoreError."""
+        """Return when all published events are committed to the trace. Raises StoreError."""
 
     async def share(self) -> bool:
-        """Wait until everything published so far is in the shared store. Return False if it can't be stored there
+        """Wait until all published events are in the shared store. Return False if they can't be stored there
         now.
         """
 
@@ -221,7 +221,7 @@ class Host(Protocol):
         """Restart an actor that exhausted its restarts. Raises the error of its start."""
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when its last user is done."""
+        """Stop an adapter when the last turn or call that uses it has ended."""
 
 
 # --- The pool ---
@@ -240,7 +240,7 @@ def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
 
 
 class AdapterPool:
-    """The adapters that were needed so far. Each is started once for all its users."""
+    """The adapters that were used. Each is started once for all its users."""
 
     running: dict[str, RunningAdapter]
     """The adapters by provider. Some may be stopped at the moment."""
@@ -275,7 +275,8 @@ class AdapterPool:
         return running
 
     def consult(self, entry: AdapterEntry) -> ProviderAdapter:
-        """An adapter for questions that need no network: the running one, or else a spare that is never started.
+        """An adapter for questions that need no network. This is the running adapter, or a spare adapter that is
+        never started.
 
         Raises ConfigurationError.
         """
@@ -295,7 +296,7 @@ class AdapterPool:
         await self._host.start()
         for name in names:
             self._spares.pop(name, None)
-            async with self._lock(name):  # wait for an adapter that is starting, so that it is replaced, too
+            async with self._lock(name):  # wait for an adapter that is starting, so that it is also replaced
                 running = self.running.pop(name, None)
                 if running is not None:
                     self._host.retire(running)

@@ -38,13 +38,13 @@ class OwnershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The node's name, for people."""
     lives: bool
-    """Whether its lease is valid, by its own clock."""
+    """Whether the node's lease is valid, by the node's own clock."""
     seconds_left: float
     """Seconds until the end of the lease, unless it is renewed."""
     sessions: int
-    """The number of sessions that it owns."""
+    """The number of sessions that the node owns."""
     breaks: int
-    """The number of times that its lease expired before its renewal. The first lease counts as one."""
+    """The number of times that the node's lease expired before its renewal. The first lease is counted as one."""
     reason: str
     """The reason why the last renewal failed; empty if it succeeded."""
 
@@ -108,9 +108,7 @@ class Alone:
 
     @property
     def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
-        """A function that returns whether this node may probe an unavailable model; None if there are no other
-        nodes.
-        """
+        """A function that returns whether this node may probe an unavailable model; None without other nodes."""
         return None
 
     def open_sessions(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> OpenSessions:

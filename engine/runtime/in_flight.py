@@ -71,14 +71,15 @@ class AbortSignal:
         return lambda: None
 
     def watch_from_loop(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Like `watch`, but the running event loop calls the function, and never before this returns.
+        """Like `watch`, but the function is called by the running event loop, and never before this method
+        returns.
 
         Raises RuntimeError if no loop runs.
         """
         loop = asyncio.get_running_loop()
 
         def hand_over() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so its callbacks are gone, too
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so its callbacks no longer exist
                 loop.call_soon_threadsafe(callback)
 
         return self.watch(hand_over)
@@ -160,7 +161,7 @@ def require_loop(owner_loop: asyncio.AbstractEventLoop, instead: str = "") -> No
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
-        return  # no event loop runs here, so this code cannot await on a wrong loop
+        return  # no event loop runs here, so this code cannot await on the wrong loop
     if running is not owner_loop:
         raise WrongLoop(
             "this engine belongs to another event loop. Create one engine for each loop, or use it from "
@@ -294,7 +295,7 @@ class TurnScope:
         self._scope.cancel()
 
     async def leave_if_cut(self) -> None:
-        """End the turn here if it was cut, or its time was up, before it started."""
+        """End the turn here if it was cancelled before it started, or its time was up."""
         if self._scope.cancel_called:
             await anyio.lowlevel.checkpoint_if_cancelled()
 

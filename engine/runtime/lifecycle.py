@@ -94,7 +94,7 @@ class Life:
         self._started = 0
         self._waited: dict[str, float] = {}  # seconds that each running turn has waited for the shared store
         self.writer: WriterCore | None = None
-        self._noted: RunningEngine | None = None  # the registration of this engine in the process
+        self._noted: RunningEngine | None = None  # the entry of this engine in the process's registry
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
@@ -117,7 +117,7 @@ class Life:
 
     @property
     def runs_here(self) -> bool:
-        """Whether it runs, on the current event loop."""
+        """Whether the engine runs on the current event loop."""
         is_up = self._up.is_set() and not (self._stop.is_set() or self._task.done())
         return is_up and asyncio.get_running_loop() is self.loop
 
@@ -165,7 +165,7 @@ class Life:
         return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
-        """Wait until everything published so far is in the shared store, or the store is unreachable."""
+        """Wait until all published events are in the shared store, or the store is unreachable."""
         waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
         began = anyio.current_time()
         if waited < SHIPPING_SECONDS:
@@ -174,7 +174,7 @@ class Life:
             self._waited[turn_id] = waited + anyio.current_time() - began
 
     async def share(self) -> bool:
-        """Wait until everything published so far is in the shared store. Return whether it is."""
+        """Wait until all published events are in the shared store. Return whether they are."""
         if self._runtime.shipper is not None:
             return await self._shipped(SHIPPING_SECONDS, "not_shared_in_time")
         try:
@@ -214,7 +214,7 @@ class Life:
             try:
                 await store.open()
             except StoreUnavailable as error:
-                # Calls continue, and the writer keeps the events as far as it can.
+                # Calls continue. The writer keeps the events as long as it has room.
                 _log.error("store_not_open", error=str(error))
         try:
             await self._supervise()
@@ -254,7 +254,7 @@ class Life:
         except ExceptionGroup as error:
             raise unwrapped(error) from None
         finally:
-            if self._up.is_set():  # a failed start keeps it for the next one
+            if self._up.is_set():  # if the start fails, the next start uses it
                 runtime.bus.close()
 
     async def _start_children(self, root: Supervisor) -> None:
@@ -318,7 +318,7 @@ class Life:
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:
-        """Stop an adapter when its last user is done."""
+        """Stop an adapter when the last turn or call that uses it has ended."""
         self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
 
     async def _retire(self, running: RunningAdapter) -> None:
@@ -383,11 +383,11 @@ class EngineHost:
         return await self._life.stop() if self._life is not None else None
 
     async def running_life(self) -> Life:
-        """The life, started if needed. The exceptions are the same as for `start`."""
+        """The life of the engine. It is started if needed. The exceptions are the same as for `start`."""
         require_asyncio()
         if self._life is None:
-            # If a tool starts the engine, its tasks must not inherit the tool's context, because other code uses
-            # the engine, too.
+            # If a tool starts the engine, the engine's tasks must not inherit the tool's context, because other
+            # code also uses the engine.
             around = contextvars.copy_context()
             around.run(current_tool.set, None)
             self._life = around.run(Life, self._runtime, self._forget)

@@ -28,9 +28,9 @@ class RunningEngine:
     Args:
         bus: The engine's bus.
         loop: The event loop on which it runs.
-        store: Its trace; None without one.
-        flush: A method of the engine's life. On that loop, it commits all published events. Only a weak reference
-            to it is stored.
+        store: The engine's trace; None without a trace.
+        flush: A method of the engine's life that commits all published events, on the engine's loop. Only a weak
+            reference to the method is stored.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RunningEngine:
         self._flush = WeakMethod(flush)
 
     async def flush(self) -> None:
-        """Commit everything published so far. It runs on the engine's loop. Raises StoreError."""
+        """Commit all published events, on the engine's loop. Raises StoreError."""
         flush = self._flush()
         if flush is not None:
             await flush()
@@ -62,7 +62,7 @@ class RunningEngines:
         self._watchers: WeakSet[Watcher] = WeakSet()
 
     def note(self, engine: RunningEngine) -> RunningEngine:
-        """Register an engine that has started on the loop that runs here.
+        """Register an engine that has started on the current event loop.
 
         Watchers are called before the engine does any work.
         """
@@ -84,7 +84,7 @@ class RunningEngines:
         return watcher
 
     async def flush(self, path: Path) -> None:
-        """Make the engines that write to this file commit all published events, if they can now.
+        """Commit all published events of the engines that write to this file, if that is possible now.
 
         If an event loop is blocked, perhaps by this call, the wait ends after half a second.
         """

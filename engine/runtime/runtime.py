@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     calls_per_provider: int = 256
-    """The maximum number of concurrent calls for each provider; further calls wait in order."""
+    """The maximum number of concurrent calls for each provider. More calls wait in order."""
     admit_events: int = 8192
     """The maximum number of events that may wait for the trace writer. If more wait, new turns are delayed."""
     admit_bytes: int = 16 * 1024 * 1024
@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retain_streams_seconds: float = 60.0
     """Seconds for which readers can attach to the stream of an ended turn, see `bus.streams.channel`."""
     retain_streams_bytes: int = 64 * 1024 * 1024
-    """The maximum memory for all such streams together, in bytes."""
+    """The maximum memory for all streams of ended turns together, in bytes."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +58,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     shutdown: float = 15.0
     """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
     turn: float | None = None
-    """Seconds from the request of a turn to its end, including waits. With None, only the limits of its calls and
-    tools apply.
+    """Seconds from the request of a turn to its end, including waits. With None, only the limits of the turn's
+    calls and tools apply.
     """
     tool: float = 60.0
     """Seconds for one call of a tool without its own `timeout_seconds`."""

@@ -231,7 +231,7 @@ async def show_costs(store: Store, state: SessionState) -> None:
 
 
 def require_nothing_lost(session_id: str, answered: bool) -> None:
-    """Check that a session without stored content never had any. Raises CallboardError."""
+    """Check that a session without stored content has never had content. Raises CallboardError."""
     if answered:
         raise CallboardError(
             f"session {session_id!r} has been used before, and its messages are not stored: it ran "

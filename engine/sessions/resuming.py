@@ -299,7 +299,8 @@ class SessionMethods:
             tools: The tools of the session's turns, or plain functions with type hints and docstrings.
             session_id: The session's id; a new id is made by default.
             tags: The tags of the session's calls, for the trace; never sent.
-            requires: The abilities that the model must have, in addition to those that the requests need.
+            requires: The abilities that the model must have, in addition to the abilities that the
+                requests need.
             name: A name for people.
             options: Default options for the session's turns; a turn's own options override them. The fields of
                 `SessionOptions` (fallback, approve, context, key, temperature, max_output_tokens,

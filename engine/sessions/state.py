@@ -41,7 +41,8 @@ class SessionState:
         tools: The tools of the next turn.
         tags: The tags of the session's calls.
         options: Default options for the session's turns.
-        requires: The abilities that the models must have, in addition to those that a turn requires.
+        requires: The abilities that the models must have, in addition to the abilities that a
+            turn requires.
         name: The session's name, for people.
         forked_from: The id of the session that this session was forked from.
 

@@ -91,7 +91,7 @@ async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
         return await _deleted_from_store(runtime, session_id)
     if state.running is not None or state.waiting:
         raise SessionBusy(f"a turn of session {session_id!r} is in progress. Cancel it first")
-    async with state.turns:  # a turn that is requested meanwhile starts the session again
+    async with state.turns:  # a turn that is requested during the deletion starts the session again
         await _deleted_from_store(runtime, session_id)
         if runtime.sessions.states.get(session_id) is state:
             del runtime.sessions.states[session_id]

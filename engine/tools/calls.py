@@ -15,6 +15,7 @@ import msgspec
 from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.errors import CallboardError
+from callboard.bus.log import takes_old_names
 from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ended_well
 
@@ -37,8 +38,8 @@ RepairToolCall: TypeAlias = Callable[
 """A function that receives a call, its error and its tool, and returns other arguments. If it returns None, the
 model gets the error.
 
-It is called once for each such call. If the model's text was not a JSON object, it is in the call's
-`raw_arguments`. A plain function runs in a thread.
+The function is called once for each invalid call. If the model's text was not a JSON object, the text is in the
+call's `raw_arguments`. A plain function runs in a thread.
 """
 
 
@@ -84,7 +85,7 @@ class ToolRound(msgspec.Struct, frozen=True):
 
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
-    """The result of a call that was not run, because its turn ended first."""
+    """The result of a call that was not run, because its turn ended before."""
     from callboard.adapters.requests.history import NOT_EXECUTED
 
     return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
@@ -135,15 +136,15 @@ def results_in(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
 
 
 def handoff_in(reply: Message, tools: Iterable[Tool], ran: Container[str]) -> Handoff | None:
-    """The agent that takes over the conversation: that of the first handoff in the reply that has run."""
+    """The agent that takes over the conversation: the agent of the first handoff in the reply that was run."""
     handoffs = {tool.name: tool for tool in tools if isinstance(tool, Handoff)}
     called = (call.name for call in reply.tool_uses if call.id in ran)
     return next((handoffs[name] for name in called if name in handoffs), None)
 
 
 def agent_now(tools: Sequence[ToolLike], messages: Sequence[Message]) -> Handoff | None:
-    """The agent that has the conversation after its handoffs; None if it is still the first agent. `tools` are the
-    first agent's tools.
+    """The agent that has the conversation after its handoffs; None if no handoff was run. `tools` are the first
+    agent's tools.
     """
     current, found = as_tools(tools), None
     if not any(isinstance(tool, Handoff) for tool in current):
@@ -173,6 +174,7 @@ class Answers(msgspec.Struct, frozen=True):
     """The calls that were approved."""
 
 
+@takes_old_names(given="answers")
 def answers_to(messages: Sequence[Message], answers: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
     """Check a host's answers to open calls, and split them into results and calls to run.
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
-from callboard.bus.log import Log
+from callboard.bus.log import Log, takes_old_names
 
 from .handler import Tool, require_distinct
 from .parameters import ToolDefinitionError
@@ -18,7 +18,7 @@ _log = Log("engine.tools")
 
 
 class ToolSource(Sequence[Tool]):
-    """Tools that may change, such as those of MCP servers. It is a sequence of the current tools.
+    """Tools that may change, such as the tools of MCP servers. A source is a sequence of the current tools.
 
     A session with a source among its tools reads it again before each step of a turn.
     """
@@ -57,6 +57,7 @@ _made: WeakKeyDictionary[Callable[..., object], Tool] = WeakKeyDictionary()
 """A cache of the tools made from functions, so that a function passed with every call is inspected once."""
 
 
+@takes_old_names(given="tools")
 def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
     """Convert the given tools and functions to tools.
 
@@ -69,7 +70,7 @@ def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
 
 
 def collected(tools: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
-    """The given tools, as `as_tools` returns them, and the given sources."""
+    """The tools, as `as_tools` returns them, and the tool sources."""
     if type(tools) not in (list, tuple) and isinstance(tools, ToolSource):
         return tools.tools, (tools,)
     direct: list[Tool] = []

@@ -232,8 +232,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ToolUseBlock
     """The call as the model made it."""
     definition: ToolDefinition
-    """The tool's definition. Its annotations are only hints. Don't trust those of an MCP server that isn't
-    yours.
+    """The tool's definition. Its annotations are only hints. Don't trust the annotations of another operator's MCP
+    server.
     """
     arguments: JsonObject
     """The arguments, after a repair if they were repaired."""

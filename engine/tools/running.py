@@ -45,7 +45,7 @@ MAX_IDLE = 16
 """The maximum number of idle threads that are kept for later calls."""
 
 IDLE_SECONDS = 10.0
-"""Seconds that an idle thread waits for its next call before it ends."""
+"""Seconds that an idle thread waits for another call before the thread ends."""
 
 _Job: TypeAlias = Callable[[], Callable[[], None]]
 """A function that does the work and returns a function that delivers the result.
@@ -75,7 +75,7 @@ class _Worker:
                 if not spare:
                     _idle.append(self)
             tell()
-            del job, tell  # otherwise their objects would stay alive until the next job
+            del job, tell  # otherwise the thread would keep the job's objects alive until the next job
             if spare:
                 return
 
@@ -407,7 +407,7 @@ async def _in_thread(handler: Handler, ready: Ready, context: ToolContext | None
 async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) -> object:
     try:
         return await cast("Awaitable[object]", handler.call(ready, context))
-    except SystemExit as error:  # otherwise it would end the event loop
+    except SystemExit as error:  # otherwise the exception would end the event loop
         raise RuntimeError(f"the tool raised SystemExit: {error}") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -417,7 +417,7 @@ async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) 
 
 
 class _Slot:
-    """A slot for a plain function. Waiting for it does not count towards the tool's time limit."""
+    """A slot for a plain function. The wait for a slot is not part of the tool's time limit."""
 
     def __init__(self) -> None:
         try:

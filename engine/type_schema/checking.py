@@ -251,7 +251,7 @@ def _remembered(schema: bytes) -> _Known:
     from referencing import Registry
 
     read = _with_own_patterns(msgspec.json.decode(schema, type=JsonObject))
-    if not isinstance(dialect := read.get("$schema", ""), str):  # validator_for would fail on it
+    if not isinstance(dialect := read.get("$schema", ""), str):  # validator_for would fail on such a schema
         where = json_path(("$schema",))
         raise SchemaError(f"not a JSON Schema: {where}: {_shortened(repr(dialect))} is not of type 'string'")
     kind = validator_for(read, default=Draft202012Validator)
@@ -357,7 +357,8 @@ def _custom(to: object, value: Json) -> object:
 def _chosen(value: Json, members: tuple[Any, ...]) -> object:
     """Convert a value to an instance of a member of a union.
 
-    If several members accept the value, the one with the most matching names is used, or else the first.
+    If several members accept the value, the member with the most matching names is used. If these are equal, the
+    first one is used.
     """
     names = value.keys() if isinstance(value, dict) else frozenset[str]()
     faults: list[str] = []
@@ -377,7 +378,7 @@ def _properties(of: object) -> frozenset[str]:
 
 
 def _with_whole_numbers(value: Json) -> Json:
-    """The same value with each ``3.0`` as ``3``. If there is none, the same object."""
+    """The same value with each ``3.0`` as ``3``. Without such a number, the same object is returned."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -38,8 +38,8 @@ class _Model(Protocol):
 
 
 def is_model(of: object) -> TypeGuard[_Model]:
-    """Whether a type is a pydantic model, or another type with its methods."""
-    # called for every conversion: looking up two names is far cheaper than checking the protocol
+    """Whether a type is a pydantic model, or another type with the same methods."""
+    # this is called for every conversion, and looking up two names is far cheaper than checking the protocol
     return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
 
 
@@ -88,7 +88,7 @@ def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...
 
 class _StandIn(type):
     """The metaclass of stand-ins. msgspec checks that the converted value is an instance of the stand-in, so every
-    value counts as an instance.
+    value is treated as an instance.
     """
 
     described: Whole | Choice

@@ -149,7 +149,7 @@ class Moments:
                 if isinstance(places, dict):
                     _mark(field.type, places[field.encode_name])
                 elif isinstance(places, list):
-                    # the fields of a tag may come before them
+                    # fields for a tag may come before these fields
                     _mark(field.type, places[number - len(fielded.fields)])
 
     def _look(self, info: hints.Type) -> None:

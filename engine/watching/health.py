@@ -80,7 +80,9 @@ def _counted(number: int, noun: str) -> str:
 
 
 def check_key_file() -> list[Check]:
-    """Check that the keys of `callboard keys` can be read, by their owner only. Empty without a file."""
+    """Check that the keys of `callboard keys` can be read, and only by their owner. Without a file, the result is
+    empty.
+    """
     stored = read_keys(keys_file())
     if stored.fault is not None:
         return [Check("keys", False, f"{stored.path} is ignored: {stored.fault}", stored.fix)]
@@ -168,7 +170,7 @@ class Providers:
 
     @property
     def _chosen(self) -> bool:
-        """Whether the adapters were listed explicitly, so that each of them should work."""
+        """Whether the adapters were listed explicitly. Each of them should then work."""
         return self._registry.source != FROM_ENVIRONMENT
 
     async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:

@@ -61,17 +61,19 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     """The stage: ``queued`` behind another turn of its session, or ``waiting`` for a slot, a rate limit or a
     budget.
 
-    Then ``asking`` until the first content, ``replying``, and ``working`` between calls, for example while tools
-    run. ``ending`` comes after a cancellation.
+    The next stages are ``asking`` until the first content, ``replying``, and ``working`` between calls, for
+    example while tools run. After a cancellation, the stage is ``ending``.
     """
     model: str
-    """The model of the call in progress as ``provider:name``; otherwise the requested model, as text."""
+    """The model of the call in progress, as ``provider:name``. Without a call in progress, the requested model, as
+    text.
+    """
     session_id: str | None
     """The session, if there is one."""
     session_name: str | None
     """The name of the session, if it has one."""
     tags: dict[str, str]
-    """The tags of its calls."""
+    """The tags of the turn's calls."""
     started_us: int | None
     """The time of the request, in microseconds since the epoch; None if the id has no time."""
     request_id: str | None
@@ -81,15 +83,15 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_ms: int
     """Milliseconds since the start of that call."""
     first_token_ms: int | None
-    """Milliseconds from the start of that call to its first content."""
+    """Milliseconds from the start of the current call to its first content."""
     steps: int
     """The number of complete replies."""
     calls: int
-    """The number of calls so far."""
+    """The number of calls that have started."""
     events: int
-    """The number of events in its stream."""
+    """The number of events in the stream."""
     characters: int
-    """The number of characters of text, thinking and arguments in its stream."""
+    """The number of characters of text, thinking and arguments in the stream."""
     output_tokens: int
     """The output tokens of ended calls, and an estimate for the call in progress."""
     cost: CostSum
@@ -97,11 +99,11 @@ class ActiveWork(msgspec.Struct, frozen=True, kw_only=True):
     parent_turn_id: str | None = None
     """The turn whose tool started this turn or call."""
     depth: int = 0
-    """The number of turns above it in the tree."""
+    """The number of turns above this turn or call in the tree."""
     below: CostSum = CostSum()
-    """The cost of all ended turns and calls that its tools started."""
+    """The cost of all ended turns and calls that the tools of this turn have started."""
     readers: int
-    """The number of readers of its stream."""
+    """The number of readers of the stream."""
     max_lag: int
     """The number of events that the slowest reader has not read."""
 
@@ -114,8 +116,8 @@ class WorkInProgress(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     """The total number of turns and calls."""
     characters: int
-    """The number of characters in all streams since the first request for this report. It only grows, so two
-    reports give the speed.
+    """The number of characters in all streams since the first request for this report. The number only grows, so
+    two reports give the speed.
     """
 
 
@@ -308,7 +310,7 @@ class WatchingMethods:
         Each event of a stream is read only once, even if you call this often.
 
         Args:
-            limit: The maximum number of turns and calls to describe; further ones are only counted.
+            limit: The maximum number of turns and calls to describe. The rest are only counted.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
@@ -322,7 +324,7 @@ class WatchingMethods:
         return self.in_progress(limit=limit)
 
     async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
-        """Cancel a turn by its id. Its caller gets CancelledError, with the content so far.
+        """Cancel a turn by its id. The turn's caller gets CancelledError, with the content that has arrived.
 
         In a cluster, the turn may run on another node, which then cancels it.
 
@@ -363,8 +365,9 @@ class WatchingMethods:
     ) -> RequestPreview:
         """The request of a session's next turn, as it would be sent to the model's provider.
 
-        Its `losses` list the parts that would not be sent. The session must be open here, or stored with all its
-        content. Nothing is sent, and the session does not change. The context policy and middleware do not run.
+        The `losses` of the result list the parts that would not be sent. The session must be open here, or stored
+        with all its content. Nothing is sent, and the session does not change. The context policy and middleware
+        do not run.
 
         Args:
             session: The session, or its id.

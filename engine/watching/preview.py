@@ -40,10 +40,9 @@ from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
-# --- The losses of a request ---
-# Adapters warn about everything that they leave out or change. A loss report also lists fields that a host or
-# another provider attached to a block, a tool or a request. Calls don't warn about these fields, because they were
-# not meant for this model. Each loss has its place.
+# --- The losses of a request --- Adapters warn about everything that they leave out or change. A loss report also
+# lists fields that a host or another provider attached to a block, a tool or a request. Calls don't warn about
+# these fields, because they were not meant for this model. Each loss includes its place.
 
 
 _OF_REQUEST = frozenset(
@@ -88,14 +87,14 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """The reason, in words."""
     message: int | None = None
-    """The position of its message in `Session.messages`, from 0.
+    """The index of the message in `Session.messages`, from 0.
 
-    The index after the last message is that of the new message. None if the loss is in no message.
+    The new message has the index after the last message. None if the loss is in no message.
     """
     message_id: str = ""
     """The id of that message; empty if it has none."""
     block: int | None = None
-    """The index of its block in the message, from 0; None if the loss concerns the whole message."""
+    """The index of the block in the message, from 0; None if the loss concerns the whole message."""
     part: int | None = None
     """The index in the content of a tool's result, from 0, if it is in a result."""
     tool: str | None = None
@@ -108,9 +107,9 @@ class Reader(msgspec.Struct, frozen=True):
     provider: str
     """The adapter's name."""
     names: Collection[str]
-    """The names under which the adapter accepts options: its own name, and that of its protocol."""
+    """The names under which the adapter accepts options: its own name, and the name of its protocol."""
     media_fields: Collection[str] | None = None
-    """The media fields that its protocol supports, see `ChatWire.media_fields`; None if unknown."""
+    """The media fields that the adapter's protocol supports, see `ChatWire.media_fields`; None if unknown."""
 
 
 def report(
@@ -151,7 +150,7 @@ class _Places:
             self._by_identity.setdefault(id(block), []).append(place)
 
     def of(self, loss: Loss) -> RequestLoss:
-        """A loss with its place. If a block was rewritten, its place is that of its message."""
+        """A loss with its place. If a block was rewritten, the place is the place of its message."""
         places = self._by_identity.get(id(loss.block), []) if loss.block is not None else []
         place: AnyPlace = (self._by_id.get(loss.message_id), None, None)
         if places:
@@ -283,7 +282,7 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     input_nano_usd: int | None
     """The cost of that input at the current prices, in nano-USD; None without a price."""
     refused: str | None = None
-    """The reason why this model can't answer; None if it can."""
+    """The reason why this model can't answer; None if the model can answer."""
 
 
 def preview(

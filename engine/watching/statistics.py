@@ -31,7 +31,7 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     """The provider."""
     running: bool
-    """Whether its adapter runs."""
+    """Whether the provider's adapter runs."""
     in_flight: int
     """The number of calls in progress. Each uses a slot."""
     waiting: int
@@ -57,7 +57,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     """Seconds since the start. For a closed engine, seconds from start to end."""
     sessions: int
-    """The number of sessions to which the host still has a reference."""
+    """The number of sessions to which the host has a reference."""
     turns_running: int
     """The number of turns in progress."""
     turns_waiting: int

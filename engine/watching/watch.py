@@ -37,7 +37,7 @@ CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
 class EndedCall(ShortRepr, frozen=True, kw_only=True):
-    """An ended call of any engine of this process, with all its attempts. Its text form is one line."""
+    """An ended call of any engine of this process, with all its attempts. `str()` returns one line."""
 
     run_id: str
     """The run id of the engine, as in the trace."""
@@ -52,27 +52,27 @@ class EndedCall(ShortRepr, frozen=True, kw_only=True):
     model: str
     """The model as routed, ``provider:name``."""
     status: CallEnding
-    """How it ended."""
+    """How the call ended."""
     usage: TokenUsage | None
-    """The tokens of its last attempt; None if unknown."""
+    """The tokens of the call's last attempt; None if unknown."""
     cost: Cost | None
     """The cost of the last attempt; None if its usage is unknown."""
     latency_ms: int
-    """Milliseconds from its start to its end."""
+    """Milliseconds from the start of the call to its end."""
     first_token_ms: int | None
-    """Milliseconds from its start to its first content."""
+    """Milliseconds from the start of the call to its first content."""
     attempts: int
-    """The number of its attempts."""
+    """The number of the call's attempts."""
     error: str | None
-    """The type and the text of the exception that ended it."""
+    """The type and the text of the exception that ended the call."""
     session_id: str | None
-    """The session that it belongs to."""
+    """The session that the call belongs to."""
     turn_id: str | None
-    """The turn that it belongs to."""
+    """The turn that the call belongs to."""
     tags: dict[str, str]
     """The tags of the call or of its session."""
     ended_us: int
-    """The time of its end, in microseconds since the epoch, UTC."""
+    """The time of the call's end, in microseconds since the epoch, UTC."""
     skipped: int = 0
     """The number of calls before this one that were dropped, because they were not read in time."""
 
@@ -111,7 +111,7 @@ class CallsOfEngine:
                 skipped, self._skipped = self._skipped, 0
                 return _ended(envelope, end, self._operations.pop(request_id, None), skipped)
             case Gap():
-                self._skipped += envelope.data.count  # an upper limit, because call starts are among them
+                self._skipped += envelope.data.count  # an upper limit, because starts of calls are also counted
                 self._operations.clear()
                 return None
             case _:
@@ -171,7 +171,7 @@ class CallCursor:
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.closed = False
-        """Whether no more calls will follow."""
+        """Whether no more calls arrive."""
         self._capacity = capacity
         self._calls: deque[EndedCall] = deque()
         self._skipped = 0
@@ -329,10 +329,10 @@ _TICK = 0.2 if sys.platform == "win32" else None  # on Windows, an unlimited wai
 class Watch:
     """An async iterator over the calls of the process as they end. `watch()` creates it.
 
-    It yields every call that ends after its creation, on existing and new engines. The calls of one engine are in
-    order. At most `capacity` calls wait to be read. If more wait, the oldest are dropped, and the next call's
-    `skipped` has their number. The iterator never ends by itself. To stop it, leave the loop and drop the object.
-    `aclose()` ends it for all its readers.
+    The iterator yields every call that ends after the iterator was created, on existing and new engines. The calls
+    of one engine are in order. At most `capacity` calls wait to be read. If more wait, the oldest are dropped, and
+    the next call's `skipped` has their number. The iterator has no end. To stop it, leave the loop and drop the
+    object. `aclose()` ends it for all its readers.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -424,8 +424,9 @@ class SyncWatch:
 def watch(*, capacity: int = 1024) -> Watch:
     """Watch each call of this process as it ends: ``async for call in watch(): print(call)``.
 
-    It includes every engine on every event loop, also engines created later, and every kind of call. A printed
-    call is one line. The fields of `EndedCall` have the details. Without a watcher, calls have no overhead.
+    The iterator includes every engine on every event loop, also engines created later, and every kind of call. A
+    printed call is one line. The fields of `EndedCall` have the details. Without a watcher, calls have no
+    overhead.
 
     Args:
         capacity: The maximum number of calls that wait to be read.

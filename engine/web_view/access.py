@@ -130,7 +130,8 @@ def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
 class EventStream(Response):
     """Server-sent events, until the page disconnects.
 
-    Then it ends immediately, even if no event is being sent. A slow page delays only its own events.
+    After that, the response ends immediately, even if no event is being sent. A slow page delays only its own
+    events.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
@@ -154,7 +155,7 @@ class EventStream(Response):
                         await self._send(send, each)
                 except OSError:
                     pass  # the connection was closed
-                except CallboardError as error:  # the page reconnects by itself
+                except CallboardError as error:  # the page reconnects automatically
                     _log.warning("frames_ended", path=scope["path"], error=str(error))
                 finally:
                     self.open.discard(group.cancel_scope)
@@ -272,10 +273,10 @@ async def body_of(request: Request, kind: type[T]) -> T:
         raise Refused(400, str(error)) from None
 
 
-# --- Guard before each request ---
-# A page of another origin may send requests here, with DNS rebinding even under this host's name. So every request
-# must name an allowed host, and its origin, if the browser sends one, must be this page. The headers prevent the
-# page from loading other sites' resources, running inline code, and being framed.
+# --- Guard before each request --- A page of another origin may send requests here. With DNS rebinding, it may
+# even use this host's name. So every request must name an allowed host, and its origin, if the browser sends one,
+# must be this page. The headers prevent the page from loading other sites' resources, running inline code, and
+# being framed.
 
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")

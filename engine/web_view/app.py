@@ -145,7 +145,7 @@ class WebView:
     def close(self) -> None:
         """End the streams of open pages, because a server that shuts down waits for them.
 
-        Pages reconnect by themselves.
+        Pages reconnect automatically.
         """
         for scope in tuple(self._open):
             scope.cancel()

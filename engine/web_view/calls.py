@@ -128,7 +128,7 @@ def message_seen(message: Message, content: bool) -> dict[str, object]:
 
 
 def block_seen(block: msgspec.Struct) -> dict[str, object]:
-    """A block of content without its bytes. For an image, its size is shown."""
+    """A block of content without its bytes. An image is shown by its size."""
     found: dict[str, object] = {"kind": type(block).__name__.removesuffix("Block").lower()}
     for name in block.__struct_fields__:
         value = getattr(block, name)
@@ -166,7 +166,7 @@ class Bar(msgspec.Struct):
     name: str
     start_us: int
     end_us: int | None
-    """None while it runs."""
+    """The end of the attempt; None while it runs."""
     status: str
     request_id: str | None = None
     attempts: Sequence[AttemptBar] = ()
@@ -413,7 +413,7 @@ async def _tables(store: Store, attempts: Sequence[CallRow], engine_prices: Pric
             found.append(
                 engine_prices if engine_prices is not None and is_own else await store.price_table(version)
             )
-        except StoreError:  # a table of another engine, which is not in this trace
+        except StoreError:  # the table belongs to another engine and is not in this trace
             continue
     return found
 

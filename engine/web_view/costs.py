@@ -263,7 +263,7 @@ class Repricings:
     async def changes(self) -> AsyncIterator[RepricingState]:
         """Yield the state now, and after each change.
 
-        Repricings by other code, which are reported on the engine's bus, also count as changes.
+        Repricings by other code are also changes. They are reported on the engine's bus.
         """
         watcher = asyncio.create_task(self._watch_events()) if self._subject.engine is not None else None
         try:

@@ -19,7 +19,7 @@ from .subject import Subject
 
 
 LATEST = 100
-"""The number of the latest calls, by start, in which the calls that ended last are searched."""
+"""The number of latest calls, by start, among which the most recently ended calls are searched."""
 
 RECENT = 20
 

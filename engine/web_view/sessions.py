@@ -51,7 +51,7 @@ class Preview(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def sessions(subject: Subject, request: Request) -> Response:
-    """The open sessions, and those of the trace, the latest first."""
+    """The open sessions, and the sessions of the trace. The latest session is first."""
     if subject.engine is not None and not subject.engine.closed:
         return answer(await subject.engine.sessions(limit=MOST_SESSIONS))
     async with subject.reading() as store:
@@ -102,7 +102,7 @@ async def session(subject: Subject, request: Request) -> Response:
 
 
 def _tags(calls: Sequence[CallRow]) -> dict[str, str]:
-    """The tags of a session without captured content: those of its latest call, with its origin."""
+    """The tags of a session without captured content: the tags of its latest call, with the call's origin."""
     if not calls:
         return {}
     origin = calls[0].origin
@@ -175,7 +175,7 @@ async def stream(subject: Subject, request: Request) -> Response:
 
 
 def _next_seq(request: Request, stream_id: str) -> int:
-    """The position to continue from, as sent by the page or by its reconnecting browser."""
+    """The position from which to continue, as sent by the page, or by the browser when it reconnects."""
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if not last:
         return 0

@@ -200,8 +200,8 @@ class Tail:
             self._last_reader_left.set()
 
     async def after(self, seq: int | None, matches: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
-        """The events after a given one as they arrive, in order, and the number of missing events. It ends with
-        the bus.
+        """The events after a given event as they arrive, in order, and the number of missing events. The iteration
+        ends with the bus.
         """
         position = self._bus.last_seq if seq is None else seq
         while True:

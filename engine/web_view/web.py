@@ -40,8 +40,8 @@ def web(
         authorize: The host's own authentication. It receives a `starlette.requests.Request`, and returns the
             request's scopes: ``view``, ``content``, ``change``. None or no scope refuses the request. Without this
             function, `WebView.sign_in_url` returns addresses that sign a browser in once.
-        hosts: The allowed host names, without port. Those of this machine are always allowed.
-        scopes: The scopes of visitors who sign in by such an address.
+        hosts: The allowed host names, without port. The names of this machine are always allowed.
+        scopes: The scopes of visitors who sign in with an address from `WebView.sign_in_url`.
         show_content: Whether to show the content of messages. None shows it if the engine has
             ``capture_content=True`` and no ``redact``.
         shared: Whether other processes write to the engine's trace, so that it is checked every second.

@@ -155,8 +155,8 @@ class ParleyWire(ChatWire):
         warnings = [
             CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: Parley has none") for name in dropped
         ]
-        told = (*history.warnings, *warnings)
-        return WireCall("/v1/parley", msgspec.json.encode(body), warnings=told, losses=history.losses)
+        all_warnings = (*history.warnings, *warnings)
+        return WireCall("/v1/parley", msgspec.json.encode(body), warnings=all_warnings, losses=history.losses)
 
 
 class ParleyAdapter(HttpAdapter):

@@ -33,7 +33,7 @@ class Settings:
 
     def tenant_of(self, key: str) -> str | None:
         """The tenant with this key, if any."""
-        found = [tenant for own, tenant in self.tenants.items() if is_same(key, own)]
+        found = [tenant for tenant_key, tenant in self.tenants.items() if is_same(key, tenant_key)]
         return found[0] if found else None
 
     @classmethod
@@ -50,9 +50,9 @@ class Settings:
         )
 
 
-def is_same(given: str, key: str) -> bool:
+def is_same(key_to_check: str, key: str) -> bool:
     """Whether a key is the right one. The comparison takes the same time for every wrong key."""
-    return hmac.compare_digest(given.encode(), key.encode())
+    return hmac.compare_digest(key_to_check.encode(), key.encode())
 
 
 def model_of_this_machine() -> str:

@@ -27,18 +27,18 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
     last = request.messages[-1]
     if results := [block.text for block in last.content if isinstance(block, ToolResultBlock)]:
         return ScriptedReply(f"Done: {' '.join(results)}")
-    said = last.text
-    if said.startswith("Tell me about the "):
-        return ScriptedReply(calls=(ScriptedCall("read_file", {"name": f"{said.split()[4]}.txt"}),))
-    if "compare" in said.lower():
+    text = last.text
+    if text.startswith("Tell me about the "):
+        return ScriptedReply(calls=(ScriptedCall("read_file", {"name": f"{text.split()[4]}.txt"}),))
+    if "compare" in text.lower():
         tasks = {subject: f"Tell me about the {subject} of cellos." for subject in ("prices", "reviews")}
         return ScriptedReply(
             calls=tuple(ScriptedCall(f"research_{name}", {"task": tasks[name]}) for name in tasks)
         )
-    if "refund" in said.lower():
+    if "refund" in text.lower():
         return ScriptedReply(calls=(ScriptedCall("refund", {"order": "A-17", "cents": 1250}),))
-    if "break off" in said.lower():
+    if "break off" in text.lower():
         return ScriptedReply(("I was about to ",), raises=OverloadedError("the understudy has lost the thread"))
-    if "order" in said.lower():
+    if "order" in text.lower():
         return ScriptedReply(calls=(ScriptedCall("find_order", {"number": "A-17"}),))
-    return ScriptedReply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)
+    return ScriptedReply(tuple(f"{word} " for word in ("You", "said:", *text.split())), pace=0.05)

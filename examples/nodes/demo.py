@@ -143,17 +143,17 @@ async def show(node: NodeProcess, number: int) -> tuple[str, str]:
 
 async def first_turn(ada: NodeProcess, ben: NodeProcess) -> None:
     heading(2, "A turn on ada, read on ben while it is made")
-    asked = await ada.command(begin="tour", ask="Tell me a story about a lighthouse.")
-    stream = str((await ada.line(asked, lambda line: "stream" in line))["stream"])
+    command = await ada.command(begin="tour", ask="Tell me a story about a lighthouse.")
+    stream = str((await ada.line(command, lambda line: "stream" in line))["stream"])
     read, status = await show(ben, await ben.command(read=stream))
-    said = "".join([str(line.get("text", "")) async for line in ada.lines(asked)])
-    assert (read, status) == (said, "completed"), (read, said, status)
+    streamed = "".join([str(line.get("text", "")) async for line in ada.lines(command)])
+    assert (read, status) == (streamed, "completed"), (read, streamed, status)
 
 
 async def killed_turn(ada: NodeProcess, ben: NodeProcess) -> str:
     heading(3, "ada is killed in the middle of her next turn; ben goes on reading, to exactly one end")
-    asked = await ada.command(session="tour", ask="And what happened then?")
-    stream = str((await ada.line(asked, lambda line: "stream" in line))["stream"])
+    command = await ada.command(session="tour", ask="And what happened then?")
+    stream = str((await ada.line(command, lambda line: "stream" in line))["stream"])
     reading = await ben.command(read=stream)
     pieces, text, ends = 0, "", []
     say(f"   {ben.name:5} ", end="")
@@ -176,15 +176,15 @@ async def killed_turn(ada: NodeProcess, ben: NodeProcess) -> str:
 
 async def goes_on(cleo: NodeProcess, delivered: str) -> None:
     heading(4, "cleo takes the conversation over")
-    asked = await cleo.command(session="tour", ask="Say it in one short sentence.")
-    told = await cleo.line(asked, lambda line: "history" in line or "error" in line)
-    history = told.get("history")
-    assert isinstance(history, list), told
+    command = await cleo.command(session="tour", ask="Say it in one short sentence.")
+    answer = await cleo.line(command, lambda line: "history" in line or "error" in line)
+    history = answer.get("history")
+    assert isinstance(history, list), answer
     for role, text in history:
         short = " ".join(text.split())
         say(f"         {role:9} {short if len(short) < 80 else short[:77] + '...'}")
     assert history[-1] == ["assistant", delivered], (history[-1], delivered)
-    _, status = await show(cleo, asked)
+    _, status = await show(cleo, command)
     assert status == "completed", status
 
 

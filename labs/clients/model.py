@@ -101,7 +101,7 @@ class ScriptedModel:
         if tool.free_form:
             return self._text(tool, reads=reads)
         command = f"cat {self.path}"
-        known: Mapping[str, Json] = {
+        values: Mapping[str, Json] = {
             **dict.fromkeys(("file_path", "absolute_path", "filePath", "path"), self.path),
             **dict.fromkeys(("old_string", "oldString"), OLD),
             **dict.fromkeys(("new_string", "newString"), NEW),
@@ -110,11 +110,11 @@ class ScriptedModel:
             "cmd": command,
         }
         fields: Any = tool.schema.get("properties") or {}
-        given = {name: known[name] for name in fields if name in known}
+        arguments = {name: values[name] for name in fields if name in values}
         if "command" in fields:
             is_list = fields["command"].get("type") == "array"
-            given["command"] = ["bash", "-lc", command] if is_list else command
-        return given
+            arguments["command"] = ["bash", "-lc", command] if is_list else command
+        return arguments
 
 
 def _base(tool: Offered) -> str:

@@ -91,12 +91,12 @@ def write_messages(reply: Reply, number: int, signature: str) -> tuple[Data, Eve
         begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
         yield {"type": "message_start", "message": begun}
         yield {"type": "ping"}
-        said = reply if isinstance(reply, str) else _arguments(reply)
+        text = reply if isinstance(reply, str) else _arguments(reply)
         for index, block in enumerate(content):
             kind, field, whole = {
-                "text": ("text_delta", "text", said),
+                "text": ("text_delta", "text", text),
                 "thinking": ("thinking_delta", "thinking", THOUGHT),
-                "tool_use": ("input_json_delta", "partial_json", said),
+                "tool_use": ("input_json_delta", "partial_json", text),
             }[block["type"]]
             empty = {name: {} if name == "input" else value for name, value in block.items()}
             empty |= {name: "" for name in ("text", "thinking", "signature") if name in block}
@@ -189,10 +189,10 @@ def write_responses(reply: Reply, number: int, signature: str) -> tuple[Data, Ev
             place["content_index"] = 0
             empty_part: Data = {"type": "output_text", "text": "", "annotations": []}
             yield {"type": "response.content_part.added", **place, "part": empty_part}
-        whole = reply if isinstance(reply, str) else _arguments(reply)
-        for half in _halves(whole):
+        text = reply if isinstance(reply, str) else _arguments(reply)
+        for half in _halves(text):
             yield {"type": f"response.{kind}.delta", **place, "delta": half}
-        yield {"type": f"response.{kind}.done", **place, field: whole}
+        yield {"type": f"response.{kind}.done", **place, field: text}
         if field == "text":
             yield {"type": "response.content_part.done", **place, "part": item["content"][0]}
         yield {"type": "response.output_item.done", "output_index": place["output_index"], "item": item}
@@ -231,8 +231,8 @@ def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]
         }
         message |= {"reasoning_content": THOUGHT, "tool_calls": [call]}
     stop = "stop" if isinstance(reply, str) else "tool_calls"
-    whole = {**head, "object": "chat.completion", "usage": usage}
-    whole["choices"] = [{"index": 0, "message": message, "finish_reason": stop, "logprobs": None}]
+    reply_object = {**head, "object": "chat.completion", "usage": usage}
+    reply_object["choices"] = [{"index": 0, "message": message, "finish_reason": stop, "logprobs": None}]
 
     def events() -> Events:
         def chunk(delta: Data, finish: str | None = None) -> tuple[str, Data]:
@@ -252,7 +252,7 @@ def write_chat(reply: Reply, number: int, signature: str) -> tuple[Data, Events]
         yield "", {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
         yield "", b"[DONE]"
 
-    return whole, events()
+    return reply_object, events()
 
 
 # --- Gemini ---
@@ -382,7 +382,7 @@ class ScriptedProvider:
                 )
                 return
             reply, number = self.model.answer(asked), next(self._numbers)
-            whole, events = write(reply, number, self.signature(number))
+            reply_object, events = write(reply, number, self.signature(number))
             if isinstance(reply, Call):
                 self.signatures.append(THOUGHT if kind == "openai_compatible" else self.signature(number))
         except Exception as error:  # the lab reports it in place of the client
@@ -390,7 +390,7 @@ class ScriptedProvider:
             await self._send(send, 500, "application/json", b"{}")
             return
         if not asked.stream:
-            await self._send(send, 200, "application/json", msgspec.json.encode(whole))
+            await self._send(send, 200, "application/json", msgspec.json.encode(reply_object))
             return
         frames = [_frame(*event) for event in events]
         if fault is not None:  # the remaining events are never sent, and the connection breaks

@@ -80,7 +80,7 @@ def _text(text: str, name: str) -> str:
 def write_record(path: Path, requests: list[Sent], *, whole: bool) -> None:
     """Write the requests of a program: with `whole` all of them unchanged, else only the last one, scrubbed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = [
+    records = [
         {
             "path": sent.path,
             "headers": {
@@ -93,4 +93,4 @@ def write_record(path: Path, requests: list[Sent], *, whole: bool) -> None:
         for sent in requests
         if sent.body and sent.status == 200
     ]
-    path.write_text(json.dumps(told if whole else told[-1], indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(records if whole else records[-1], indent=1, ensure_ascii=False) + "\n")

@@ -125,13 +125,13 @@ def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
     """Fit the rates of each family, in the order of FAMILIES."""
     rows: dict[tuple[str, str, str], RateRow] = {}
     for protocol in dict.fromkeys(kind for kind, _, _ in FAMILIES):
-        own = [sample for sample in samples if ADAPTERS[sample.protocol] == protocol]
-        general = _solve(own, _PRIOR)
+        of_protocol = [sample for sample in samples if ADAPTERS[sample.protocol] == protocol]
+        general = _solve(of_protocol, _PRIOR)
         for key in FAMILIES:
             if key[0] == protocol:
-                members = [sample for sample in own if family(sample) == key]
+                members = [sample for sample in of_protocol if family(sample) == key]
                 rates = _solve(members, general) if key[1:] != ("", "") else general
-                rows[key] = RateRow(*key[1:], len(own) if key[1:] == ("", "") else len(members), rates)
+                rows[key] = RateRow(*key[1:], len(of_protocol) if key[1:] == ("", "") else len(members), rates)
     return {key: rows[key] for key in FAMILIES}
 
 
@@ -209,16 +209,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the token estimator to recorded requests.")
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
     parser.add_argument("--write", action="store_true", help="write adapters/providers/*/rates.json")
-    given = parser.parse_args()
-    if given.folder is None or not Path(given.folder).is_dir():
-        print(f"skipped: no folder of recorded traffic ({given.folder}); give one, or set CALLBOARD_RECORDED")
+    arguments = parser.parse_args()
+    if arguments.folder is None or not Path(arguments.folder).is_dir():
+        print(f"skipped: no folder of recorded traffic ({arguments.folder}); give one, or set CALLBOARD_RECORDED")
         return 0
-    samples = read_samples(Path(given.folder))
+    samples = read_samples(Path(arguments.folder))
     rows = fit(samples)
     outside = judge(held_out(samples))
     print("held-out halves:\n" + table(outside))
     print("\nall samples:\n" + table(judge(errors(samples, rows))))
-    if given.write:
+    if arguments.write:
         write(rows)
     return 0 if all(row.good for row in outside) else 1
 

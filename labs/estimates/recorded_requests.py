@@ -71,8 +71,8 @@ def read_samples(folder: Path) -> list[Sample]:
             sample = Sample(
                 case["id"], protocol, case["provider_host"], model, tuple(messages), tuple(tools), system, tokens
             )
-            asked = json.dumps(case["request_body"], sort_keys=True)
-            samples[protocol, sample.host, model, asked] = sample
+            request_text = json.dumps(case["request_body"], sort_keys=True)
+            samples[protocol, sample.host, model, request_text] = sample
     return list(samples.values())
 
 
@@ -149,8 +149,8 @@ def _anthropic_block(block: Body) -> ContentBlock:
             return TextBlock(text)
         case {"type": "thinking", "thinking": text}:
             return ThinkingBlock(text, block.get("signature"))
-        case {"type": "tool_use", "id": wire_id, "name": name, "input": given}:
-            return ToolUseBlock(wire_id, name, given)
+        case {"type": "tool_use", "id": wire_id, "name": name, "input": arguments}:
+            return ToolUseBlock(wire_id, name, arguments)
         case {"type": "tool_result", "tool_use_id": wire_id}:
             content = block.get("content") or ""
             if isinstance(content, list):
@@ -188,8 +188,8 @@ def _chat_message(message: Body) -> Message:
             blocks: list[ContentBlock] = [TextBlock(_chat_text(content))] if content else []
             for call in message.get("tool_calls") or ():
                 function = call["function"]
-                given = _object(function["arguments"] or {})
-                blocks.append(ToolUseBlock(call["id"], function["name"], given))
+                arguments = _object(function["arguments"] or {})
+                blocks.append(ToolUseBlock(call["id"], function["name"], arguments))
             return Message(Role.ASSISTANT, tuple(blocks))
         case role:
             content = message["content"]
@@ -224,8 +224,8 @@ def _responses(body: Body) -> Read:
         if tool["type"] != "function":
             raise NotCanonical
         tools.append(_tool(tool))
-    given = body["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items_or_text = body["input"]
+    items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
     return body.get("instructions"), [_responses_item(item) for item in items], tools
 
 
@@ -256,8 +256,8 @@ def _gemini(body: Body) -> Read:
         _only(group, "functionDeclarations", "function_declarations")
         declared = group.get("functionDeclarations") or group["function_declarations"]
         tools += [_tool(tool) for tool in declared]
-    said = body.get("systemInstruction")
-    system = "\n\n".join(part["text"] for part in said["parts"]) if said else None
+    instruction = body.get("systemInstruction")
+    system = "\n\n".join(part["text"] for part in instruction["parts"]) if instruction else None
     messages = []
     for content in body["contents"]:
         role = Role.ASSISTANT if content["role"] == "model" else Role.USER
@@ -280,8 +280,8 @@ def _gemini_part(part: Body) -> ContentBlock:
                                 provider_raw=ProviderRaw("gemini", signed))  # fmt: skip
         case {"functionresponse": answer}:
             _only(answer, "id", "name", "response")
-            said = json.dumps(answer["response"], separators=(",", ":"))
-            return ToolResultBlock(answer.get("id") or answer["name"], said)
+            response_text = json.dumps(answer["response"], separators=(",", ":"))
+            return ToolResultBlock(answer.get("id") or answer["name"], response_text)
         case {"inlinedata": data}:
             kind = data.get("mimeType") or data["mime_type"]
             if not kind.startswith("image/"):

@@ -103,8 +103,8 @@ async def in_the_store(path: Path, envelopes: Sequence[Envelope], asked: Mapping
     twice = [seq for seq, times in stored.items() if times > 1]
     if lost or twice:
         wrong.append(f"events lost: {sorted(lost)}, events twice: {twice}")
-    known = {row.session_id for row in rows}
-    wrong += [f"session {name}: {n} requests and no row" for name, n in asked.items() if name not in known]
+    stored_ids = {row.session_id for row in rows}
+    wrong += [f"session {name}: {n} requests and no row" for name, n in asked.items() if name not in stored_ids]
     return wrong
 
 

@@ -132,7 +132,7 @@ def _chaos(chance: random.Random) -> tuple[ChaosPlan, ...]:
     """The engine gives up after five consecutive crashes of the writer or the manager, so the plan has fewer. A
     stopped adapter is started again.
     """
-    left = {"writer": 2, "manager": 2}
+    remaining = {"writer": 2, "manager": 2}
     blows: list[ChaosPlan] = []
     kinds: tuple[ChaosKind, ...] = ("actor", "call", "writer", "manager", "store", "reload")
     places: tuple[Literal["read_whole", "_write", "feed"], ...] = ("read_whole", "_write", "feed")
@@ -141,8 +141,8 @@ def _chaos(chance: random.Random) -> tuple[ChaosPlan, ...]:
         pause += chance.uniform(0.01, 0.15)
         kind = chance.choices(kinds, (4, 6, 2, 1, 2, 2))[0]
         provider, at = chance.choice(list(PROTOCOLS)), chance.choice(places)
-        left[kind] = left.get(kind, 1000) - 1
-        if left[kind] >= 0:
+        remaining[kind] = remaining.get(kind, 1000) - 1
+        if remaining[kind] >= 0:
             blows.append(ChaosPlan(after=pause, kind=kind, provider=provider, at=at))
             pause = 0.0
     return tuple(blows)

@@ -29,20 +29,20 @@ class Reply:
 
 def make_reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
     """Make a reply to the request. It may call tools if the request has any, even after tool results."""
-    said = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
+    texts = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
     history: list[Json] = request.get("messages") or request.get("input") or request.get("contents") or []
     last = msgspec.json.encode(history[-1] if history else {})
     after_tool = any(kind in last for kind in (b'"tool', b'"function_call_output"', b'"functionResponse"'))
     weights = (6, 2, 1) if after_tool else (6, 3, 2)
-    wanted = chance.choices((0, 1, 2), weights)[0] if request.get("tools") else 0
-    calls = [(f"call_{chance.getrandbits(64):x}", chance.choice(TOOL_NAMES)) for _ in range(wanted)]
+    call_count = chance.choices((0, 1, 2), weights)[0] if request.get("tools") else 0
+    calls = [(f"call_{chance.getrandbits(64):x}", chance.choice(TOOL_NAMES)) for _ in range(call_count)]
     if path.endswith("/messages"):
-        return _messages(said, calls, chance)
+        return _messages(texts, calls, chance)
     if path.endswith("/responses"):
-        return _responses(said, calls)
+        return _responses(texts, calls)
     if is_generate_content(path):
-        return _generate_content(said, calls, chance)
-    return _chat(said, calls)
+        return _generate_content(texts, calls, chance)
+    return _chat(texts, calls)
 
 
 def is_generate_content(path: str) -> bool:
@@ -52,7 +52,7 @@ def is_generate_content(path: str) -> bool:
 _ARGUMENTS = ('{"a": 1, ', '"b": 2}')
 
 
-def _messages(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
+def _messages(texts: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
     wire = messages_wire
     blocks: list[Json] = []
     events = [wire.message_start(), wire.PING]
@@ -64,8 +64,8 @@ def _messages(said: list[str], calls: list[tuple[str, str]], chance: random.Rand
             wire.delta(0, "signature_delta", signature="c2ln"),
             wire.stop(0),
         ]
-    events += wire.text(len(blocks), *said)
-    blocks.append({"type": "text", "text": "".join(said)})
+    events += wire.text(len(blocks), *texts)
+    blocks.append({"type": "text", "text": "".join(texts)})
     for call_id, name in calls:
         events += wire.tool(len(blocks), name, call_id, *_ARGUMENTS)
         blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": {"a": 1, "b": 2}})
@@ -76,12 +76,12 @@ def _messages(said: list[str], calls: list[tuple[str, str]], chance: random.Rand
     return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([error]))
 
 
-def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
+def _responses(texts: list[str], calls: list[tuple[str, str]]) -> Reply:
     wire = responses_wire
-    message = wire.message("".join(said))
+    message = wire.message("".join(texts))
     output: list[JsonObject] = [message]
     events = [wire.CREATED, wire.added(0, message)]
-    events += [wire.text_delta(0, piece) for piece in said]
+    events += [wire.text_delta(0, piece) for piece in texts]
     events.append(wire.done(0, message))
     for number, (call_id, name) in enumerate(calls, 1):
         item = wire.call(name, "".join(_ARGUMENTS), number, call_id=call_id)
@@ -98,12 +98,12 @@ def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
     return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([failed]))
 
 
-def _generate_content(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
+def _generate_content(texts: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
     """Tool calls are complete, rarely have an id, and the first one has a signature. Reasoning and the end of the
     text may also have signatures.
     """
     wire = generate_wire
-    parts = [wire.text(piece) for piece in said]
+    parts = [wire.text(piece) for piece in texts]
     if chance.random() < 0.3:
         parts = [wire.thought("hm ☃"), wire.thought("then", "c2ln"), *parts]
     if chance.random() < 0.3:
@@ -117,16 +117,16 @@ def _generate_content(said: list[str], calls: list[tuple[str, str]], chance: ran
     return Reply(whole, wire.body([*chunks, wire.END]), wire.body([b'{"candidates": oops']), wire.body([error]))
 
 
-def _chat(said: list[str], calls: list[tuple[str, str]]) -> Reply:
+def _chat(texts: list[str], calls: list[tuple[str, str]]) -> Reply:
     wire = chat_wire
     events: list[JsonObject | bytes] = [wire.chunk(role="assistant", content="")]
-    events += [wire.chunk(content=piece) for piece in said]
+    events += [wire.chunk(content=piece) for piece in texts]
     for index, (call_id, name) in enumerate(calls):
         events.append(wire.tools(wire.tool(index, call_id, name)))
         events += [wire.more(piece, index) for piece in _ARGUMENTS]
     finish = "tool_calls" if calls else "stop"
     events += [wire.chunk(finish), {"choices": [], "usage": wire.USAGE}, wire.DONE]
-    fields: JsonObject = {"content": "".join(said)}
+    fields: JsonObject = {"content": "".join(texts)}
     if calls:
         fields["tool_calls"] = [wire.tool(None, *call, "".join(_ARGUMENTS)) for call in calls]
     error: JsonObject = {"error": {"type": "server_error", "message": "injected", "code": 500}}

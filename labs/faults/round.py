@@ -274,11 +274,11 @@ class Round:
 
     def _asked(self) -> dict[str, int]:
         """The number of requests that the faulty server received from each session."""
-        asked = {
+        counts = {
             session.id: sum(n for turn, n in self._server.seen.items() if turn.startswith(f"{number}."))
             for number, session in self._open.items()
         }
-        return {session: times for session, times in asked.items() if times}
+        return {session: times for session, times in counts.items() if times}
 
     async def _check_sockets(self, *servers: FaultyServer) -> None:
         for _ in range(100):
@@ -341,8 +341,8 @@ def run_round(
         return await checks.nothing_left(played.run)
 
     with asyncio.Runner(loop_factory=_uvloop() if uvloop else None) as runner:
-        left = runner.run(main())
-    return Report(seed, played.failures + left + complaints, played.counts, played.played)
+        leftover = runner.run(main())
+    return Report(seed, played.failures + leftover + complaints, played.counts, played.played)
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -107,13 +107,13 @@ def make_reply(chance: random.Random, body: bytes | None = None, *, packs: bool 
     )
     coding, closes = chance.choice(["", "", "", "", *CODINGS] if packs else [""]), chance.random() < 0.1
     packed = CODINGS[coding](body)
-    said = {
+    values = {
         "Content-Length": str(len(packed)) if framing == "sized" else "",
         "Transfer-Encoding": chance.choice(["chunked", "Chunked"]) if framing == "chunked" else "",
         "Content-Encoding": coding,
         "Connection": chance.choice(["close", "Close", "keep-alive, close"]) if closes else "",
     }
-    headers = [f"{name}: {value}" for name, value in said.items() if value]
+    headers = [f"{name}: {value}" for name, value in values.items() if value]
     space = ["", " ", "  ", "\t"]
     headers += [
         f"{chance.choice(NAMES)}:{chance.choice(space)}{chance.choice(VALUES)}"

@@ -94,10 +94,10 @@ class Book:
         with self._lock:
             self.requests[number] += 1
             self._asked[name] += 1
-            asked = self._asked[name]
+            count = self._asked[name]
         self._up[name].set()
         after, kill = self._kills.get(name, (0, None))
-        if kill is not None and asked == after:
+        if kill is not None and count == after:
             kill()
 
     def of(self, names: Sequence[str]) -> Counter[str]:
@@ -209,8 +209,11 @@ def models(url: str) -> ModelRegistry:
     """A model of each wire, and the models of images, videos and embeddings."""
     quick = RetryPolicy(base_delay=0.0, max_delay=0.0, jitter=False)
     plain = AdapterConfig(api_key="k", base_url=url, retry=quick)
-    own = AdapterConfig(api_key="k", base_url=url, retry=quick, options={"quirks": "openai"})
-    adapters = {name: entry(name, kind, own if name == "responses" else plain) for name, kind in PROVIDERS.items()}
+    openai_config = AdapterConfig(api_key="k", base_url=url, retry=quick, options={"quirks": "openai"})
+    adapters = {
+        name: entry(name, kind, openai_config if name == "responses" else plain)
+        for name, kind in PROVIDERS.items()
+    }
     served = [*(f"{name}:m" for name in PROVIDERS), EMBEDDING, IMAGE, VIDEO]
     return serving(*(model(each) for each in served), **adapters)
 
@@ -273,11 +276,11 @@ async def _victim(url: str, path: Path, plan: Plan) -> None:
 def _die_after(engine: Engine, starts: int) -> None:
     """Kill the process after this number of starts in the journal, before the last request is sent."""
     host: Any = engine._host
-    secure, left = host.secure_now, itertools.count(starts - 1, -1)
+    secure, starts_left = host.secure_now, itertools.count(starts - 1, -1)
 
     def secure_and_die() -> None:
         secure()
-        if not next(left):
+        if not next(starts_left):
             os.kill(os.getpid(), signal.SIGKILL)
 
     host.secure_now = secure_and_die

@@ -181,7 +181,9 @@ async def _take_up(url: str, path: Path, told: list[Told]) -> list[str]:
 def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
     """Check the file, which no process has open. Returns what is wrong."""
     with contextlib.closing(sqlite3.connect(path)) as file:
-        wrong = [f"integrity: {said}" for (said,) in file.execute("PRAGMA integrity_check") if said != "ok"]
+        wrong = [
+            f"integrity: {message}" for (message,) in file.execute("PRAGMA integrity_check") if message != "ok"
+        ]
         runs = {
             name: (number, ended) for number, name, ended in file.execute("SELECT id, run_id, ended_us FROM runs")
         }

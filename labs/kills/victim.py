@@ -95,17 +95,17 @@ def _tell_answer(session: Session) -> None:
 
 async def _stream(session: Session, text: str, leaves_after: int) -> None:
     async with session.stream(text) as turn:
-        seen = 0
+        count = 0
         async for _ in turn.text_stream:
-            seen += 1
-            if seen == leaves_after:
+            count += 1
+            if count == leaves_after:
                 return
 
 
 async def _flush(engine: Engine, chance: random.Random, talked: dict[str, Session]) -> None:
     while True:
         await asyncio.sleep(chance.uniform(0.0, 0.03))
-        told = {
+        report = {
             "run": engine.bus.run_id,
             "seq": engine.bus.last_seq,
             "sessions": {name: len(session.messages) for name, session in talked.items()},
@@ -114,7 +114,7 @@ async def _flush(engine: Engine, chance: random.Random, talked: dict[str, Sessio
             await engine.flush()
         except StoreError:
             continue  # an incomplete answer promises nothing
-        print(msgspec.json.encode(told).decode(), flush=True)
+        print(msgspec.json.encode(report).decode(), flush=True)
 
 
 async def _fill(engine: Engine, chance: random.Random) -> None:

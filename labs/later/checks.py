@@ -82,14 +82,14 @@ async def wrong_in(
             if isinstance(event.data, LlmCallAccepted)
         }
         (budget,) = await engine.budgets()
-        known = sum(row.cost.nano_usd or 0 for row in rows if row.cost and row.error_type not in UNKNOWN)
-        if (budget.spent.money, budget.held.money) != (known, 0):
-            wrong.append(f"the budget says {budget.spent}, {budget.held} held; the calls cost {known}")
+        known_cost = sum(row.cost.nano_usd or 0 for row in rows if row.cost and row.error_type not in UNKNOWN)
+        if (budget.spent.money, budget.held.money) != (known_cost, 0):
+            wrong.append(f"the budget says {budget.spent}, {budget.held} held; the calls cost {known_cost}")
         for question in plan.questions:
             if question.how == "session":
                 session = await engine.open_session(question.name, model=REPLIES)
-                said = [message.text for message in session.messages]
-                wrong += _wrong_in_session(question, said, rows)
+                texts = [message.text for message in session.messages]
+                wrong += _wrong_in_session(question, texts, rows)
     wrong += [f"call {row.request_id} is open" for row in rows if row.status == "started"]
     for batch in plan.batches:
         results = [line[2] for line in told if line[:2] == ["results", batch.name]]
@@ -183,10 +183,10 @@ def wrong_in_replies(
     bill = {name: nano_of_reply(*books["bill"][name]) for name in made if name in books["bill"]}
     if len(bill) > 1 or (len(made) > 1 and not question.words.startswith("fail")):
         yield f"{question.name}: made {made}, billed {bill}"
-    seen = Counter(accepted.get((row.request_id, row.attempt), "") for row in rows)
+    counts = Counter(accepted.get((row.request_id, row.attempt), "") for row in rows)
     for name in made.keys() & set(accepted.values()):
-        if seen[name] != 1:
-            yield f"{question.name}: {seen[name]} rows of {name}"
+        if counts[name] != 1:
+            yield f"{question.name}: {counts[name]} rows of {name}"
     for row in rows:
         name = accepted.get((row.request_id, row.attempt))
         cost = row.cost and row.cost.nano_usd
@@ -209,7 +209,7 @@ def wrong_in_replies(
             yield f"{question.name}: told to cost {nano}, and billed is {bill}"
 
 
-def _wrong_in_session(question: Question, said: list[str], rows: Sequence[CallRow]) -> Iterator[str]:
+def _wrong_in_session(question: Question, texts: list[str], rows: Sequence[CallRow]) -> Iterator[str]:
     whole = any(row.session_id == question.name and row.status == "completed" for row in rows)
-    if said != ([question.words, words_of(question)] if whole else []):
-        yield f"{question.name}: its history is {said}, whole: {whole}"
+    if texts != ([question.words, words_of(question)] if whole else []):
+        yield f"{question.name}: its history is {texts}, whole: {whole}"

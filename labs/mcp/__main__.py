@@ -80,7 +80,7 @@ def servers_of(options: argparse.Namespace, folder: Path) -> dict[str, McpServer
 
 def calls_of(servers: Mapping[str, McpServerSettings], folder: Path) -> list[Known]:
     noon = {"source_timezone": "Europe/Paris", "time": "12:00", "target_timezone": "Asia/Tokyo"}
-    known = [
+    calls = [
         Known("left", "echo", {"text": "hi"}, "left: hi"),
         Known("right", "big", {"size": 100_000}, "aaaend"),
         Known("everything", "echo", {"message": "hi"}, "Echo: hi"),
@@ -90,7 +90,7 @@ def calls_of(servers: Mapping[str, McpServerSettings], folder: Path) -> list[Kno
         Known("memory", "read_graph", {}, "entities"),
         Known("time", "convert_time", noon, "Asia/Tokyo"),
     ]
-    return [each for each in known if each.server in servers]
+    return [each for each in calls if each.server in servers]
 
 
 def children() -> list[int]:
@@ -136,7 +136,7 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
             counts[outcome] += 1
 
     settings = servers_of(options, folder)
-    known = calls_of(settings, folder)
+    calls = calls_of(settings, folder)
     others = children()  # in the test suite, servers of other tests also run
     over = asyncio.Event()
 
@@ -162,8 +162,8 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
                 group.create_task(kill())
                 for _ in range(WORKERS):
                     own = random.Random(chance.random())
-                    group.create_task(work(lambda own=own: own.choice(known)))  # type: ignore[misc]
-            for each in known:
+                    group.create_task(work(lambda own=own: own.choice(calls)))  # type: ignore[misc]
+            for each in calls:
                 outcome = await call(servers, each)
                 if outcome == "calls that a kill ended":  # the kill was the last event
                     outcome = await call(servers, each)
@@ -173,8 +173,8 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
             below = next(child.supervisor for child in tree.children if child.name == "mcp servers")
             assert below is not None
             counts["restarts"] += sum(child.restarts for child in below.children)
-    if left := [pid for pid in children() if pid not in others]:
-        failures.append(f"{len(left)} processes still run after the end")
+    if leftover := [pid for pid in children() if pid not in others]:
+        failures.append(f"{len(leftover)} processes still run after the end")
     return counts, failures
 
 

@@ -159,32 +159,32 @@ def passed(
         )
     except subprocess.TimeoutExpired:
         return 0, 1, f"  not done in {timeout + 30} s"
-    said = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
-    found = re.search(r"Passed: (\d+)/(\d+), (\d+) failed, (\d+) warnings", said)
+    output = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout + run.stderr)
+    found = re.search(r"Passed: (\d+)/(\d+), (\d+) failed, (\d+) warnings", output)
     if found is None:
-        return 0, 1, said[-2000:]
+        return 0, 1, output[-2000:]
     good, total, failed, warned = map(int, found.groups())
-    bad = dict(re.findall(r"\[(\S+) *\] (?:FAILURE|WARNING) (.*)", said))
+    bad = dict(re.findall(r"\[(\S+) *\] (?:FAILURE|WARNING) (.*)", output))
     left_out = [name for name in bad if reason(name, tested) is not None]
     lines = [f"  {name}: {why}" for name, why in bad.items() if name not in left_out]
     if not lines and (failed or warned or run.returncode) and not left_out:
-        return (good if failed or warned else 0), total, said[-2000:]
+        return (good if failed or warned else 0), total, output[-2000:]
     return good, total - min(len(left_out), failed), "\n".join(lines)
 
 
 def main() -> int:
     command = suite(Path(sys.argv[1]))
-    kind, wanted = sys.argv[2], sys.argv[3:]
+    kind, selected = sys.argv[2], sys.argv[3:]
     bad: list[str] = []
     left_out: dict[str, str] = {}
     runs = checks = of = 0
     with target(kind) as tested:
-        known = scenarios(command, tested.words[0])
-        for scenario in wanted or known:
+        scenario_levels = scenarios(command, tested.words[0])
+        for scenario in selected or scenario_levels:
             if why := reason(scenario, tested):
                 left_out[scenario] = why
                 continue
-            has = known.get(scenario, "")
+            has = scenario_levels.get(scenario, "")
             versions = [each for each in tested.versions if each in has]
             if kind == "stdio" and not versions:
                 left_out[scenario] = "the bridge carries sessions only"

@@ -71,8 +71,8 @@ def _rows(traces: Sequence[Path], sql: str) -> list[Row]:
 
 def _differences(what: str, files: list[Row], shared: list[Row]) -> list[str]:
     missing, more = Counter(files) - Counter(shared), Counter(shared) - Counter(files)
-    told = [("missing", missing), ("too many", more)]
-    return [f"{sum(rows.values())} {what} are {how}: {list(rows)[:3]}" for how, rows in told if rows]
+    parts = [("missing", missing), ("too many", more)]
+    return [f"{sum(rows.values())} {what} are {how}: {list(rows)[:3]}" for how, rows in parts if rows]
 
 
 def _event_failures(events: list[Row], calls: list[Row]) -> list[str]:
@@ -84,10 +84,10 @@ def _event_failures(events: list[Row], calls: list[Row]) -> list[str]:
     ends = [(row[3], msgspec.json.decode(row[4])) for row in events if row[2] in _ENDS]
     if attempts != Counter(request for request, _ in ends):
         failures.append(f"{sum(attempts.values())} attempts have {len(ends)} ends")
-    told = sum(row[3] or 0 for row in calls)
+    total = sum(row[3] or 0 for row in calls)
     due = sum(((end.get("usage") or {}).get("output_tokens") or 0) * OUTPUT_NANO_USD for _, end in ends)
-    if told != due:
-        failures.append(f"calls cost {told}, and by the usage of their events {due}")
+    if total != due:
+        failures.append(f"calls cost {total}, and by the usage of their events {due}")
     return failures
 
 
@@ -121,14 +121,14 @@ async def conversation_failures(
     """
     async with PostgresStore(dsn, path=folder / "pg") as shared:
         saved = await shared.saved_session(session_id)
-    said = [] if saved is None else [(message.role, message.text) for message in saved.messages]
+    messages = [] if saved is None else [(message.role, message.text) for message in saved.messages]
     failures = []
-    kept = [text for role, text in said if role == "user"]
-    if kept != list(asked.values()):
-        failures.append(f"asked {list(asked.values())}, kept {kept}")
-    if [role for role, _ in said] != ["user", "assistant"] * len(asked):
-        failures.append(f"the conversation has a hole: {[role for role, _ in said]}")
-    for place, text in zip(asked, (text for role, text in said if role == "assistant"), strict=False):
+    user_texts = [text for role, text in messages if role == "user"]
+    if user_texts != list(asked.values()):
+        failures.append(f"asked {list(asked.values())}, kept {user_texts}")
+    if [role for role, _ in messages] != ["user", "assistant"] * len(asked):
+        failures.append(f"the conversation has a hole: {[role for role, _ in messages]}")
+    for place, text in zip(asked, (text for role, text in messages if role == "assistant"), strict=False):
         if not TEXT.startswith(text) or replies.get(place, text) != text:
             failures.append(f"reply {place + 1} isn't what was said or read: {text!r}, not {replies.get(place)!r}")
     return failures

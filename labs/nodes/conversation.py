@@ -89,9 +89,9 @@ class Conversation:
         """Start, resume or reconnect the owner after its fault."""
         if self._befalls == "stop":
             owner.send_signal(signal.SIGCONT)
-            told = await owner.end(asked)
-            if not ("TakenOver" in told.end or told.end == "outcome_unknown"):
-                self.failures.append(f"the turn of the owner that slept ended as {told.end!r}")
+            end = await owner.end(asked)
+            if not ("TakenOver" in end.end or end.end == "outcome_unknown"):
+                self.failures.append(f"the turn of the owner that slept ended as {end.end!r}")
             await self._read(await Reading("a reader where the owner slept", stream).begin(owner))
         if self._dice.random() < 0.5:
             if owner.killed:
@@ -166,10 +166,10 @@ class Conversation:
 
     async def failures_of_store(self, folder: Path) -> list[str]:
         """The faults of the stored conversation."""
-        asked = dict(enumerate(self._asked))
+        by_number = dict(enumerate(self._asked))
         may_lack = iter(self._may_lack)
         while True:
-            failures = await conversation_failures(self._servers.dsn, folder, self._session, asked, self._said)
+            failures = await conversation_failures(self._servers.dsn, folder, self._session, by_number, self._said)
             if not failures or (place := next(may_lack, None)) is None:
                 return failures
-            del asked[place]
+            del by_number[place]

@@ -46,8 +46,8 @@ class Provider:
 
     async def served(self, key: str) -> Served:
         """The counts for a key."""
-        told = await anyio.to_thread.run_sync(self._ask)
-        return Served(*told.get(f"Bearer {key}", (0, 0)))
+        counts = await anyio.to_thread.run_sync(self._ask)
+        return Served(*counts.get(f"Bearer {key}", (0, 0)))
 
     def _ask(self) -> dict[str, list[int]]:
         with urllib.request.urlopen(f"{self.url}/served", timeout=10) as answer:

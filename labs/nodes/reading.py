@@ -27,10 +27,10 @@ class Reading:
     async def go_on(self, node: NodeProcess) -> None:
         """Continue on another node after the last event, if the stream has not ended."""
         last, number = self._legs[-1]
-        told = await last.end(number)
-        if not told.end:
-            self.who += f", from {told.following} on {node.name}"
-            command = {"read": self._stream, "from": told.following}
+        end = await last.end(number)
+        if not end.end:
+            self.who += f", from {end.following} on {node.name}"
+            command = {"read": self._stream, "from": end.following}
             self._legs.append((node, await node.command(**command)))
 
     async def end(self) -> tuple[str, str]:

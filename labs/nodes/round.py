@@ -50,8 +50,8 @@ class Round:
 
     def _environment(self, lease: int, skew: int) -> Mapping[str, str]:
         servers = {"LAB_NATS": self._servers.nats_url, "LAB_STORE": self._servers.dsn, "LAB_KEY": self._key}
-        own = {"CALLBOARD_HOME": str(self._folder), "LAB_LEASE": str(lease), "LAB_SKEW": str(skew)}
-        return {**os.environ, **servers, **own, **self._scene.environment()}
+        variables = {"CALLBOARD_HOME": str(self._folder), "LAB_LEASE": str(lease), "LAB_SKEW": str(skew)}
+        return {**os.environ, **servers, **variables, **self._scene.environment()}
 
     async def play(self) -> None:
         """Play the round and check the results."""

@@ -114,10 +114,10 @@ def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
             yield "must_not_succeed: a response was returned"
         return
     contract = oracle["contract"]
-    wanted, also = contract["error_class"], contract["error_class_also_ok"]
+    expected, also = contract["error_class"], contract["error_class_also_ok"]
     found = outcome.error.error_class.value if outcome.error is not None else None
-    if found != wanted and found not in also:
-        yield f"error class: {found} ({outcome.error}), not {wanted}"
+    if found != expected and found not in also:
+        yield f"error class: {found} ({outcome.error}), not {expected}"
     if outcome.error is not None and not outcome.events:
         return
     text = "".join(block.text for block in outcome.content if isinstance(block, TextBlock))
@@ -133,20 +133,20 @@ def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
             yield from _differs(bucket, getattr(outcome.usage, bucket), contract["usage"][bucket])
 
 
-def _compare_calls(content: Sequence[ContentBlock], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _compare_calls(content: Sequence[ContentBlock], expected: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     calls = [block for block in content if isinstance(block, ToolUseBlock)]
-    yield from _differs("names of calls", [block.name for block in calls], [call["name"] for call in wanted])
-    for number, (block, call) in enumerate(zip(calls, wanted, strict=False)):
+    yield from _differs("names of calls", [block.name for block in calls], [call["name"] for call in expected])
+    for number, (block, call) in enumerate(zip(calls, expected, strict=False)):
         arguments = call["arguments"]
         yield from _differs(f"arguments of call {number}", block.input, arguments if arguments is not None else {})
         if call.get("id"):
-            own = block.provider_raw.data.get("id") if block.provider_raw is not None else None
-            yield from _differs(f"id of call {number}", own, call["id"])
+            own_id = block.provider_raw.data.get("id") if block.provider_raw is not None else None
+            yield from _differs(f"id of call {number}", own_id, call["id"])
 
 
-def _differs(name: str, found: object, wanted: object) -> Iterator[str]:
-    if found != wanted:
-        yield f"{name}: {_short(found)}, not {_short(wanted)}"
+def _differs(name: str, found: object, expected: object) -> Iterator[str]:
+    if found != expected:
+        yield f"{name}: {_short(found)}, not {_short(expected)}"
 
 
 def _short(value: object) -> str:
@@ -195,11 +195,11 @@ def report(results: Mapping[str, Mapping[str, Tally]]) -> tuple[str, bool]:
         good = good and share >= THRESHOLD
         lines.append(f"{protocol:<18}{'all':<20}{checked:>10}{checked - wrong:>8}{share:>8.1f}")
     for protocol, tallies in results.items():
-        seen: dict[str, list[str]] = {}
+        modes_by_line: dict[str, list[str]] = {}
         for mode, tally in tallies.items():
             for line in [*[f"FAILURE {failure}" for failure in tally.failures], *tally.disagreements]:
-                seen.setdefault(line, []).append(mode)
-        lines += [f"{protocol}: {line}  [{', '.join(modes)}]" for line, modes in seen.items()]
+                modes_by_line.setdefault(line, []).append(mode)
+        lines += [f"{protocol}: {line}  [{', '.join(modes)}]" for line, modes in modes_by_line.items()]
     return "\n".join(lines), good
 
 

@@ -85,11 +85,11 @@ def bill(case: Mapping[str, Any], kind: str, table: PriceTable) -> Bill | None:
     usage = outcome.usage or (outcome.error.usage if outcome.error is not None else None)
     if usage is None:
         return None
-    reply, asked = stated["reply"], case["request_body"]["model"]
+    reply, model = stated["reply"], case["request_body"]["model"]
     at_us = int(reply.get("created") or reply["created_at"]) * 10**6
-    ours = table.explain(f"openrouter:{asked}", usage, at_us, served_model=reply["model"])
+    ours = table.explain(f"openrouter:{model}", usage, at_us, served_model=reply["model"])
     found = Bill(
-        case["id"], asked, Decimal(str(stated["cost"])) * NANO, usage.reported_cost_nano_usd, ours.cost.nano_usd
+        case["id"], model, Decimal(str(stated["cost"])) * NANO, usage.reported_cost_nano_usd, ours.cost.nano_usd
     )
     if not found.agrees:
         found.reasons = list(reasons(found.stated, stated, usage, ours)) or [f"{UNEXPLAINED}: {stated}"]

@@ -99,19 +99,19 @@ def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
     if found_error != wanted_error:
         yield f"error class: {found_error} ({outcome.error}), not {wanted_error}"
     if outcome.error is not None:
-        said = oracle["error"]
-        if said is not None and said["message"] != outcome.error.provider_message:
-            yield f"message: {outcome.error.provider_message}, not {said['message']}"
+        stated_error = oracle["error"]
+        if stated_error is not None and stated_error["message"] != outcome.error.provider_message:
+            yield f"message: {outcome.error.provider_message}, not {stated_error['message']}"
         return
-    response, wanted = outcome.response, oracle["embedding"]
+    response, expected = outcome.response, oracle["embedding"]
     if response is None:
         return
-    if len(response.vectors) != wanted["count"]:
-        yield f"count: {len(response.vectors)}, not {wanted['count']}"
+    if len(response.vectors) != expected["count"]:
+        yield f"count: {len(response.vectors)}, not {expected['count']}"
     dimensions = [len(vector) for vector in response.vectors]
-    if dimensions != wanted["dims"]:
-        yield f"dimensions: {dimensions}, not {wanted['dims']}"
-    for vector, first, total in zip(response.vectors, wanted["first4"], wanted["sum"], strict=False):
+    if dimensions != expected["dims"]:
+        yield f"dimensions: {dimensions}, not {expected['dims']}"
+    for vector, first, total in zip(response.vectors, expected["first4"], expected["sum"], strict=False):
         if vector[:4] != array("f", first):
             yield f"values: {vector[:4].tolist()}, not {first}"
         if abs(sum(vector) - total) > SUM_ERROR:

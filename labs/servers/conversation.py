@@ -53,11 +53,14 @@ TOOLS = tuple(
         ToolDefinition(
             name,
             f"Does {name}.",
-            {"type": "object", "properties": {key: {"type": _KINDS[type(value)]} for key, value in given.items()}},
+            {
+                "type": "object",
+                "properties": {key: {"type": _KINDS[type(value)]} for key, value in arguments.items()},
+            },
         ),
         lambda arguments: "done",
     )
-    for name, given in CALLS
+    for name, arguments in CALLS
 )
 
 
@@ -116,13 +119,13 @@ def _step(temper: Temper, chance: random.Random, number: int) -> Step:
     draw = chance.random()
     # the engine would wait for these
     notes = [note for note in notes_of(temper, "C") if not note.expect.get("seconds")]
-    said = tuple(content)
+    content_tuple = tuple(content)
     if draw < 0.15 and notes:
-        return _with_error(temper, said, says, chance.choice(notes), chance)
+        return _with_error(temper, content_tuple, says, chance.choice(notes), chance)
     if draw < 0.25 and temper.wire != "tgi":
         stalling = Says(text=f"Never {number} to be read to its end.", stalls=True)
-        return Step(temper, said, (*says[:-1], stalling), True, "cancelled")
-    return Step(temper, said, tuple(says), streamed, "unrun" if rounds and draw < 0.35 else "said")
+        return Step(temper, content_tuple, (*says[:-1], stalling), True, "cancelled")
+    return Step(temper, content_tuple, tuple(says), streamed, "unrun" if rounds and draw < 0.35 else "said")
 
 
 def _with_error(
@@ -203,9 +206,9 @@ async def _turn(session: Session, step: Step) -> str | None:
             async with session.stream(content, **options) as turn:
                 async for _ in turn:
                     pass
-                said = (await turn.response()).text
+                text = (await turn.response()).text
         else:
-            said = (await session.send(content, **options)).text
+            text = (await session.send(content, **options)).text
     except AdapterError as error:
         if step.ends != "failed":
             raise
@@ -214,7 +217,7 @@ async def _turn(session: Session, step: Step) -> str | None:
         return None if type(error) is expected else f"{step.error.id} became {type(error).__name__}: {error}"
     if step.ends == "failed":
         return "no error was raised"
-    return None if said == step.last else f"the reply is {said!r} and not {step.last!r}"
+    return None if text == step.last else f"the reply is {text!r} and not {step.last!r}"
 
 
 def _model(step: Step) -> str:

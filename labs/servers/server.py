@@ -252,13 +252,13 @@ async def _send(
 
 async def _send_error(writer: asyncio.StreamWriter, note: Note) -> None:
     """Send the error of a note."""
-    given = note.input
-    if "events" in given:
+    reply = note.input
+    if "events" in reply:
         kind = "application/x-ndjson" if note.wire == "ollama" else "text/event-stream"
-        await _send(writer, 200, "".join(given["events"]).encode(), kind)
+        await _send(writer, 200, "".join(reply["events"]).encode(), kind)
         return
-    body = given["body"]
+    body = reply["body"]
     page = isinstance(body, str)
     data = body.encode() if page else msgspec.json.encode(body)
     kind = "text/html" if page else "application/json"
-    await _send(writer, given["status"], data, kind, given.get("headers", {}))
+    await _send(writer, reply["status"], data, kind, reply.get("headers", {}))

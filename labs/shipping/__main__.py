@@ -84,12 +84,12 @@ def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
             began = time.monotonic()
             play_round = run_full_disk if seed % FULL_DISK_EVERY == 0 else run_round
             with server.database() as dsn, tempfile.TemporaryDirectory(prefix="callboard-shipping-") as folder:
-                seen, failures = anyio.run(play_round, seed, server, dsn, Path(folder) / "trace.db")
-            total += seen
+                counts, failures = anyio.run(play_round, seed, server, dsn, Path(folder) / "trace.db")
+            total += counts
             if failures:
                 failed.append(seed)
-            told = "; ".join(failures) or "ok"
-            print(f"seed {seed}: {told} ({time.monotonic() - began:.1f} s)", flush=True)
+            outcome = "; ".join(failures) or "ok"
+            print(f"seed {seed}: {outcome} ({time.monotonic() - began:.1f} s)", flush=True)
     return total, failed
 
 

@@ -135,16 +135,16 @@ class Purse:
         value = value or self._kernel.random.choice(self._values)
         if len(self._waiting) > MOST_WAITING:
             return
-        payer, asked = Payer("p:m", session_id=value), Amount(self._kernel.random.randint(1, LIMIT // 20))
+        payer, amount = Payer("p:m", session_id=value), Amount(self._kernel.random.randint(1, LIMIT // 20))
         accounts = self._ledger.accounts(payer)
 
         def secured(waits: bool) -> None:
             if waits and tries > 1:
                 self._host.soon(0.5, lambda: self.call(value, tries - 1))
                 return
-            self._reserve(payer, asked, accounts)
+            self._reserve(payer, amount, accounts)
 
-        self._do(lambda: self._slices.secure(accounts, asked), secured)
+        self._do(lambda: self._slices.secure(accounts, amount), secured)
 
     def close(self) -> None:
         """Close the coroutine in progress."""
@@ -158,16 +158,16 @@ class Purse:
 
     # -- Calls
 
-    def _reserve(self, payer: Payer, asked: Amount, accounts: Sequence[Account]) -> None:
+    def _reserve(self, payer: Payer, amount: Amount, accounts: Sequence[Account]) -> None:
         self._count += 1
         name, value = f"call_{self._count}", payer.session_id
-        if self._ledger.reserve(name, payer, asked, self._slices.now_us()):
+        if self._ledger.reserve(name, payer, amount, self._slices.now_us()):
             self._bank.refused += 1
             return
-        self._slices.reserved(accounts, asked)
+        self._slices.reserved(accounts, amount)
         self._bank.admitted += 1
-        self._calls[name] = value, asked.money
-        self._bank.commit(value, asked.money)
+        self._calls[name] = value, amount.money
+        self._bank.commit(value, amount.money)
         self._host.soon(self._kernel.random.uniform(0.1, 20), partial(self._over, name))
 
     def _over(self, name: str) -> None:

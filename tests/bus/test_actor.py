@@ -437,6 +437,5 @@ def test_the_limit_is_the_last_failure_in_a_row() -> None:
 
 
 def test_a_policy_that_allows_no_failure_at_all_is_refused() -> None:
-    """A policy must allow at least one failure."""
     with pytest.raises(ValueError, match="at least 1"):
         RestartPolicy(max_failures=0)

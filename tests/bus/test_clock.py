@@ -163,7 +163,7 @@ async def entered(patience: list[int], holds: int) -> list[int]:
 
 
 def expected(patience: list[int], holds: int) -> list[int]:
-    """Calculate the same order. A task gets the lock after all earlier tasks, if it still waits at that time."""
+    """Calculate the expected order. A task that still waits gets the lock after all earlier tasks."""
     free, order = 0.0, list[int]()
     for number, seconds in enumerate(patience):
         given_up = number + seconds + 0.5

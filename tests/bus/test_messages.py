@@ -16,7 +16,7 @@ from callboard.bus.events.codec import CatalogueEvent
 @pytest.mark.parametrize("role", [Role.SYSTEM, Role.DEVELOPER, Role.USER, Role.ASSISTANT])
 @pytest.mark.parametrize("text", ["hello", " hello\n", "grüß dich", "\U0001f600"])
 def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
-    """This holds for every role and every script."""
+    """Every role and every script has plain text."""
     assert Message(role, (TextBlock(text),)).plain_text == text
 
 
@@ -32,8 +32,8 @@ def test_one_text_block_is_plain_text(role: Role, text: str) -> None:
 def test_a_message_that_an_adapter_may_change_is_not_plain_text(
     content: tuple[TextBlock | ImageBlock, ...],
 ) -> None:
-    """Not plain text are an empty text, a blank, half a surrogate pair, several blocks, a provider's data, and a
-    picture.
+    """An empty text, a blank, half a surrogate pair, several blocks, a provider's data and a picture
+    are not plain text.
     """
     assert Message(Role.USER, content).plain_text is None
 

@@ -367,7 +367,6 @@ def test_the_logging_module_sets_level_format_and_stream() -> None:
 
 
 def test_a_line_below_the_level_does_not_import_structlog() -> None:
-    """A line below the level does not import structlog."""
     done = program(
         "import sys\nfrom callboard.bus.log import Log\n"
         "Log('x').debug('a'); Log('x').info('b'); print('structlog' in sys.modules)"

@@ -188,7 +188,7 @@ async def test_a_long_backlog_is_read_in_turns() -> None:
 
 
 async def test_pacing_never_delays_the_first_event_and_loses_none() -> None:
-    """With min_interval, batches are at least that far apart. Each has all events since the one before."""
+    """With min_interval, batches are at least that far apart. Each batch has all events since the batch before."""
     log: StreamLog[TurnEvent] = StreamLog("s")
     times: list[tuple[float, str]] = []
 

@@ -331,7 +331,7 @@ async def test_unknown_children_are_named_with_the_known(world: World) -> None:
 
 
 async def test_a_crash_on_the_very_first_message_is_restarted(world: World) -> None:
-    """A child can crash before its parent's next step. The events and the restart are the same as later."""
+    """A child can crash before its parent's next step. The events and the restart are as for a later crash."""
 
     class Eager(Actor):
         async def started(self, context: ActorContext) -> None:
@@ -626,7 +626,7 @@ def test_stopping_at_the_time_of_a_restart_is_no_failure(world: World, steps: in
 
 
 def test_a_task_that_an_ending_loop_cancels_before_its_first_step_is_settled(world: World) -> None:
-    """Whoever waits for it learns that it will not come; else a program whose loop ends would wait for ever."""
+    """A caller that waits for the task gets an error. Otherwise the caller would wait forever."""
 
     async def host() -> TaskHandle[None]:
         supervisor = Supervisor("root", bus=world.bus, clock=world.clock)
@@ -655,7 +655,7 @@ async def test_cancelling_a_start_or_a_stop_leaves_a_working_supervisor(world: W
                 for _ in range(steps):
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
-            with contextlib.suppress(ValueError):  # it was up before the cancellation
+            with contextlib.suppress(ValueError):  # the child was up before the cancellation
                 await supervisor.start_child(world.spec(name))
             assert await supervisor.child(name).ask("up") == "up"
             for call in (supervisor.stop_child, supervisor.restart_child):

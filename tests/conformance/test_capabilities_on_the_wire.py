@@ -284,7 +284,7 @@ def test_gemini_gets_no_empty_part_where_the_model_spoke_last() -> None:
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "openai"])
 @pytest.mark.parametrize("messages", [(), (Message.user(" "),)])
 def test_a_request_without_a_message_is_refused_by_the_adapter(wire: str, messages: tuple[Message, ...]) -> None:
-    """Only Responses supports it."""
+    """Only Responses supports a request without a message."""
     with pytest.raises(InvalidRequestError):
         body_of(wire, messages=messages)
 

@@ -319,5 +319,5 @@ def test_a_shell_of_anthropics_is_run_by_the_hosts_function_and_swaps() -> None:
     assert [body["tools"][0].keys() - {"cache_control"} for body in bodies] == [{"name", "type"}] * 4
     assert [messages_faults(body) for body in bodies] == [[]] * 4
     [offered] = msgspec.json.decode(abroad.requests[0].body)["tools"]
-    assert (offered["type"], offered["description"]) == ("function", "Runs a command.")
+    assert (offered["type"], offered["description"]) == ("function", "Run a command.")
     assert [responses_faults(request.body) for request in abroad.requests] == [[]] * 2

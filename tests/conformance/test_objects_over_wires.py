@@ -425,7 +425,7 @@ def cut(wire: Wire) -> list[bytes]:
 @pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks", "just stops"])
 @each_wire
 async def test_a_stream_without_its_end_is_recorded_with_the_delivered_text(wire: Wire, ends: str) -> None:
-    """Its tools don't run. The meter, the error and the trace agree."""
+    """The tools of the broken reply don't run. The meter, the error and the trace agree."""
     last: list[Step] = {"breaks": [1.0, StreamError("reset")], "just stops": [1.0]}.get(ends, [HANG])
     reply, prices, ran = wire.stream_of(*cut(wire), *last), price_of(wire), list[str]()
     async with asking(wire, "some-model", reply, prices=prices, stream_read_timeout=2.0) as (engine, named, _):

@@ -40,7 +40,7 @@ class Conversation(NamedTuple):
 
     @property
     def comparable(self) -> tuple[object, ...]:
-        """The parts that can be compared between clients. Of the tools, only the names are compared."""
+        """The parts that can be compared between clients. Only the names of the tools are compared."""
         return (self.system, self.turns, tuple(tool.name for tool in self.tools))
 
 

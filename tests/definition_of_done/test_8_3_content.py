@@ -169,7 +169,7 @@ async def test_a_document_is_sent(wire: Wire) -> None:
 @each_provider
 @row("8.3.3")
 async def test_audio_is_sent_or_refused_before_anything_is_sent(wire: Wire) -> None:
-    """Of the three providers, only Gemini accepts audio."""
+    """Gemini is the only of the three providers that accepts audio."""
     async with asking(wire, wire.whole("A bell.")) as at:
         if wire.name == "gemini":
             await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])

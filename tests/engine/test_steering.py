@@ -475,7 +475,7 @@ async def never_asked(text: str) -> str:
 
 
 async def test_a_cache_distinguishes_a_steered_request(stage: Stage) -> None:
-    """The same turn is served from the cache. Another message makes a call."""
+    """The same turn is served from the cache. A turn with another steering message makes a call."""
     cache = Cache()
     script = WORK, Say("plain"), Say("steered")
     async with running(*script, middleware=[cache]) as (engine, _):

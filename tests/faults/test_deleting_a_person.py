@@ -441,7 +441,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("actor", first_is_quick(VITAL, "a process for each actor"))
 def test_the_interpreter_ends_after_an_engine_that_gave_up(actor: str, tmp_path: Path) -> None:
-    """This holds if the engine is not closed and still referenced. stderr is empty, and every event is stored."""
+    """The engine is not closed and is still referenced. stderr is empty, and every event is stored."""
     process = ended(PROGRAM, tmp_path / "trace.db", actor, timeout=30)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.endswith("over\n")

@@ -165,7 +165,7 @@ def read_stream(chunks: Sequence[bytes]) -> tuple[CanonicalResponse, list[Stream
 
 
 def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) -> list[object]:
-    """A reply without the ids of calls, which differ. Without `opaque`, only its text and calls.
+    """A reply without the ids of calls, which differ. Without `opaque`, only the text and the calls are kept.
 
     Without `links`, blocks do not name the reasoning before them. In a stream, only the last part of a message can
     name it.

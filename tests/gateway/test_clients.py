@@ -249,7 +249,7 @@ async def all_at_once(number: int, one: Callable[[int], Awaitable[object]], ends
 
 
 async def test_a_budget_for_ten_admits_ten_of_fifty_concurrent_requests(stores: Stores, command: Store) -> None:
-    """The client and its budget apply from its first request on. Eleven requests are never admitted."""
+    """The client and its budget apply from its first request on. No eleventh request is admitted."""
     ends = asyncio.Event()
     async with engine_on(stores(), *[Say("x", pause=ends.wait)] * 50) as engine:
         clients = Clients(engine)

@@ -78,7 +78,7 @@ def test_a_programs_request_is_read_with_all_its_tools_and_results(name: str) ->
 
 @every_program
 def test_a_programs_conversation_is_recognised(name: str) -> None:
-    """Each program sends an id of the conversation, except Gemini CLI. Its history identifies the conversation."""
+    """Each program sends an id of the conversation, except Gemini CLI. Its history identifies a conversation."""
     _, asked = read(name)
     assert bool(asked.session_hint) is (name != "gemini")
 

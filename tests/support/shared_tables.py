@@ -57,19 +57,19 @@ class OwnershipModel:
         self._endings: dict[str, TurnEnding] = {}
         self._claims = 0
 
-    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+    async def renew(self, node: NodeInfo, previous_lease: int) -> Renewed:
         before = self._leases.get(node.node)
-        number = known + 1 if before is None else before.number + (before.until <= self.now)
+        number = previous_lease + 1 if before is None else before.number + (before.until <= self.now)
         self._leases[node.node] = _Lease(node, number, self.now + node.lease_seconds)
-        wanted = await self.wanted(node.node)
-        if number == known:
-            return Renewed(lease=number, wanted=wanted)
+        requested = await self.requested_sessions(node.node)
+        if number == previous_lease:
+            return Renewed(lease=number, wanted=requested)
         for name, lease in list(self._leases.items()):
             if lease.until < self.now - FORGOTTEN_SECONDS:
                 del self._leases[name]
         rows = self._of_node.get(node.node, {})
         owned = {session_id: row.epoch for session_id, row in rows.items() if not row.released}
-        return Renewed(lease=number, owned=owned, wanted=wanted)
+        return Renewed(lease=number, owned=owned, wanted=requested)
 
     async def leave(self, node: str) -> None:
         self._leases.pop(node, None)
@@ -86,7 +86,7 @@ class OwnershipModel:
         del self._of_node[row.node][session_id]
         return Claimed(epoch=self._own(session_id, node).epoch, previous=owner)
 
-    async def wanted(self, node: str) -> Sequence[str]:
+    async def requested_sessions(self, node: str) -> Sequence[str]:
         return [
             session_id
             for session_id, row in self._of_node.get(node, {}).items()

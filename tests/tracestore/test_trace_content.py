@@ -470,7 +470,7 @@ def test_no_text_stays_of_an_event_unless_it_is_listed(kind: type[Event]) -> Non
 
 
 def test_only_the_type_of_a_turn_s_error_stays() -> None:
-    """The rest of the error's text may quote the prompt. Of a host's event, only the topic stays."""
+    """The rest of the error's text may quote the prompt. Only the topic of a host's event stays."""
     for error, stays in ((f"InvalidRequestError: {MARK}", "InvalidRequestError"), (f"said {MARK}: no", "")):
         turn = SessionTurnCompleted(status="failed", calls=1, error=error)
         assert figures_of(turn).error == stays  # type: ignore[attr-defined]

@@ -115,8 +115,8 @@ def test_a_service_tier_has_its_own_price_or_none() -> None:
 
 
 def test_prices_by_hour_come_before_prices_of_all_day() -> None:
-    """Hours are from inclusive to exclusive, in UTC. Overlapping hours are refused, so at most one row matches a
-    call.
+    """The start of the hours is inclusive, and the end is exclusive. Overlapping hours are refused, so at most
+    one row matches a call.
     """
     early = PriceRow(model="p:m", input=2000, daily_from=3600, daily_to=7200)
     table = PriceTable([PriceRow(model="p:m", input=1000), early])

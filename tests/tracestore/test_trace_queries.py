@@ -43,7 +43,7 @@ def nearest_rank(values: list[float], part: int) -> float | None:
 async def test_percentiles_are_exact(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[bool, int, int]]
 ) -> None:
-    """In each group, they equal the result of sorting the values."""
+    """In each group, percentiles equal the result of sorting the values."""
     make = Maker()
     batch = []
     for number, (first, wait, rest) in enumerate(calls):

@@ -465,7 +465,7 @@ async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_pa
 async def test_events_that_arrive_during_a_commit_stay_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two files, the one that the commit covers is emptied. The other one stays."""
+    """The commit empties the file that it covers. The other file stays."""
     rig = Rig(tmp_path)
     write = rig.sink.write
 

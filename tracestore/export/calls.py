@@ -1,11 +1,10 @@
 """Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
-Calls are read in pages and each page is written before the next is read. So an export of millions of calls takes
-no more memory than one page. New columns are always added at the end. Each time has two columns: microseconds UTC,
-and a date with time. Each cost has two columns: a whole number of nano-USD, and an exact decimal of US dollars.
-Money is never a float. In CSV and JSON lines, a date with time is ISO text, and US dollars are decimal text. In
-Parquet they are `timestamp(us, UTC)` and `decimal128(28, 9)`, so that a query can compare and add them. An unknown
-value is empty, never zero.
+Calls are read and written page by page. So an export of millions of calls needs only the memory for one page. New
+columns are always added at the end. Each time has two columns: microseconds UTC, and a date with time. Each cost
+has two columns: a whole number of nano-USD, and an exact decimal of US dollars. Money is never a float. In CSV and
+JSON lines, a date with time is ISO text, and US dollars are decimal text. In Parquet they are `timestamp(us, UTC)`
+and `decimal128(28, 9)`, so that a query can compare and add them. An unknown value is empty, never zero.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _FIRST = (
     *("at_call_time_nano_usd", "at_call_time_usd", "at_call_time_source", "at_call_time_pricing_version"),
     *("at_call_time_reason", "tags", "warnings"),
 )
-"""The columns of the first release, in their fixed order. Later columns follow them."""
+"""The columns of the first release, in their fixed order. Later columns come after these."""
 
 _OTHERS: dict[str, tuple[Kind, str]] = {
     "call_id": ("int", "call_id"),
@@ -90,7 +89,9 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """Return a function that reads a value from a row by its path, or None if a part of the path is missing."""
+    """Return a function that reads a value from a row by its path. The function returns None if a part of the path
+    is missing.
+    """
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)

@@ -175,7 +175,7 @@ class OtelExporter:
                 self._ended.popitem(last=False)
 
     def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
-        """Copy the call's system text to the turn's span, because no event of the turn contains it."""
+        """Copy the call's system text to the turn's span, because the turn's events do not contain this text."""
         turn = self._open.get(_turn_key(envelope))
         if turn is not None and (instructions := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
             turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, instructions)
@@ -345,7 +345,7 @@ class OtelExporter:
     def _mark_failed(self, span: Span, text: str) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        # A provider's error may quote the request, so its text counts as content.
+        # A provider's error may quote the request, so its text is content.
         span.set_status(Status(StatusCode.ERROR, text if self._content and text else None))
 
 

@@ -91,7 +91,7 @@ _SERVER_SIDE = (
 )
 """The server's settings.
 
-With them, the server detects within half a minute that a host which holds locks has vanished. It detects within
+With these settings, the server detects within half a minute that a host with locks has vanished. It detects within
 ten seconds that this process was suspended during a transaction.
 """
 

@@ -199,7 +199,9 @@ WRITERS_LOCK = 0x43414C42_57524954
 """The advisory lock (``CALBWRIT``) of writers. A writer holds it to the end of the transaction."""
 
 _SLOW_SECONDS = 1.0
-"""If a failed connection took at least this long, the server did not answer. A refused connection fails faster."""
+"""If a failed connection took at least this many seconds, the server did not answer. A refused connection fails
+faster.
+"""
 
 _ASKED_AGAIN = 3.0
 """The wait before a server is tried again that did not answer. After a failed connection, the wait is its duration
@@ -224,8 +226,8 @@ class ServerReachability:
         self._ask_at = 0.0
 
     def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
-        """Return the result of `make`, or raise the last error while the server counts as unreachable. Raises
-        psycopg's errors.
+        """Return the result of `make`. While the server is treated as unreachable, raise the last error instead.
+        Raises psycopg's errors.
         """
         import psycopg
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # deadlocks.
 #
 # After a start of the server, no lease expires before its node has had time to renew it. Unneeded rows are
-# deleted: a node after a day without renewal, and a cluster's rows of a session with the session.
+# deleted: a node's row after a day without renewal, and a session's rows together with the session.
 
 
 WANTED_SECONDS = 30.0
@@ -259,7 +259,7 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
 _T = TypeVar("_T")
 
 PATIENCE = Patience(work=5.0, cancelled=1.0)
-"""Seconds for an answer. A slower server counts as unreachable."""
+"""Seconds for an answer. A slower server is treated as unreachable."""
 
 
 class SharedDatabase:

@@ -58,9 +58,7 @@ OPEN = Barrier()
 
 
 async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
-    """Repeat a file's deletions in this store, and delete bodies that no message uses any more. Raises
-    StoreError.
-    """
+    """Repeat a file's deletions in this store. Then delete bodies that no message uses. Raises StoreError."""
     if await database.write(lambda statements: _delete(statements, origin, erasures)):
         await sweep_bodies(database, EVER_US)
     await database.write(lambda statements: _note_done(statements, origin, erasures))
@@ -116,7 +114,7 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, run
     erase_words(statements, session_id, origin.name)
     if owners.get(session_id, True):
         delete_sessions(statements, [session_id])
-    else:  # in this store, the name belongs to another file's session
+    else:  # in this store, the name belongs to a session of another file
         delete_sessions(statements, [name for name, is_ours in owners.items() if is_ours])
         statements.run(
             "DELETE FROM session_messages WHERE session_id = ?"
@@ -273,7 +271,7 @@ class ContentStoring:
 
     def _name_of(self, setup: Row) -> str | None:
         """The session's name in this store. It differs from the name in the file if another file's run has a
-        session of that name. None if the owner has changed since.
+        session of that name. None if the session now has another owner.
         """
         session_id, run_id, _, ts_us, *_, epoch = setup
         if epoch:

@@ -73,7 +73,7 @@ class ExistingRows(msgspec.Struct, frozen=True):
     erased: int
     """The number of the file's last deletion that was repeated in this store."""
     pruned_us: int | None
-    """The moment before which retention has deleted, in microseconds UTC; None if it has never deleted."""
+    """The time up to which retention has deleted rows, in microseconds UTC; None if it has not deleted any."""
     barrier: Barrier
     """The deleted content that the shipment must not restore."""
 
@@ -84,7 +84,7 @@ class Stored(msgspec.Struct, frozen=True):
     position: Position
     """The position up to which the file has arrived now."""
     all_new: bool
-    """Whether none of the events was in this store before."""
+    """Whether no event of the shipment was in this store before."""
 
 
 def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> ExistingRows:
@@ -235,10 +235,10 @@ def _array(numbers: Iterable[int]) -> str:
 
 # --- The target of shippers ---
 #
-# A shipment is one transaction: its events, the rows that follow from them, and its end position in the file. The
-# direct way is tried first, and then the staged way. If some events were already stored, the next shipments of the
-# file are staged, too, until a shipment is completely new. Costs of repricings are not shipped: the shared store
-# has its own.
+# A shipment is one transaction. It stores the events, the rows that are derived from them, and the end position in
+# the file. The direct way is tried first, and then the staged way. If some events were already stored, the next
+# shipments of the file are staged, too, until a shipment is completely new. Costs of repricings are not shipped:
+# the shared store has its own.
 
 
 _Store: TypeAlias = Callable[[Statements, Origin, Shipment, ExistingRows], Stored]
@@ -258,7 +258,7 @@ class Receiver:
         self._clock = clock
         self._sums = SumKeeper(self._database)
         self._days: set[int] = set()  # Days with existing partitions.
-        self._sent_before: set[str] = set()  # Files whose last shipment contained known events.
+        self._sent_before: set[str] = set()  # Files whose last shipment contained events that were already stored.
 
     @property
     def name(self) -> str:

@@ -32,7 +32,7 @@ from .database import Database
 _log = Log("tracestore.runs")
 
 LEASE_SECONDS = 60.0
-"""Seconds for which a run counts as alive after the last renewal."""
+"""Seconds after the last renewal for which a run is treated as alive."""
 
 _RENEWALS = 4
 """The number of renewals while a lease lasts."""

@@ -1,7 +1,7 @@
 """The schema as numbered steps. Missing steps run in one transaction, under an advisory lock.
 
 The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` is the schema's name as a literal. A
-released step is never changed: a correction is a further step. A step only adds: tables, indexes, functions, and
+released step is never changed: a correction is a new step. A step only adds: tables, indexes, functions, and
 columns that may be NULL or have a default. So a process of the previous version can write during an upgrade. A
 database of a newer version raises StoreError.
 
@@ -66,7 +66,7 @@ def _migrate(connection: psycopg.Connection, database: Database, now_us: int) ->
     with connection.transaction():
         for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
             connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))
-        # Another process may have migrated the database meanwhile.
+        # Another process may have migrated the database before this check.
         version = _checked(database, _found(connection, database.schema))
         if version == 0:
             _make_schema(connection, database.schema)
@@ -90,7 +90,9 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema, NULL if it is not Callboard's, and the number of its tables."""
+    """The version of the schema, and the number of its tables. The version is NULL if the schema is not
+    Callboard's.
+    """
     (has_meta, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,

@@ -48,8 +48,8 @@ from .schema import ensure_months, migrate
 from .statements import Statements, clean_envelope, clean_text
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
-"""Seconds for a transaction. A transaction that takes longer means that the server hangs, or that another writer
-blocks it. The events then wait in memory or in a file.
+"""Seconds for a transaction. If a transaction takes longer, the server hangs or another writer blocks the
+transaction. The events then wait in memory or in a file.
 """
 
 
@@ -63,7 +63,7 @@ class PostgresStore(SqlStore):
             the folder ``postgres`` of Callboard's home folder.
         clock: The clock for the store's own times, such as the start of a repricing.
         readonly: Whether the database is only read.
-        lease_seconds: Seconds for which a run counts as alive after its last renewal.
+        lease_seconds: Seconds after the last renewal for which a run is treated as alive.
         take_in: Whether the store stores the events that dead processes of this machine left at `path`.
 
     Raises:
@@ -105,7 +105,8 @@ class PostgresStore(SqlStore):
         Args:
             dsn: The database, as for the class.
             schema: The schema of the tables.
-            take_in: Whether it stores the events that dead processes of this machine left, if this user may write.
+            take_in: Whether the store also stores the events that dead processes of this machine left, if this
+                user may write.
         """
         return cls(dsn, schema=schema, readonly=True, take_in=take_in)
 

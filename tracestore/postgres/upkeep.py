@@ -96,8 +96,8 @@ class ServerPruning(pruning.Pruning):
         return size, size
 
     async def _shrink_to(self, max_bytes: int) -> None:
-        """Delete once: the share of rows by which the size must shrink. The result can't be measured, because
-        deletions don't make the tables smaller.
+        """Delete the share of rows by which the size must shrink. This is done only once: the result can't be
+        measured, because deletions don't make the tables smaller.
         """
         used, _ = await self._sizes()
         if used > max_bytes:

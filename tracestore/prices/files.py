@@ -308,7 +308,7 @@ class _Reader:
         ]
 
     def _extra(self, node: Node | None, where: str) -> dict[str, int]:
-        """Read the extra rates: for a million tokens, or for one unit of anything else."""
+        """Read the extra rates: per million tokens for counts of tokens, or per unit for everything else."""
         rates = {
             name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
             for name, value in self._mapping(node or {}, where).items()

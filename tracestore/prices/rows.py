@@ -59,7 +59,9 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     valid_to: int | None = None
     """The time from which the row is no longer valid, in microseconds since the epoch; None means no limit."""
     above: int = 0
-    """The row applies to calls with more input tokens in total than this number; 0 is all calls."""
+    """The row applies to calls with more input tokens in total than this number. With 0, it applies to all
+    calls.
+    """
     note: str = ""
     """A note for people, which does not affect the table's version."""
     extra: dict[str, int] = {}
@@ -77,7 +79,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     daily_to: int | None = None
     """The end of the row's hours, in seconds since midnight. The end itself is not included."""
     reference: bool = False
-    """Whether the row belongs to a published table. Such a row applies only if no other row does."""
+    """Whether the row belongs to a published table. Such a row applies only if no other row applies."""
 
     def rate(self, name: str) -> int | None:
         """The rate for a bucket or a detail, in pico-USD; None if unknown.
@@ -262,7 +264,8 @@ def _same_hours(first: PriceRow, second: PriceRow) -> bool:
 
 def hash_of(rows: tuple[PriceRow, ...], aliases: tuple[PriceAlias, ...]) -> str:
     """The version of a table: 12 hex digits."""
-    # Fields at their defaults are left out, so that a field added later doesn't change the version of old tables.
+    # Fields with default values are left out, so that a field added later doesn't change the version of old
+    # tables.
     defaults = PriceRow(model="")
     canonical: object = [
         {
@@ -368,8 +371,8 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name, and the names that its aliases lead to, until one of them has rows. Each has a text about how it
-        was found.
+        """A name, and the names of its aliases, until one of them has rows. For each name there is a text about
+        how the name was found.
         """
         names: dict[str, str] = {}
         waiting = [(name, "")]

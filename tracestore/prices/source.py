@@ -300,7 +300,7 @@ def _seconds(text: str) -> int:
 
 
 def _rates(prices: JsonObject, left_out: set[str]) -> _Rates:
-    """The rates in dollars by their names. Tiers are pairs of threshold and dollars; the first threshold is -1."""
+    """The rates in dollars, by name. A tier is a pair of a threshold and dollars; the first threshold is -1."""
     rates: _Rates = {}
     for name, value in prices.items():
         if value is None:

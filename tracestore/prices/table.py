@@ -269,14 +269,14 @@ class PriceTable:
     ) -> Cost:
         """The cost of a call under this table.
 
-        The cost's source is ``computed``, or ``unpriced`` with a reason. A cost is never zero because a price is
-        missing.
+        The cost's source is ``computed``, or ``unpriced`` with a reason. If a price is missing, the cost is
+        unknown, not zero.
 
         Args:
             model: The model as routed, ``provider:name``.
             usage: The tokens of the call.
             at_us: The start of the attempt, in microseconds since the epoch.
-            served_model: The model that ran, as the provider reports it; None if it doesn't.
+            served_model: The model that ran, as the provider reports it; None if the provider does not report it.
             priced_as: The model with the published prices, see `matches`.
         """
         return self.explain(model, usage, at_us, served_model=served_model, priced_as=priced_as).cost

@@ -232,7 +232,7 @@ class RegisteredFiles:
         return True
 
     def found(self) -> list[Path]:
-        """The files of other shippers to the same store, whose processes run or are dead."""
+        """The files of other shippers to the same store. Their processes may run or be dead."""
         found = []
         for place in sorted(self._folder.glob("*.json")):
             try:

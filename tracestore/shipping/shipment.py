@@ -23,8 +23,8 @@ from ..sql.projection import PROJECTED_TOPICS, Projection
 class Position(msgspec.Struct, frozen=True):
     """A position in a trace file: an event, and all events before it.
 
-    The event's number alone is not enough: a fully pruned file counts from 1 again, and a copy of a file has the
-    same numbers for other events.
+    The event's number is not enough. In a fully pruned file the numbers start from 1 again. In a copy of a file,
+    the same numbers belong to other events.
     """
 
     event: int = 0
@@ -134,7 +134,7 @@ class Target(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect to the store, and upgrade it if needed. Does nothing on a connected store."""
+        """Connect to the store, and upgrade it if needed. If the store is connected, nothing happens."""
         ...
 
     async def close(self) -> None:
@@ -357,7 +357,7 @@ _completed = msgspec.json.Decoder(_Completed)
 
 
 def _event(topic: str, data: str) -> Event:
-    """Like `decode_event`, but the usage objects stay undecoded, because decoding them is slow."""
+    """Like `decode_event`, but the usage objects are not decoded, because decoding them is slow."""
     if topic == _Completed.topic_of() and _Completed.SCHEMA == 1 and data.startswith('{"type":'):
         try:
             event = _completed.decode(data)

@@ -46,7 +46,7 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Request the target's position, and pass it to `ShippingPlan.asked`."""
+    """Request the target's position, and pass it to `ShippingPlan.confirmed`."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -107,8 +107,8 @@ class ShippingPlan:
         self._until = now + self._options.look_seconds
 
     def unstorable(self, events: int, last: Position) -> bool:
-        """Record that the target permanently refuses an event of a batch. Smaller batches then isolate the
-        event.
+        """Record that the target permanently refuses an event of a batch. The next batches are smaller, to find
+        this event.
         """
         if events > 1:
             self._limit = max(1, min(events, self._limit) // 2)
@@ -138,7 +138,9 @@ _MARK_SECONDS = 1.0
 """Seconds after which the mark is written again during long sending."""
 
 _LOG_FROM = 1000
-"""The number of waiting events from which their number is logged. It is logged again when it has doubled."""
+"""The number of waiting events from which their number is logged. The number is logged again each time it has
+doubled.
+"""
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True):
@@ -175,8 +177,8 @@ class TraceShipper:
         options: The sizes and time limits.
         on_change: Called when shipping starts to fail, and when it works again.
         prices: The prices for calls of dead processes. Their files are shipped, too.
-        adopts: The folder where shippers of this machine register their files. The files of dead ones are shipped,
-            too. With None, no other file is shipped.
+        adopts: The folder where shippers of this machine register their files. The files of dead shippers are
+            shipped, too. With None, no other file is shipped.
         recent: The last batches that this process wrote to the file. They are not read again.
 
     Raises:

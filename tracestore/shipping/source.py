@@ -83,7 +83,9 @@ class Source:
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """Return the target's position if it belongs to this file, or else the start. Raises StoreError."""
+        """Return the target's position if it belongs to this file. Otherwise return the start. Raises
+        StoreError.
+        """
         if position == START:
             return START
         await self.open()

@@ -100,7 +100,7 @@ def _message_id(message: Message) -> str | None:
 
 
 def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
-    """The hash of a message or setup, its bodies, and the reason if there are none."""
+    """The hash of a message or setup, and its bodies. Without bodies, the reason."""
     try:
         if isinstance(event, CapturedMessage):
             if event.withheld is not None:

@@ -7,7 +7,7 @@
   ``<file>.lock``.
 - **The interpreter always ends.** aiosqlite's thread is not a daemon, so a daemon thread waits for the main thread
   to end, and then stops open connections.
-- **A file on read-only media is assumed not to change.** If a process writes it nevertheless, reading fails.
+- **A file on read-only media is assumed not to change.** If a process writes such a file, reading fails.
 - **Only the owner can access the file** (mode 0600). A symbolic link is refused, and a file that isn't Callboard's
   is never changed.
 
@@ -89,7 +89,7 @@ class Database:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the open file is no longer the file at the path, because it was moved, replaced or deleted."""
+        """Whether the path no longer leads to the open file, because the file was moved, replaced or deleted."""
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
@@ -262,7 +262,7 @@ class Database:
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 
     async def give_back(self, pages: int) -> None:
-        """Return at most `pages` free pages to the disk, if the file supports it."""
+        """Return at most `pages` free pages to the disk, if the file's format supports this."""
 
         def work(statements: Statements) -> None:
             statements.script(f"PRAGMA incremental_vacuum({pages:d})")

@@ -22,7 +22,9 @@ _TURN_SECONDS = 0.1
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file if it doesn't exist. Only its owner can read it from the start."""
+    """Create an empty file if it doesn't exist. Only the owner can read the file, from the moment of its
+    creation.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -152,7 +154,9 @@ class FileLock:
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Repeat the attempt until it takes the lock. Raises StoreError after some seconds."""
+        """Repeat the attempt until it takes the lock. Raises StoreError if the lock is not free after some
+        seconds.
+        """
         # An attempt takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
         if await attempt():
             return

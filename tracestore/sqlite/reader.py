@@ -114,7 +114,7 @@ class WholeTrace(Database):
     def __init__(self, path: Path) -> None:
         super().__init__(path, readonly=True)
         self.waiting = NOTHING_WAITS
-        """The events that are not shown, because they could be neither stored nor merged."""
+        """The events that are not shown, because they could not be stored or merged."""
         self._ready = False
         self._looking = anyio.Lock()
         self._mark: _Mark | None = None  # the state of the files when events were last merged, or could not be

@@ -5,7 +5,7 @@ built from a query of today's code, because queries change, and upgraded files w
 new file is made from ``new_file.sql``, which has the final tables of all steps. That takes an eighth of the time.
 
 `application_id` marks the file as Callboard's, and `user_version` is its schema version. A released step is never
-changed: a correction is a further step. A file from a newer Callboard is refused. The tables:
+changed: a correction is a new step. A file from a newer Callboard is refused. The tables:
 
 - `events` is the source of truth: append-only, in commit order, one row per envelope, unique by (run, seq).
 - `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is

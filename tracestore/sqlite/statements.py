@@ -44,7 +44,7 @@ def sqlite_version() -> str:
 
 
 def needs_file_lock() -> bool:
-    """Whether this SQLite library can corrupt a WAL file if two connections write it."""
+    """Whether this SQLite library can corrupt a WAL file when two connections write it."""
     import sqlite3
 
     version = sqlite3.sqlite_version_info
@@ -70,7 +70,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _of_the_file() -> tuple[int, ...]:
-    """The codes of SQLite for a file that this connection can't use, although another connection might."""
+    """SQLite's codes for a file that this connection can't use, although another connection might."""
     import sqlite3
 
     return (
@@ -190,7 +190,7 @@ _NULL = math.nan
 
 
 class FilledColumns:
-    """The columns of each INSERT that have had a value so far. Other columns are omitted, so they are NULL."""
+    """The columns of each INSERT that have had a value. Other columns are omitted, so they are NULL."""
 
     def __init__(self) -> None:
         self._narrowed: dict[Insert, tuple[Insert, list[int]]] = {}

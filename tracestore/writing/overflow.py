@@ -264,7 +264,7 @@ def _first_seq(path: Path) -> int:
 
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
-    """Read some events of a file, from a byte offset on."""
+    """Read some events of a file, starting at a byte offset."""
     lines, size = [], 0
     with open(path, "rb") as file:
         file.seek(offset)

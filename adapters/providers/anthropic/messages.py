@@ -384,7 +384,7 @@ class _Writer:
         return {**wire_block, **fields}
 
     def _is_sent(self, caller: Json) -> bool:
-        """Whether a call may be sent: it has no caller, or the code that called it is sent, too."""
+        """Whether a call may be sent: it has no caller, or its caller is also sent."""
         if not isinstance(caller, dict):
             return False
         if "tool_id" not in caller:

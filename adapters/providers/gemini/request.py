@@ -383,11 +383,11 @@ def _give_way(config: JsonObject, options: JsonObject) -> None:
 
 
 def model_name(model: str) -> str:
-    """The full name of a model: in ``models``, unless it has a folder (``tunedModels/mine``)."""
+    """The full name of a model: below ``models``, unless the name has a folder (``tunedModels/mine``)."""
     return model if "/" in model else f"models/{model}"
 
 
 def path_of(version: str, name: str, method: str = "") -> str:
-    """The path of a model, of an operation, or of a method of either."""
+    """The path of a model or of an operation. With `method`, the path of a method of it."""
     path = f"/{version}/{quote(name, safe='/-._~@')}"
     return f"{path}:{method}" if method else path

@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True):
     defaults: Mapping[str, Json] = {}
-    """Further fields of the body, such as the time that the model stays loaded."""
+    """More fields of the body, such as the time that the model stays loaded."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(max_inputs=128, supports_truncation=True)
@@ -86,7 +86,7 @@ class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
     keep_alive: str | float | None = None
     """The time that the server keeps the model loaded (``5m``, seconds, or -1 without end)."""
     options: dict[str, Json] = msgspec.field(default_factory=dict)
-    """Further options of the model (``top_k``, ``num_gpu``, …)."""
+    """More options of the model (``top_k``, ``num_gpu``, …)."""
     tools: Literal["native", "emulate"] = "native"
     """``emulate`` for models that can't call tools; see `adapters.requests.emulation`."""
     discover: bool = True

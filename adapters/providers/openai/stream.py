@@ -311,7 +311,7 @@ _SAID_AGAIN = frozenset(
         "response.reasoning_summary_text.done",
     }
 )
-"""Events that repeat deltas and whole items."""
+"""Events that only repeat deltas or whole items."""
 
 _DELTAS: Mapping[str, tuple[str, Step]] = {
     "response.output_text.delta": ("message", _text_delta),

@@ -194,7 +194,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The form of batches: OpenAI's files and batches, or Mistral's jobs."""
 
     beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
-    """How a model continues its own last message. ``plain``: the model does so by default. ``prefix``,
+    """How a model continues its own last message. ``plain``: the model continues it by default. ``prefix``,
     ``partial``: the message has this field. ``final_message``: by vLLM's fields. ``none``: the model would start a
     new reply.
     """
@@ -265,7 +265,8 @@ QUIRKS: Mapping[str, Quirks] = {
     "cloudflare": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
     "perplexity": Quirks(
         path="/chat/completions",
-        user_after_tool=False,  # user and assistant must alternate, and tool results count as the user's
+        # user and assistant must alternate, and tool results are treated as messages of the user
+        user_after_tool=False,
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
     "tgi": Quirks(  # one call per reply; some builds reject temperature 0, so it is omitted

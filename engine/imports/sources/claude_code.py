@@ -1,8 +1,8 @@
 """Claude Code's sessions: ``~/.claude/projects/PROJECT/SESSION.jsonl``, and files of sub-agents.
 
-Each block of a reply has its own line, with the message's id and the usage so far. So the highest usage is used.
-Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like any other. They are in
-the session's file as sidechains, in ``agent-*.jsonl``, in progress lines, or in several of these.
+Each block of a reply has its own line, with the message's id and the usage at that time. So the highest usage is
+used. Resumed and forked sessions repeat lines in other files. Calls of sub-agents are billed like all other calls.
+They are in the session's file as sidechains, in ``agent-*.jsonl``, in progress lines, or in several of these.
 """
 
 from __future__ import annotations

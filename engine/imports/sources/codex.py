@@ -1,9 +1,9 @@
 """Codex's sessions: ``~/.codex/sessions/YEAR/MONTH/DAY/rollout-*.jsonl``.
 
-After each reply the file has a ``token_count`` with the usage of the reply and the sums so far. A repeated
-``token_count`` has the same sums. A call has no id. A forked session starts with a copy of the original's lines,
-with new times but the same sums. So a call is identified by all sums up to it and the id of the first session,
-across forks.
+After each reply the file has a ``token_count`` with the usage of the reply and the sums of all replies up to it. A
+repeated ``token_count`` has the same sums. A call has no id. A forked session starts with a copy of the original's
+lines, with new times but the same sums. So a call is identified by all sums up to it and the id of the first
+session, across forks.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _State(msgspec.Struct, omit_defaults=True):
     first: str | None = None
     """The first session, across all forks, from which the first lines come."""
     parent: str | None = None
-    """The session whose tool started this one."""
+    """The session whose tool started this session."""
     above: str | None = None
     """The turn of that session that started this session."""
     began: int = 0
@@ -124,7 +124,7 @@ class _State(msgspec.Struct, omit_defaults=True):
     branch: str | None = None
     sums: _Counts = _Counts()
     chain: str = ""
-    """A hash of all sums so far."""
+    """A hash of all sums up to now."""
 
 
 _encode_state = msgspec.json.Encoder().encode
@@ -271,7 +271,7 @@ class Codex:
     def _above(self, state: _State) -> str | None:
         """The turn of the parent session that was running when this session started.
 
-        If another process read the parent session, its file is read again.
+        If another process has read the parent session, the parent's file is read again.
         """
         if state.parent is None or state.above is not None:
             return state.above

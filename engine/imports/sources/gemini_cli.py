@@ -238,7 +238,9 @@ def _usage(message: _Message) -> TokenUsage | None:
 
 
 def _project_of(path: Path) -> dict[str, str]:
-    """The project's folder, as a tag: its path from a file there, or else a hash or a short name."""
+    """The project's folder, as a tag. It is the path in a file of the folder, or a hash or short name if there is
+    no such file.
+    """
     folder = next((each for each in path.parents if each.name == "chats"), path).parent
     root = folder / ".project_root"
     try:

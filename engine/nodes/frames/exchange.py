@@ -1,9 +1,9 @@
 """The subjects of frames, and the requests of nodes about each other's streams.
 
 callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker stores for some minutes
-callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has requested
-callboard.CLUSTER.ask.NODE.STREAM           requests to a node; if NODE is ``-``, to all nodes
-callboard.CLUSTER.wanted.NODE               a notice that another node waits for a session of this one
+callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has requested callboard.CLUSTER.ask.NODE.STREAM
+requests to a node; if NODE is ``-``, to all nodes callboard.CLUSTER.wanted.NODE               a notice that
+another node waits for a session of NODE
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     retry: float = 1.0
     """Seconds after which the owner and the store are queried again if the owner has not answered."""
     patience: float = 20.0
-    """Seconds without a message from the owner after which the turn counts as lost, if the store has no answer
+    """Seconds without a message from the owner after which the turn is treated as lost, if the store has no answer
     either.
     """
     new: float = 5.0
-    """Seconds after the start of a turn within which its node may not have published anything about it."""
+    """Seconds after the start of a turn during which its node may not have published anything about the turn."""
 
 
 class AskOwner(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class AskStore(msgspec.Struct, frozen=True):
     node: str
     """The node that owned the stream, if known."""
     epoch: int
-    """The epoch under which that node acted."""
+    """The epoch in which the lost node acted."""
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 class Stored(msgspec.Struct, frozen=True):
     events: tuple[TurnEvent, ...]
-    """The events of its messages in whole pieces, and its end."""
+    """The events of the turn's messages in whole pieces, and the turn's end."""
     owner: str | None = None
     """The tag ``owner`` of the turn's session; None if it has none."""
 
@@ -117,7 +117,7 @@ class Follower:
         self._owner_at = now
         self._unknown_at = (
             now + timing.new if new else now
-        )  # after this time, a stream that no node has shown to exist counts as nonexistent
+        )  # after this time, a stream is treated as nonexistent if no node has shown that it exists
         self._stream_exists = False  # whether a frame or the owner has shown that the stream exists
         self._ended: Frame | None = None  # an end that must be applied after the stored frames
 
@@ -378,8 +378,8 @@ class FrameBroker(Protocol):
         """Delete all stored frames of a subject from the broker. It never raises."""
 
     async def let_go(self) -> None:
-        """Wait, if possible, until the operating system will send published messages even if this process dies. It
-        never raises.
+        """Wait, if possible, until the operating system will send published messages even if this process dies.
+        This never raises.
         """
 
     async def drain(self) -> None:

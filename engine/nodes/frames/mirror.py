@@ -104,8 +104,8 @@ class Mirror:
             self.log.close()
 
     def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
-        """End the stream with its complete events from another source. Readers that have read a part of it start
-        again.
+        """End the stream with its complete events from another source. Readers that have read a part of the stream
+        start again.
         """
         if not self.over:
             self.log.owner = owner

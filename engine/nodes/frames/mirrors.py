@@ -1,4 +1,4 @@
-"""The reader's side: mirrors of streams on other nodes. Each is filled while it has readers.
+"""The reader's side: mirrors of streams on other nodes. A mirror is filled while it has readers.
 
 Each mirror has a `Follower`, which makes the decisions, and a task, which receives frames and sends requests. The
 log of a mirror is one of the engine's streams, so all readers share it, and it is kept after its end.
@@ -99,7 +99,9 @@ class RemoteReader(StreamReader[TurnEvent]):
         await super()._refill()
 
     async def _place(self) -> None:
-        """Wait until the first requested event can be read, or until it is certain that there is none."""
+        """Wait until the first requested event can be read, or until it is certain that this event does not
+        exist.
+        """
         await self._begin()
         log = self._log
         if self._tail:
@@ -114,7 +116,7 @@ class RemoteReader(StreamReader[TurnEvent]):
             self._cursor, self._unfold = (
                 0,
                 None,
-            )  # the numbers of its events have changed, so the reader starts again
+            )  # the numbers of the log's events have changed, so the reader starts again
         elif self._cursor > log.next_seq and log.error is None and not self._closed:
             self.close()
             raise ValueError(
@@ -253,7 +255,7 @@ class Mirrors:
         """A reader of another node's stream. All readers of a stream share one mirror."""
         for other in tuple(self._mirrored.values()):
             if other.follower is None and not other.log.readers:
-                self._forget(other)  # its reader was attached and never read
+                self._forget(other)  # the reader was attached and has never read
         mirrored = self._mirrored.get(stream_id)
         if mirrored is None:
             mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)

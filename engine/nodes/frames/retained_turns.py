@@ -58,22 +58,22 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str
     node: str
     epoch: int
-    """The epoch in which it ran."""
+    """The epoch in which the turn ran."""
     history: int | None
-    """The number of messages before it; None if the frame with its start is missing."""
+    """The number of messages before the turn; None if the frame with its start is missing."""
     status: TurnStatus | None
     """How the turn ended; None if the frames contain no end."""
     finished: bool
-    """Whether its own node has published its end. False if another node has published it, or no node."""
+    """Whether the turn's own node has published the end. False if another node has published it, or no node."""
     opening: bytes
     """The session's setup at the turn's start; empty if the frame with it is missing."""
     appended: dict[int, Message]
     """The messages that the turn had added to the history, by their index."""
     unanswered: tuple[Message, ...]
-    """The messages that it would have added if it had ended after its last frame.
+    """The messages that the turn would have added if it had ended after its last frame.
 
     They are the user's messages without a reply, and the part of the reply that has arrived. Empty if no part has
-    arrived, as for any turn that fails so early.
+    arrived: a turn that fails before that adds no messages.
     """
 
 
@@ -81,13 +81,13 @@ class RetainedTurns(msgspec.Struct, frozen=True):
     """The messages of a session that its stored frames contain."""
 
     turns: tuple[RetainedTurn, ...]
-    """Its turns, the oldest first."""
+    """The turns of the session, the oldest first."""
 
     @property
     def messages(self) -> dict[int, Message]:
-        """The messages of its history by their index.
+        """The messages of the session's history, by their index.
 
-        From their index on, messages of a later epoch replace those of an earlier epoch.
+        A message of a later epoch replaces all messages of earlier epochs from its index on.
         """
         history: dict[int, Message] = {}
         for epoch in sorted({turn.epoch for turn in self.turns}):
@@ -129,7 +129,7 @@ class RetainedTurns(msgspec.Struct, frozen=True):
 def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
     """The messages in the frames of one session.
 
-    Turns are in the order of their start: by the millisecond in their ids, then by the number of messages before
+    Turns are in the order of their start: by the milliseconds in their ids, then by the number of messages before
     them, then by their first frames.
     """
     by_stream: dict[str, _Turn] = {}
@@ -156,7 +156,7 @@ class _Turn:
 
     def take(self, frame: Frame) -> None:
         if self._ending is not None or frame.ending is not None:
-            self._ending = self._ending or frame.ending  # later frames of its node are ignored
+            self._ending = self._ending or frame.ending  # later frames from the turn's node are ignored
             return
         if frame.epoch >= self._mirror.epoch:
             self._node = frame.node
@@ -287,8 +287,8 @@ class StoredTurns:
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
     """The events of a completed turn, with whole messages; None if it isn't stored.
 
-    A turn may have two ends, if its node died after the end, but before the end was shipped or sent in a frame.
-    Then the end that another node published applies.
+    A turn has two ends if its node died after the end, but before the end was shipped or sent in a frame. Then the
+    end that another node published is used.
     """
     started_at = started_us(stream_id)
     # a minute earlier, because clocks differ
@@ -354,11 +354,11 @@ class Opening(msgspec.Struct, frozen=True):
     """A session without its messages."""
 
     setup: SessionSetup
-    """Its model, system prompt, tools and options."""
+    """The session's model, system prompt, tools and options."""
     tags: dict[str, str] = {}
-    """The tags of its calls."""
+    """The tags of the session's calls."""
     name: str | None = None
-    """Its name, for people."""
+    """The session's name, for people."""
 
 
 _decoder = msgspec.msgpack.Decoder(Opening)

@@ -57,7 +57,7 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether all events are sent and no more will follow."""
+        """Whether all events are sent and no more events follow."""
         return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
@@ -74,7 +74,7 @@ class Framer:
         self._beginning_sent = False
 
     def frames(self) -> Iterator[Frame]:
-        """The frames of all unsent events. Afterwards these events count as sent."""
+        """The frames of all unsent events. After this call, these events are treated as sent."""
         beginning = None if self._beginning_sent else self._beginning
         appended = tuple(self._appended[self._appended_sent :])
         self._beginning_sent = self._beginning is not None
@@ -127,9 +127,9 @@ class SendingStatistics(msgspec.Struct, frozen=True):
     open: int
     """The number of open streams that are sent."""
     frames: int
-    """The number of frames sent so far."""
+    """The number of sent frames."""
     bytes: int
-    """The size of these frames in bytes."""
+    """The size of all sent frames in bytes."""
     lost: int
     """The number of messages that could not be sent, because the broker was unreachable."""
 
@@ -270,7 +270,8 @@ class FrameSender:
     def _is_ours(self, framer: Framer) -> bool:
         """Whether the session still belongs to this node in the turn's epoch.
 
-        The end of a turn that ended on this node is always sent, even if the session was handed over since.
+        The end of a turn that ended on this node is always sent, even if the session was handed over after the
+        end.
         """
         epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
         framer.epoch = framer.epoch or epoch

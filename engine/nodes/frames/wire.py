@@ -32,7 +32,7 @@ _json_encoder = msgspec.json.Encoder()
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     json: bytes
-    """Its JSON, without the provider's usage object."""
+    """The message's JSON, without the provider's usage object."""
     usage: bytes | None = None
     """The provider's usage object, unchanged; None if there is none."""
 
@@ -202,7 +202,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a turn, decided by a node that is not its owner."""
 
     status: TurnStatus
-    """How the turn ended, for its `turn.complete`."""
+    """How the turn ended, for the event `turn.complete`."""
     error: str | None = None
     """The reason, as text."""
     epoch: int = 0
@@ -215,7 +215,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The id of the stream's session; empty without one."""
     node: str
     epoch: int
-    """The session's epoch in which that node acts; 0 without a session."""
+    """The session's epoch in which the deciding node acts; 0 without a session."""
     first_seq: int
     next_seq: int
     """The number of the event after the last one in the frame."""
@@ -385,7 +385,7 @@ def _entries(events: Sequence[TurnEvent], most_bytes: int) -> Iterator[tuple[Ent
 
 
 def _run(events: Sequence[TurnEvent], start: int, first: _Delta, most: int) -> tuple[list[str], int]:
-    """The texts of the deltas that make one entry, and the index after the last of them."""
+    """The texts of the deltas in one entry, and the index after the last of these deltas."""
     kind, block, message_id = type(first), first.content_block_index, first.message_id
     call = first.tool_use_id if isinstance(first, ToolUseInputDelta) else ""
     texts: list[str] = []

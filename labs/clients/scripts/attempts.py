@@ -16,16 +16,16 @@ TOLD = "The tool said: "
 
 def report(client: str, **tasks: Callable[[], object]) -> None:
     """Do the tasks of a client, and print the result of each."""
-    told = {}
+    results = {}
     for name, task in tasks.items():
         try:
             said = task()
         except Exception as error:
-            told[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            results[name] = f"{type(error).__name__}: {str(error)[:300]}"
         else:
             if name == "tool":  # a library may wrap the result
                 good = isinstance(said, str) and said.startswith(TOLD) and SECRET in said
             else:
                 good = said == (("x", 1) if name == "schema" else HELLO)
-            told[name] = "ok" if good else repr(said)[:300]
-    print(json.dumps({"client": client, **told}), flush=True)
+            results[name] = "ok" if good else repr(said)[:300]
+    print(json.dumps({"client": client, **results}), flush=True)

@@ -49,8 +49,8 @@ def with_tool(where: dict[str, Any]) -> object:
 
 
 def schema(where: dict[str, Any]) -> object:
-    said = json.loads(ask(where, "Who is it?", response_format=Person).choices[0].message.content)
-    return said["name"], said["age"]
+    person = json.loads(ask(where, "Who is it?", response_format=Person).choices[0].message.content)
+    return person["name"], person["age"]
 
 
 for name, where in {

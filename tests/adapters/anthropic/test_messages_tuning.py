@@ -278,7 +278,7 @@ UNSAYABLE: list[JsonObject] = [
 
 @pytest.mark.parametrize("schema", UNSAYABLE)
 def test_a_shape_that_the_grammar_lacks_is_described_in_the_system_text(schema: JsonObject) -> None:
-    """If it were closed, a dictionary would always be empty. The lost enforcement causes a warning."""
+    """If the schema were closed, a dictionary would always be empty. The lost enforcement causes a warning."""
     body, wire = sent(output_schema=schema, system_prompt="Brief.")
     assert "output_config" not in body
     system = body["system"]

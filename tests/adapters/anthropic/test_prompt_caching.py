@@ -298,7 +298,7 @@ def _requests(turns: list[list[Message]]) -> list[tuple[Message, ...]]:
 def test_each_call_reads_the_previous_prompt_from_the_cache(
     calls: list[int], model: str, with_tools: bool
 ) -> None:
-    """This holds for any number of blocks in a turn, although the cache only searches 20 blocks back."""
+    """A turn may have any number of blocks, although the cache only searches 20 blocks back."""
     cache = PrefixCache()
     former = 0
     for messages in _requests([_turn(n, count, "Result") for n, count in enumerate(calls)]):

@@ -146,7 +146,7 @@ def test_an_error_in_the_stream_is_a_break_too() -> None:
     {"max_output_tokens": 3},
 ])  # fmt: skip
 def test_without_support_for_continuing_the_break_is_the_error(asked: dict[str, Any]) -> None:
-    """As without the option, the received text is kept, and no further request is sent."""
+    """The received text is kept, and no further request is sent."""
     from callboard.adapters import ToolDefinition
 
     if "tool_choice" in asked:

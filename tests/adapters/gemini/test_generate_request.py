@@ -96,7 +96,7 @@ def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, *
 
 
 def test_a_conversation_begins_and_ends_with_the_user() -> None:
-    """If it does not, a turn is added with a warning."""
+    """If the history does not, a turn is added with a warning."""
     assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(GO_ON))]
     assert codes(messages=(Message.assistant("Hello"),)) == ["content_dropped", "turn_added"]
     messages = (Message.assistant("Hello"), Message.user("Hi"))
@@ -240,7 +240,7 @@ def test_opaque_parts_are_sent_back_unchanged() -> None:
 
 
 def test_strict_tools_are_validated_if_supported() -> None:
-    """They are validated on newer models, unless the request has another mode."""
+    """Strict tools are validated on newer models, unless the request has another mode."""
     strict = ToolDefinition("a", "", PATH, strict=True)
     validated = {"functionCallingConfig": {"mode": "VALIDATED"}}
     assert build(tools=(strict,)).body["toolConfig"] == validated
@@ -410,7 +410,7 @@ def test_texts_with_different_fields_are_separate_blocks() -> None:
 
 
 def test_a_text_without_fields_is_not_joined_with_one_with_fields() -> None:
-    """This holds for any place in a stream."""
+    """The texts may be anywhere in a stream."""
     assert read(GEMINI, g.chunk({**g.text("a"), **NAMED}), g.chunk(g.text("b")), g.END).said == ["a", "b"]
 
 

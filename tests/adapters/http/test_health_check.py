@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
 from callboard.adapters import AdapterConfig, AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
@@ -83,8 +82,7 @@ async def test_a_refused_connection_is_a_finding() -> None:
 async def test_a_server_that_hangs_is_given_up_after_the_configured_limit() -> None:
     """The timeout of a call limits the check if it is shorter than the check's own five seconds."""
     with provider_server(None) as server:
-        with anyio.fail_after(4):
-            health = await check(OpenAIAdapter(AdapterConfig(base_url=server.url, timeout_seconds=0.2)))
+        health = await check(OpenAIAdapter(AdapterConfig(base_url=server.url, timeout_seconds=0.2)))
     assert not health
     assert "within 0.2 s" in health.detail
 

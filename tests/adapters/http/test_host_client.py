@@ -97,7 +97,7 @@ async def test_failures_raise_the_same_errors(
 
 @respx.mock
 async def test_a_redirect_is_not_followed_with_the_key(client: httpx.AsyncClient) -> None:
-    """This holds for any setting of the client. Otherwise the other address would get the key."""
+    """The client's own setting does not matter. Otherwise the other address would get the key."""
     elsewhere = respx.route(host="elsewhere.example.com").respond(json=ANSWER)
     respx.post(f"{HOST}/v1/chat/completions").respond(307, headers={"location": "https://elsewhere.example.com/"})
     with pytest.raises(InvalidRequestError):

@@ -386,7 +386,7 @@ async def test_cancelling_again_changes_nothing() -> None:
 
 
 async def test_by_default_there_is_no_drain() -> None:
-    """A request can set 0 if the configuration has another value. Then a cancel closes the stream immediately."""
+    """A request can set 0 for itself. With 0, a cancel closes the stream immediately."""
     toy, transport = draining(HANG)
     started = anyio.current_time()
     stream = toy.stream(request(drain_for_usage=0.0))

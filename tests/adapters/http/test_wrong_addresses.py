@@ -103,7 +103,9 @@ WAYS = [(kind, way) for kind in TALKERS for way in ("whole", "streamed")] + [(ki
 async def test_a_page_with_status_200_is_reported_as_a_page(
     kind: str, way: str, headers: Mapping[str, str]
 ) -> None:
-    """The error has the page's type, its beginning and its server. It is not retried, for any content type."""
+    """The error has the type, the beginning and the server of the page. The call is not retried,
+    for any content type.
+    """
     error, sent = await ask(kind, way, FakeReply(PAGE, headers=headers))
     assert isinstance(error, StreamError)
     said = str(error)
@@ -159,7 +161,7 @@ NEAR = {
 
 @pytest.mark.parametrize("kind", adapter_types())
 def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None:
-    """This holds for every type. The error also has the adapter and the type."""
+    """Every type of adapter raises this error. The error also has the adapter and the type."""
     wrong, meant = NEAR.get(kind, ("repar", "repair"))
     with pytest.raises(ConfigurationError) as raised:
         create_adapter(kind, AdapterConfig(options={wrong: True}), name="mine")
@@ -245,7 +247,7 @@ def test_a_key_in_a_header_needs_an_address_too() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("variable", ["GROQ_API_KEY", "OPENAI_API_KEY"])
 async def test_models_yaml_passes_the_source_of_the_key_to_the_adapter(tmp_path: Path, variable: str) -> None:
-    """Then an adapter without an address is refused before its first request."""
+    """An adapter without an address is refused before its first request."""
     path = tmp_path / "models.yaml"
     path.write_text(
         f"adapters:\n  mine: {{type: openai_compatible, api_key_env: {variable}}}\n"

@@ -64,7 +64,7 @@ class Gate:
 
 
 def adapter_of(kind: str, gate: Gate, clock: Clock | None = None, **config: object) -> HttpAdapter:
-    """An adapter of that type with a gate as its network."""
+    """An adapter of the given type with a gate as its network."""
     settings = AdapterConfig(**{"base_url": "https://x.test", "max_retries": 0, **config})  # type: ignore[arg-type]
     adapter = create_adapter(kind, settings, name="mine", clock=clock or FakeClock(), transport=gate)
     assert isinstance(adapter, HttpAdapter)

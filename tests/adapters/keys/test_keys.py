@@ -65,7 +65,7 @@ async def end_together(adapter: HttpAdapter, count: int, error: type[AdapterErro
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_after_a_refused_key_the_new_key_is_used(row: str) -> None:
-    """This holds on every wire with a key, even without retries, because a new key is not a retry."""
+    """Every wire with a key does this, even without retries, because a new key is not a retry."""
     kind, ask = ROWS[row]
     vault, gate = Vault(OLD, NEW), Gate(NEW)
     adapter = adapter_of(kind, gate, api_key=vault)
@@ -443,7 +443,7 @@ TENANTS = {"acme": ACME, "beta": BETA}
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_a_call_is_sent_with_the_key_that_it_names(row: str) -> None:
-    """This holds on every wire with a key. Without a name, the adapter's own key is used."""
+    """Every wire with a key does this. Without a name, the adapter's own key is used."""
     kind, ask = ROWS[row]
     gate = Gate(ACME, BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS)
@@ -467,7 +467,7 @@ async def test_an_unknown_name_is_refused_with_the_known_names(row: str) -> None
 
 @pytest.mark.parametrize("row", ["anthropic whole", "gemini streamed", "cohere embeddings", "openai images"])
 async def test_a_refused_tenant_is_not_served_with_another_s_key(row: str) -> None:
-    """This holds for any other keys, and in a pool."""
+    """The adapter may have other keys, and may have a pool."""
     kind, ask = ROWS[row]
     gate = Gate(BETA, OLD)
     adapter = adapter_of(kind, gate, api_key=OLD, keys=TENANTS, key_pool=("beta", "acme"))

@@ -289,7 +289,7 @@ async def test_stop_ends_a_start_in_progress(settings: LocalServerSettings) -> N
 
 
 async def test_a_child_that_dies_in_its_start_is_a_server_error(settings: LocalServerSettings) -> None:
-    """The error has the end of the process. The start does not hang."""
+    """The error reports how the process ended. The start does not hang."""
     server = LocalServer(settings)
 
     async def start() -> None:

@@ -277,7 +277,7 @@ def test_a_window_only_grows() -> None:
 
 @given(st.integers(0, 200_000), st.integers(1, 50_000))
 def test_a_window_has_room_for_prompt_and_output(estimated: int, output: int) -> None:
-    """This holds even if the estimate was a quarter too low."""
+    """The window has room even if the estimate was a quarter too low."""
     assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
 
 
@@ -581,7 +581,7 @@ async def test_each_call_requests_the_window_that_it_needs() -> None:
 
 
 async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
-    """This holds for plain and streamed replies."""
+    """Plain and streamed replies get the same estimate."""
     metrics: JsonObject = {"eval_count": 1}
     server = Server(
         answer(last("stop", metrics, content="Hi")), streamed(line(content="Hi"), last("stop", metrics))
@@ -609,7 +609,7 @@ async def test_a_fixed_window_is_kept_and_larger_prompts_are_refused() -> None:
 
 
 def test_a_model_that_is_not_loaded_has_time_to_load() -> None:
-    """This holds unless the configuration has another time limit."""
+    """The configuration has no time limit of its own."""
     assert made(Server()).config.first_event_timeout == SLOW_MACHINE_SECONDS
     assert made(Server(), first_event_timeout=7.0).config.first_event_timeout == 7.0
 

@@ -44,7 +44,7 @@ CLOSED: JsonObject = {**DEFINITION, "additionalProperties": False}
     ({"type": "array", "items": DEFINITION}, {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]}),
 ])  # fmt: skip
 def test_optional_becomes_nullable(schema: JsonObject, expected: JsonObject) -> None:
-    """This holds for every kind of schema, including references, enums and alternatives."""
+    """The schemas include references, enums and alternatives."""
     assert prop(schema, **{"$defs": {"d": DEFINITION}}) == expected
 
 
@@ -64,7 +64,7 @@ def test_definitions_are_strict_too() -> None:
 
 
 def test_a_strict_schema_is_not_changed() -> None:
-    """Then no null has to be removed."""
+    """No null has to be removed from the reply."""
     assert not to_strict(an_object({"a": {"type": "string"}}, "a")).adds_nulls
     assert not to_strict(an_object({})).adds_nulls
 

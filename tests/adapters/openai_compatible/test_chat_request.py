@@ -155,7 +155,7 @@ def test_ids_and_names_in_mistrals_form() -> None:
 
 
 def test_unsupported_tool_choices() -> None:
-    """Forcing raises an error if the server would ignore it. `none` leaves the tools out there. Invalid choices
+    """If the server ignores choices, forcing raises an error and `none` leaves the tools out. Invalid choices
     are refused.
     """
     ollama = QUIRKS["ollama"]
@@ -363,7 +363,7 @@ def test_calls_of_another_model_get_a_placeholder_behind_gateways(
 def test_mistral_gets_an_assistant_message_between_results_and_a_user(
     name: str, model: str, between: list[str]
 ) -> None:
-    """Its service, and its models' templates on any server, refuse a user's message directly after tool
+    """Mistral's service and the templates of Mistral's models refuse a user's message directly after tool
     results.
     """
     wire = wire_messages(*LOOKED, Message.user("Stop"), quirks=QUIRKS[name], model=model)

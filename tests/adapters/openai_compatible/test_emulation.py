@@ -235,7 +235,7 @@ def sent(adapter: OpenAICompatibleAdapter) -> dict[str, Json]:
 
 @pytest.mark.anyio
 async def test_plain_and_streamed_calls_give_the_same() -> None:
-    """Both use the plain call. The stream has complete events."""
+    """Both kinds of call send a request without streaming. The stream has complete events."""
     text = '{"tool": "look", "arguments": {"at": "Paris"}}'
     request = ask(tools=(LOOK,), message_id="msg_1")
     adapter = made(said(text), said(text))

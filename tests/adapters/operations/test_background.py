@@ -235,7 +235,7 @@ def test_a_cancelled_reply_ends_at_the_provider_with_its_usage(fault: str) -> No
 def test_a_cancel_at_any_time_ends_the_reply_at_the_provider(
     faults: list[str], seconds: float, whole: bool
 ) -> None:
-    """If its id is known, the reply is over at the provider, and the usage of the call is the bill."""
+    """If the reply's id is known, the reply is over at the provider, and the usage of the call is the bill."""
     books = Books()
     adapter, _ = adapter_to(books, *faults, max_retries=10)
     told = Told()

@@ -272,7 +272,7 @@ OVERFLOWS = [
 
 @pytest.mark.parametrize("message", OVERFLOWS)
 def test_each_providers_overflow_is_recognised(message: str) -> None:
-    """This holds for every status that providers use for it, also in a stream, and never for 429."""
+    """The status may be any that providers use for an overflow, also in a stream. A 429 is never an overflow."""
     for status in (400, 413, 422, 424, 500, None):
         error = classify(status, {"error": {"message": message.upper(), "type": "invalid_request_error"}})
         assert type(error) is ContextOverflowError, status

@@ -327,7 +327,7 @@ def test_a_text_that_only_quotes_the_refusal_is_none(message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["thinking", "text", "call", "part", "code"])
 def test_signatures_of_another_provider_are_not_changed(kind: str) -> None:
-    """That signature was not sent, so it was not refused."""
+    """Gemini did not get another provider's signature, so Gemini did not refuse it."""
     message = Message.assistant((signed("other", kind), RedactedThinkingBlock("x", ProviderRaw("other", {}))))
     assert without_reasoning(message, "gemini") is message
     assert without_reasoning(message, "other") is not message

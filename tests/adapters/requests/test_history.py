@@ -82,7 +82,7 @@ def test_results_come_directly_after_their_calls_in_order() -> None:
 
 
 def test_a_result_without_a_call_is_left_out_and_reported() -> None:
-    """The same holds for a second result of one call."""
+    """A second result of one call is left out, too."""
     fitted = fit(
         USER,
         Message.assistant([call()]),
@@ -309,7 +309,7 @@ def test_a_call_with_incomplete_arguments_reports_their_loss() -> None:
 
 
 def test_a_loss_has_the_original_message_of_a_block() -> None:
-    """This holds for merged messages, a moved result and a repaired block."""
+    """Merged messages, a moved result and a repaired block keep the id of the original message."""
     half = TextBlock("a\ud83d")
     history = (
         Message(Role.USER, (PNG,), id="msg_1"),

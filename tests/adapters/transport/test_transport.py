@@ -558,7 +558,7 @@ asyncio.run(main())
 
 
 def test_a_call_without_a_proxy_imports_neither_httpx_nor_httpcore() -> None:
-    """Their import would be half of the time to the first reply."""
+    """The import of httpx would be half of the time to the first reply."""
     run = ended(PROGRAM, fresh=True)
     assert run.returncode == 0, run.stderr
     body, modules = json.loads(run.stdout)

@@ -416,7 +416,7 @@ def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
 
 
 def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
-    """Its reply has `server_tool_use_details`. Without that field, the call would have a price without
+    """OpenRouter's reply has `server_tool_use_details`. Without that field, the call would have a price without
     searches.
     """
     counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}

@@ -268,7 +268,7 @@ def both(block: JsonObject) -> tuple[Reading, Reading]:
 
 @pytest.mark.parametrize("block", samples(load(COVERAGE.parts["block"][0])), ids=lambda block: str(block["type"]))
 def test_no_block_of_a_reply_is_lost(block: JsonObject) -> None:
-    """This holds for plain and streamed replies. A block without a canonical form is kept unchanged."""
+    """The reply is plain or streamed. A block without a canonical form is kept unchanged."""
     whole, streamed = both(block)
     assert whole.said == streamed.said != []
     if str(block["type"]) in OF_REPLIES:
@@ -277,7 +277,7 @@ def test_no_block_of_a_reply_is_lost(block: JsonObject) -> None:
 
 
 CITATIONS = samples(load(COVERAGE.parts["citation"][1]))
-"""Citations, as replies have them."""
+"""Citations in the form of replies."""
 
 
 @pytest.mark.parametrize("citation", CITATIONS, ids=lambda citation: str(citation["type"]))

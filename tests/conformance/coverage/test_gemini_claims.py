@@ -48,7 +48,7 @@ IN_CONFIG = "merged into `generationConfig`"
 
 
 def claimed(part: str, verdict: str, words: str = "") -> list[str]:
-    """The fields of a part with that verdict and with these words in its reason."""
+    """The fields of a part with the given verdict, and with the given words in the reason."""
     rows = COVERAGE.rows.items()
     return [
         field

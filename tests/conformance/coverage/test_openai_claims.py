@@ -212,7 +212,7 @@ def test_an_item_of_the_hosts_is_sent_as_it_is(kind: str) -> None:
 
 @pytest.mark.parametrize("item", samples(load(RESPONSES.parts["output"][0])), ids=lambda item: str(item["type"]))
 def test_no_item_of_a_reply_is_lost(item: JsonObject) -> None:
-    """This holds for plain and streamed replies. An item without a canonical form is kept unchanged."""
+    """The reply is plain or streamed. An item without a canonical form is kept unchanged."""
     kind = str(item["type"])
     whole = read_whole(WIRES[1], r.response(output=[item]))
     ended = r.event("output_item.done", output_index=0, item=item)

@@ -324,7 +324,7 @@ def test_fields_that_a_system_text_cannot_have_are_a_loss(name: str) -> None:
 
 
 def test_a_developers_message_keeps_its_fields() -> None:
-    """It is a message if the provider has that role, and otherwise a part of the system text."""
+    """The text is a message if the provider has that role. Otherwise the text is a part of the system text."""
     for name, place in (("openai", "input"), ("anthropic", "system")):
         text = TextBlock("The manual.", ProviderRaw(name, {"cache_control": MARK}))
         request = ask(Message(Role.DEVELOPER, (text,)), Message.user("Hi"), model=f"{name}:m")
@@ -594,7 +594,7 @@ REFUSED: list[tuple[Wire, ContentBlock]] = [
 
 @pytest.mark.parametrize(("wire", "block"), REFUSED, ids=[f"{row[0].name}-{n}" for n, row in enumerate(REFUSED)])
 def test_unsupported_media_are_refused_when_new_and_dropped_when_old(wire: Wire, block: ContentBlock) -> None:
-    """In the current turn, such media are refused before any network access. Of older turns, the response reports
+    """In the current turn, such media are refused before any network access. For older turns, the response reports
     the loss.
     """
     with pytest.raises(CapabilityError):

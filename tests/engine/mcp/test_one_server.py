@@ -175,7 +175,7 @@ async def test_a_command_in_one_string_is_refused() -> None:
 
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the command that installs it."""
+    """The error has the command that installs the extra."""
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'callboard\[mcp\]'"):
         mcp_tools(COMMAND)

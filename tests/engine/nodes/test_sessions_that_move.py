@@ -49,7 +49,7 @@ async def test_a_session_is_resumed_on_another_node_after_the_first_has_closed(
         session = a.session("s:m", system_prompt="Be brief.")
         await session.send("Hi")
     async with node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b:
-        with anyio.fail_after(3):
+        with anyio.fail_after(10):  # a lease lasts for 15 s
             resumed = await b.resume(session.id)
         assert resumed.system_prompt == "Be brief."
         assert texts(resumed) == ["Hi", "One."]

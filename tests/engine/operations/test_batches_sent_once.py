@@ -183,7 +183,7 @@ async def created_by_all(engines: list[Engine], requests: list[CanonicalRequest]
 
 
 @pytest.mark.parametrize("wire", MODELS)
-async def test_concurrent_engines_send_it_once(server: BatchServer, tmp_path: Path, wire: str) -> None:
+async def test_concurrent_engines_send_a_batch_once(server: BatchServer, tmp_path: Path, wire: str) -> None:
     """The engines share a trace file, and each gets the batch."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine_at(server.url, tmp_path / "trace.db")) for _ in range(3)]
@@ -197,7 +197,7 @@ async def test_concurrent_engines_send_it_once(server: BatchServer, tmp_path: Pa
         assert len(await engine.store.calls(CallFilter(operation="batch_create"))) == 1
 
 
-async def test_engines_that_share_a_database_send_it_once(
+async def test_engines_that_share_a_database_send_a_batch_once(
     server: BatchServer, tmp_path: Path, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engines share only the database, as on several machines. An engine without a trace keeps the batch in

@@ -42,8 +42,8 @@ def server() -> Iterator[MediaServer]:
 
 @asynccontextmanager
 async def engine_at(server: MediaServer, store: Path | None = None) -> AsyncIterator[Engine]:
-    """An engine with both providers at the server, an unreachable adapter `away`, and `words`, which only
-    chats.
+    """An engine with both providers at the server, an unreachable adapter `away`, and an adapter `words` without
+    images.
     """
     adapters: dict[str, AdapterEntry | str] = {"words": scripted_type(Say("-"))}
     for name in ("openai", "gemini", "away"):

@@ -214,7 +214,7 @@ async def test_a_late_answer_is_refused_with_the_result_of_the_call() -> None:
 
 
 async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason() -> None:
-    """An answer to a call that messages followed is refused too."""
+    """An answer is also refused if other messages followed the call."""
     script = [Say("a", calls=[("pay", {"euros": 1})], fails=StreamError("cut")), Say(calls=[("ask", {})])]
     async with talking(*script, Say("fine"), tools=TOOLS) as (session, _):
         with pytest.raises(StreamError):

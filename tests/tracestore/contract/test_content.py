@@ -54,7 +54,7 @@ async def test_writing_captured_events_again_changes_nothing(store: Store, make:
 
 
 async def test_an_earlier_message_never_overwrites_a_later_one(store: Store, make: Maker) -> None:
-    """Of two messages at one position, or of two setups, the later one stays. The order of writing does not
+    """The later of two messages at one position stays, and the later of two setups. The order of writing does not
     matter.
     """
     other = msgspec.structs.replace(SETUP, model="opus")
@@ -243,7 +243,7 @@ async def test_a_readonly_store_lists_messages_but_does_not_search(
     place: Place, store: Store, make: Maker
 ) -> None:
     """A search must update the index, so it needs a writing store. Without a text, the latest messages are
-    returned. Expired messages are not.
+    returned. Expired messages are left out.
     """
     await store.write(conversation(make))
     async with place.store(readonly=True) as reader:

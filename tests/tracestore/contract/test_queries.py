@@ -87,7 +87,7 @@ async def test_an_unknown_dimension_is_refused(store: Store, by: list[str]) -> N
 
 
 async def test_a_moment_without_a_time_zone_is_refused(store: Store) -> None:
-    """A time without a time zone is ambiguous. Every method that takes a time refuses one."""
+    """A time without a time zone is ambiguous. Every method that takes a time refuses such a time."""
     naive = datetime(2026, 3, 1)
     with pytest.raises(ValueError, match="no time zone"):
         CallFilter(since=naive)

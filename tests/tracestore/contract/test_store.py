@@ -369,7 +369,7 @@ async def test_text_that_a_database_cannot_store_stops_no_batch(store: Store, ma
 
 
 async def test_groups_of_the_same_cost_are_sorted_by_name(store: Store, make: Maker) -> None:
-    """They are in the order of their bytes. The group without a name is the first."""
+    """Groups are in the order of their names' bytes. The group without a name is the first."""
     names = ["b", "a", "B", "é", "Z", "a b", "_", ""]
     await store.write([make.started(f"r{name}", tags={"team": name}) for name in names])
     await store.write([make.started("none")])

@@ -228,7 +228,7 @@ async def test_a_write_that_waits_too_long_for_a_lock_can_be_repeated(
 
 
 async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
-    """This holds for a server that does not exist and for an invalid DSN."""
+    """The server does not exist, or the DSN is invalid."""
     store = PostgresStore("postgresql://me:geheim@127.0.0.1:1/trace", path=tmp_path / "trace")
     with pytest.raises(StoreUnavailable) as refused:
         await store.open()
@@ -252,7 +252,7 @@ async def test_only_the_first_connection_waits_for_a_server_that_does_not_reply(
                 await database.read("SELECT 1")
             with pytest.raises(StoreUnavailable):
                 await database.write(lambda statements: statements.run("SELECT 1"))
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 10  # Ten waits would take 20 seconds.
         await database.close()
 
 

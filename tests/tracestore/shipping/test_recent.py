@@ -123,7 +123,7 @@ async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads:
 async def test_events_of_another_writer_are_read_from_the_file(
     local: TraceStore, shared: str, reads: list[int]
 ) -> None:
-    """The file is read for events before the start and between, and for a batch with several runs."""
+    """The file is read for earlier events, for missing events in between, and for a batch with several runs."""
     one, two, three = (of_run(name, 12) for name in ("one", "two", "three"))
     await local.write(one[:5])
     told = Told(local, shared)

@@ -72,7 +72,7 @@ async def test_what_is_no_reply_is_an_error_and_the_end_of_the_connection(name: 
 
 
 async def test_a_head_and_its_body_are_sent_together() -> None:
-    """They are one packet. A large body is sent in pieces."""
+    """Head and body are one packet. A large body is sent in pieces."""
     line = Line()
     line.ask(body=b"body")
     await turns()
@@ -170,7 +170,7 @@ async def test_how_a_connection_breaks_before_a_reply(served: bool, heard: bytes
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
 async def test_data_before_a_break_is_read_first(error: Exception | None) -> None:
-    """Then each read raises the error."""
+    """Each later read raises the error."""
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 10\r\n\r\nhello")
     line.connection.connection_lost(error)
@@ -298,7 +298,7 @@ async def test_a_reader_gets_an_error_if_another_task_closes() -> None:
 
 
 async def test_the_end_of_a_reply_is_known_without_another_read() -> None:
-    """Then a reply that is over needs no close with a time limit."""
+    """A reply that is over needs no close with a time limit."""
     line = Line()
     reply = await line.reply(SHORT)
     assert await reply.chunk() == b"ok"
@@ -321,7 +321,7 @@ async def test_a_connection_is_kept_at_most_as_long_as_the_server_allows(header:
 
 
 async def test_every_end_is_reported_once() -> None:
-    """This holds for any closing side, and for repeated notices of the event loop."""
+    """Either side may close, and the event loop may repeat its notice."""
     line = Line()
     line.connection.close()
     line.connection.abort()

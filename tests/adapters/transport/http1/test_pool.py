@@ -241,7 +241,7 @@ async def test_connecting_to_a_slow_server_has_a_time_limit() -> None:
 async def test_a_connection_that_ended_before_the_request_is_not_used(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request was not sent, so any attempt may follow. On the old connection, it would wait forever."""
+    """The request was not sent, so any attempt may follow. The old connection would never reply."""
     wires = []
 
     async def connect(origin: object, context: object, make: Callable[[], Made], *, public_only: bool) -> Made:
@@ -316,7 +316,7 @@ async def test_an_untrusted_certificate_or_one_of_another_host_is_refused(tls: C
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
 async def test_a_server_without_tls_is_refused(said: bytes) -> None:
-    """The same holds for a server that ends the connection during the handshake."""
+    """A server that ends the connection during the handshake is refused, too."""
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

@@ -90,7 +90,7 @@ def test_an_incomplete_reply_is_never_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_invalid_reply_is_refused(name: str) -> None:
-    """This holds for every division. The received part never counts as complete, and later data changes
+    """Every division of the bytes is refused. The received part never counts as complete, and later data changes
     nothing.
     """
     sent = BAD[name]
@@ -247,7 +247,7 @@ def test_the_caller_s_host_and_codings_replace_the_default() -> None:
 
 
 def test_a_kept_head_is_the_head_of_these_headers_and_this_length() -> None:
-    """Also after the headers of the last request were changed in place, or stated the length themselves."""
+    """A change of the headers in place is noticed. The headers may state the length."""
     writer, named = HeadWriter(), {"x-a": "1"}
     for length, value in [(2, "1"), (10, "1"), (10, "2"), (3, "Content-Length: 3"), (4, "Content-Length: 3")]:
         named["x-a"] = value

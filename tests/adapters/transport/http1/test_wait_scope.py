@@ -153,7 +153,7 @@ def test_what_a_cancelled_wait_raises_is_raised() -> None:
 
 @pytest.mark.parametrize("at", [0.5, 1, 1.5])
 def test_a_cancellation_of_the_task_is_never_taken_for_that_of_the_wait(at: float) -> None:
-    """The cancellation comes before the wait's own, at the same time, or during the cleanup."""
+    """The task is cancelled before the wait ends, at the same time, or during the cleanup."""
 
     async def waiting(limit: float) -> None:
         with WaitScopes().until(limit):

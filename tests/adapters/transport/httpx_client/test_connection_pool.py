@@ -95,7 +95,7 @@ async def whole(pool: ConnectionPool, server: Server) -> bytes:
 
 
 async def test_requests_one_after_another_share_a_connection(pool: ConnectionPool, server: Server) -> None:
-    """This holds as long as the server keeps the connection open."""
+    """The server keeps the connection open."""
     for _ in range(5):
         assert await whole(pool, server) == b"ok"
     assert server.opened == len(pool.connections) == 1
@@ -152,7 +152,7 @@ async def test_an_unread_reply_closes_its_connection(pool: ConnectionPool, serve
 
 
 async def test_a_cancelled_request_leaves_no_connection(pool: ConnectionPool, server: Server) -> None:
-    """This holds for a request that was sent and for one that was connecting."""
+    """The request was already sent, or was still connecting."""
     with anyio.move_on_after(0):
         await begin(pool, server)
     assert pool.connections == []

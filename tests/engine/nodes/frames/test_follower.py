@@ -285,7 +285,7 @@ class Wire:
     async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
         raise NotImplementedError
 
-    def kept(self, subject: str) -> AsyncIterator[bytes]:
+    def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
         raise NotImplementedError
 
     async def forget(self, subject: str) -> None:
