@@ -114,7 +114,7 @@ async def test_old_media_are_dropped_if_the_model_does_not_support_them(wire: st
 @pytest.mark.parametrize("kind", MEDIA)
 @pytest.mark.parametrize("wire", WIRES)
 async def test_new_media_are_refused_if_the_model_does_not_support_them(wire: str, kind: str) -> None:
-    """This also holds for an adapter without an engine, by the adapter's own capabilities."""
+    """An adapter without an engine refuses them by its own capabilities."""
     new = Message.user((MEDIA[kind],))
     with pytest.raises(CapabilityError, match=f"does not accept {kind}"):
         await sent(wire, asking(Message.user("Hi"), Message.assistant("Ho"), new, capabilities=without(kind)))

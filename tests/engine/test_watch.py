@@ -208,7 +208,7 @@ def test_a_call_that_ended_just_before_the_close_is_read(in_the_sync_thread: Eng
 
 
 def test_close_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
-    """That loop is busy when the watcher is closed."""
+    """The other loop is busy when the watcher is closed."""
     bus = in_the_sync_thread.bus
     calls = watch_sync()
     published, released = threading.Event(), threading.Event()

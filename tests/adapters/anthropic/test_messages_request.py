@@ -220,7 +220,7 @@ def test_a_server_tool_without_its_other_half_is_left_out() -> None:
 
 
 def test_after_a_change_of_model_only_text_and_complete_searches_are_sent_back() -> None:
-    """This follows the vendor's guide to refusals. Content before an earlier change of model is treated the
+    """The vendor's guide to refusals requires it. Content before an earlier change of model is treated the
     same.
     """
     change = opaque("fallback", **{"from": {"model": "a"}, "to": {"model": "b"}})

@@ -157,7 +157,7 @@ def test_only_shared_parts_of_a_single_request_are_cached() -> None:
 
 
 def test_blocks_that_cannot_have_a_breakpoint_are_skipped() -> None:
-    """These blocks are reasoning, and text that is only white space."""
+    """Reasoning, and text that is only white space, can't have a breakpoint."""
     raw = ProviderRaw("anthropic", {})
     reply: tuple[ContentBlock, ...] = (TextBlock("So far"), ThinkingBlock("Hm", "sig", raw))
     body = written(

@@ -323,7 +323,7 @@ def test_a_file_that_is_no_cassette_is_named(tmp_path: Path, text: str) -> None:
 
 
 async def test_a_recording_can_be_saved_before_its_end(tmp_path: Path) -> None:
-    """This helps programs that never close their adapter."""
+    """A program that never closes its adapter can save its recording."""
     via = RecordingTransport(FakeTransport(FakeReply(sse(*HELLO)), FakeReply(sse(TEXT))), tmp_path / "c.json")
     await read_body(await via.send(post()))
     via.save()

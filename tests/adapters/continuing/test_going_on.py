@@ -184,7 +184,7 @@ def test_without_retries_left_the_text_is_kept_with_the_last_error() -> None:
 
 
 def test_a_continuation_that_never_starts_ends_the_message() -> None:
-    """This includes a continuation that fails before its first event."""
+    """A continuation that fails before its first event ends it, too."""
     provider = TextProvider(TEXT, [20, "busy", "busy", "busy"], "messages")
     seen = read(adapter_to(provider), ask(max_retries=2))
     assert seen.reasons == ["first", "continued", "continued"]
@@ -207,7 +207,7 @@ def test_the_raw_reply_has_the_events_of_both_attempts() -> None:
 
 
 def test_the_raw_reply_has_no_events_of_a_retried_attempt() -> None:
-    """That attempt failed before its first event."""
+    """The retried attempt failed before its first event."""
     provider = TextProvider(TEXT, [0, "busy"])
     seen = read(adapter_to(provider), ask(include_raw=True))
     assert seen.reasons == ["first", "retry", "retry"]

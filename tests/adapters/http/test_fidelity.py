@@ -354,7 +354,7 @@ async def test_a_key_that_a_server_repeats_is_masked() -> None:
 
 
 async def test_a_cancelled_call_is_no_longer_passed_on() -> None:
-    """This also holds while the stream is read further for its usage."""
+    """The adapter still reads the stream for its usage, and passes no event on."""
     wire = AnthropicWire()
     first, *rest = wire.chunks("Hello")
     async with wire.stage_of(wire.stream_of(first, rest[0], rest[1], 0.1, *rest[2:])) as stage:

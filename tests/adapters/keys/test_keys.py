@@ -416,7 +416,7 @@ async def test_a_session_keeps_its_key_until_the_key_is_paused() -> None:
 
 
 async def test_many_concurrent_calls_are_spread_evenly() -> None:
-    """This also holds while one of three keys is limited."""
+    """The spread is even while one of three keys is limited."""
     gate = Gate(A, B, C)
     adapter = pooled(gate)
 

@@ -460,7 +460,7 @@ def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> Non
 
 
 def test_a_path_can_be_given() -> None:
-    """This is for endpoints at unusual paths."""
+    """Some endpoints are at unusual paths."""
     config = AdapterConfig(base_url="http://x.test", options={"path": "/chat"})
     assert OpenAICompatibleAdapter(config, transport=FakeTransport()).wire.path == "/chat"
 

@@ -39,7 +39,7 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_these_addresses_are_not_public(address: str) -> None:
-    """This includes an IPv4 address inside an IPv6 address."""
+    """An IPv4 address inside an IPv6 address is not public, either."""
     assert not is_public(address)
 
 

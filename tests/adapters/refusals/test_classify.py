@@ -338,7 +338,7 @@ def test_a_request_waits_for_a_used_up_limit() -> None:
 
 
 def test_without_another_hint_the_reset_of_a_limit_is_used() -> None:
-    """This only holds for a rate limit. A delay in the text and `retry-after` come first."""
+    """A limit's reset counts only for a rate limit. A delay in the text and `retry-after` come first."""
     headers = {"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}
     assert classify(429, b"", headers).retry_after_seconds == 360.0
     assert classify(429, b"", {**headers, "retry-after": "2"}).retry_after_seconds == 2.0

@@ -126,7 +126,7 @@ async def test_half_a_surrogate_pair_in_a_host_s_arguments_is_replaced(wire: Wir
 
 @given(json_objects(3))
 def test_valid_json_is_never_changed(value: dict[str, Json]) -> None:
-    """This includes texts with NaN and several backslashes in a row."""
+    """The texts include NaN and several backslashes in a row."""
     for text in (value, {"NaN": 'a "NaN" \\" Infinity \\\\', "x": value}):
         assert repair_body(msgspec.json.encode(text)) is None
 
@@ -185,7 +185,7 @@ def places(text: str, cuts: list[int]) -> list[int]:
 
 @given(TEXTS, CUTS)
 def test_pieces_give_the_arguments_for_any_division(text: str, cuts: list[int]) -> None:
-    """This also holds if a piece begins like all earlier ones together."""
+    """A piece may begin like all earlier ones together."""
     ends = places(text, cuts)
     assert joined([text[start:end] for start, end in zip([0, *ends], ends, strict=False)]) == text
 

@@ -160,7 +160,7 @@ def test_anthropics_signature_from_a_gateway_is_adopted_and_no_other(form: str, 
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
-    """This includes neighbours of a message that was left out."""
+    """Neighbours of a message that was left out are merged, too."""
     fitted = fit(USER, Message.assistant([thinking("elsewhere")]), Message.user("again"), Message.user(" "))
     assert fitted.messages == (Message.user([TextBlock("Hello"), TextBlock("again")]),)
 
@@ -214,7 +214,7 @@ def test_a_rule_that_its_own_ids_break_is_refused() -> None:
 
 @given(st.lists(st.text(), min_size=2, max_size=40, unique=True))
 def test_different_calls_have_different_ids_for_short_rules(call_ids: list[str]) -> None:
-    """This also holds if all digests begin the same. No id contains its source."""
+    """All digests may begin the same. No id contains its source."""
     tight = Target(provider="abroad", tool_ids=ToolIdRule(2, "[0-9a-f]", ""))
     found = fit(USER, Message.assistant([call(call_id) for call_id in call_ids]), target=tight).tool_ids
     assert len(set(found.values())) == len(call_ids)
@@ -278,7 +278,7 @@ def test_a_document_in_a_result_stays_if_supported() -> None:
 
 
 def test_a_users_message_comes_first_if_the_provider_requires_it() -> None:
-    """This includes a history whose first message was left out."""
+    """A history whose first message was left out begins with a user's message, too."""
     insists = Target(provider="home", begins_with_user=True)
     fitted = fit(Message.user(" "), Message.assistant("Welcome!"), target=insists)
     assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT]

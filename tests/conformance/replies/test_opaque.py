@@ -163,7 +163,7 @@ def test_all_citations_of_a_block_of_a_new_kind_are_kept() -> None:
 
 
 def test_after_a_fallback_the_reply_has_the_second_model() -> None:
-    """This also holds for streams, whose start names the requested model. The place of the change is kept."""
+    """A stream starts with the requested model and ends with the second one. The place of the change is kept."""
     change: JsonObject = {
         "type": "fallback", "from": {"model": "claude-asked"}, "to": {"model": "claude-served"},
         "trigger": {"type": "refusal", "category": "bio"},

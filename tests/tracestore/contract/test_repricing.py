@@ -356,7 +356,7 @@ async def test_undo_removes_only_the_last_run_of_a_version(store: Store, make: M
 
 
 async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: Store, make: Maker) -> None:
-    """This also holds if an earlier run of the same version priced all calls, and was undone or replaced."""
+    """An earlier run of the same version may have priced all calls, and may be undone or replaced."""
     await fill(store, make)
     third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
     for before in (((SECOND, None), "undo"), ((SECOND, None), (third, None))):

@@ -153,7 +153,7 @@ async def test_months_and_impossible_times_have_partitions(dsn: str, tmp_path: P
 
 
 def test_a_month_ends_at_the_start_of_the_next() -> None:
-    """This also holds at the end of a year. Times outside of two centuries have no month."""
+    """December ends at the start of the next year. Times outside of two centuries have no month."""
     month = month_of(T0)
     assert month is not None
     for _ in range(15):

@@ -193,7 +193,7 @@ async def test_a_body_that_ends_with_the_connection_needs_a_normal_end() -> None
 
 
 async def test_an_invalid_chunk_is_an_error_after_the_valid_ones() -> None:
-    """This also holds if everything arrived together."""
+    """Valid and invalid chunks may arrive together."""
     line = Line()
     reply = await line.reply(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nxyz\r\n")
     assert await reply.chunk() == b"hello"
