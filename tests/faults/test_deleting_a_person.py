@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -236,14 +237,22 @@ async def test_forgetting_by_age_removes_names_and_errors(
 
 
 async def test_deleting_many_sessions_clears_the_space_between_other_rows(tmp_path: Path) -> None:
-    """A growing file moves rows to other places. Deletion also clears the old places."""
-    script = [Say(mark("reply")) if number % 2 else Say("Another.") for number in range(300)]
+    """A row that grows moves others to another page. Deletion also clears their old places."""
+    chance = random.Random(2)
+
+    async def flush() -> None:  # so that some calls are stored at their start, and their rows grow at their end
+        if chance.random() < 0.1:
+            await engine.flush()
+
+    script = [Say(mark("reply") if number % 2 else "Another.", pause=flush) for number in range(300)]
     async with Engine(models=registry(*script), store=tmp_path / "trace.db", capture_content=True) as engine:
         sessions = [engine.session("s:m", name="Another") for _ in range(4)]
         persons = [engine.session("s:m", name=mark("name"), tags={"a": mark("tag")}) for _ in range(4)]
         for number in range(100):
             await sessions[number % 4].send("Another " * 30)
+            await flush()
             await persons[number % 4].send(mark("prompt") * 30)
+            await flush()
         await engine.flush()
         for session in persons:
             assert await engine.delete_session(session.id)

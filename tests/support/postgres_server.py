@@ -39,7 +39,8 @@ NOBODY = 65534
 
 SETTINGS = {
     "fsync": "off", "max_connections": "200", "shared_buffers": "64MB", "max_wal_size": "1GB",
-    "autovacuum_naptime": "5s", "log_min_messages": "fatal", "scram_iterations": "64", "timezone": "UTC",
+    "autovacuum": "off", "full_page_writes": "off", "wal_level": "minimal", "max_wal_senders": "0",
+    "log_min_messages": "fatal", "scram_iterations": "64", "timezone": "UTC",
 }  # fmt: skip
 
 MEMORY = Path("/dev/shm")

@@ -55,6 +55,9 @@ APPLICATION_ID = 0x43414C42
 """``CALB``, in the header of every trace file."""
 
 _CACHED_STATEMENTS = 256
+REWRITTEN_BYTES = 64 * 1024 * 1024
+"""The maximum size of a file that a deletion rewrites. It takes about half a second and as much memory."""
+
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
 _log = Log("tracestore.database")
@@ -253,11 +256,19 @@ class Database:
             raise StoreError(f"{self.path} was opened for reading only")
         await shielded(self._locked(work))
 
-    async def empty_log(self) -> None:
-        """Move the write-ahead log into the file and truncate it, because it contains deleted bytes.
+    async def clear_gaps(self) -> None:
+        """Rewrite the file without gaps and empty the write-ahead log, because both contain deleted bytes.
 
-        If a reader prevents this, a later checkpoint empties the log.
+        When a row grows, SQLite moves others to another page and leaves their bytes at the old place. Only a
+        rewrite removes them. Larger files than `REWRITTEN_BYTES` are not rewritten, because writers would wait too
+        long. If a reader prevents it, a later checkpoint empties the log.
         """
+        ((size,),) = await self.read("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        if size <= REWRITTEN_BYTES:
+            try:
+                await self.vacuum()
+            except StoreError as error:
+                _log.warning("gaps_not_cleared", file=str(self.path), error=str(error))
         with contextlib.suppress(StoreError):
             await shielded(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
 

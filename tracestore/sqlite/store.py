@@ -191,7 +191,7 @@ class TraceStore(SqlStore):
 
         await self._take_in(needed=True)
         found = await delete_session(self._database, session_id, self._clock.now_us())
-        await self._database.empty_log()
+        await self._database.clear_gaps()
         return found
 
     async def forget_content(self, before: int | datetime) -> int:
@@ -200,7 +200,7 @@ class TraceStore(SqlStore):
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
         bodies = await forget_content(self._database, before_us, now)
-        await self._database.empty_log()
+        await self._database.clear_gaps()
         return bodies
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
