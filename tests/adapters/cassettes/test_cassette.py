@@ -97,7 +97,7 @@ async def test_a_call_is_replayed_exactly(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(st.lists(st.binary(min_size=1), max_size=5), st.integers(200, 599))
 def test_replies_have_the_same_bytes_and_pieces(tmp_path: Path, chunks: list[bytes], status: int) -> None:
-    """Bytes can have any value, and the pieces are those of the network."""
+    """A recording keeps bytes of any value, in the pieces that the network delivered."""
 
     async def there_and_back() -> None:
         path = tmp_path / "any.json"

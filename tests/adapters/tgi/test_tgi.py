@@ -188,7 +188,7 @@ def test_stop_sequences_are_not_part_of_the_text(
 
 
 def test_a_stop_sequence_is_recognised_without_details() -> None:
-    """The sequence is at the end of the text, also one of the template."""
+    """A stop sequence of the template ends the text."""
     assert read_whole(TGI, {"generated_text": "Hi\nUser:"}).reply.stop_reason is StopReason.END_TURN
 
 

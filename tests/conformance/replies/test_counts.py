@@ -54,7 +54,7 @@ def chat(prompt: Json = 9, completion: Json = 3, **fields: Json) -> JsonObject:
 
 
 USED: JsonObject = {"type": "message", "input_tokens": 3, "output_tokens": 4, "model": None}
-"""An iteration of the reply's own model, whose tokens are in the sum."""
+"""An entry of the usage for the reply's own model. The sum includes its tokens."""
 SERVED: JsonObject = {**USED, "type": "fallback_message", "model": "b"}
 COMPACTED: JsonObject = {
     "type": "compaction", "input_tokens": 100, "output_tokens": 50, "cache_read_input_tokens": 1,
