@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ async def round_of(seed: int, options: argparse.Namespace, folder: Path) -> tupl
                 group.create_task(kill())
                 for _ in range(WORKERS):
                     own = random.Random(chance.random())
-                    group.create_task(work(lambda own=own: own.choice(calls)))  # type: ignore[misc]
+                    group.create_task(work(partial(own.choice, calls)))
             for each in calls:
                 outcome = await call(servers, each)
                 if outcome == "calls that a kill ended":  # the kill was the last event

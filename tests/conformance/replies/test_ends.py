@@ -463,7 +463,7 @@ def test_a_repeated_item_of_the_output_counts_once() -> None:
 
 
 def test_items_without_an_end_are_ended_by_their_copies_in_the_response() -> None:
-    """The copies are found by their ids, even if the response has them in another order, or has further items."""
+    """The copies are found by their ids, even if the response has them in another order, or has other items."""
     one, two = r.call("look", '{"at":1}'), r.call("hear", '{"to":2}', 2)
     begun = [r.added(0, one), r.added(1, two)]
     for output in ([two, one], [two, r.message("Wait."), one]):

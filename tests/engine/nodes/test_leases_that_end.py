@@ -20,6 +20,7 @@ from callboard.bus import (
     SessionSetup,
     SessionTakenOver,
 )
+from callboard.bus.events.operation import NodeLeaseChanged
 from callboard.engine import Cluster, Engine
 from callboard.engine.watching.health import check_store
 from callboard.tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
@@ -75,7 +76,9 @@ async def test_a_turn_outlives_a_lease_that_no_other_node_took(tmp_path: Path, b
 async def lease_over(engine: Engine) -> AsyncIterator[None]:
     """Enter the block when the engine's lease has ended."""
     with engine.bus.subscribe("nodes.lease_changed") as changes:
-        assert (await anext(aiter(changes))).data.current == "over"  # type: ignore[attr-defined]
+        change = (await anext(aiter(changes))).data
+        assert isinstance(change, NodeLeaseChanged)
+        assert change.current == "over"
         yield
 
 

@@ -446,9 +446,12 @@ async def test_the_function_is_the_engine_s_method() -> None:
 def test_the_sync_function_reports_progress() -> None:
     """Progress is reported in the sync thread before the function returns."""
     reported: list[tuple[int, int]] = []
+
+    def report(done: int, total: int) -> None:
+        reported.append((done, total))
+
     with Engine(models=serving(small("a"), a=embedder_type("Sync")), trace=False) as engine:
-        tell = lambda done, total: reported.append((done, total))  # noqa: E731
-        result = embed_sync(["x"] * 7, model="a:small", engine=engine, at_once=1, on_progress=tell)
+        result = embed_sync(["x"] * 7, model="a:small", engine=engine, at_once=1, on_progress=report)
     assert (len(result.vectors), reported) == (7, [(3, 7), (6, 7), (7, 7)])
 
 
