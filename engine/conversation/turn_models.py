@@ -20,7 +20,7 @@ from callboard.adapters import (
     Message,
     ToolDefinition,
 )
-from callboard.adapters.contract import ProviderAdapter, SendsClientRequests
+from callboard.adapters.contract import AdapterCapabilities, ProviderAdapter, SendsClientRequests
 from callboard.adapters.requests.content import current_turn
 from callboard.bus import ContextOverflowError, PromptTooLongError
 from callboard.bus.errors import WarningCode
@@ -221,48 +221,50 @@ class TurnModels:
         too_dear: Refusal | None = None
         if self._turn.runtime.budgets.may_change_calls:
             limit, too_dear = self._afforded(named, estimate, limit)
-        warnings: tuple[CallWarning, ...] = ()
-        obstacle: CapabilityError | None = None
-        try:
-            warnings = (
-                fitted.warnings
-                + lowered
-                + check(
-                    requirements,
-                    capabilities,
-                    model=named.model,
-                    provider=entry.adapter,
-                    listed=named.listed,
-                    estimated_tokens=estimate,
-                    max_output_tokens=min(limit, most),
-                )
-            )
-        except CapabilityError as error:
-            # A client's own body may use abilities that the tables don't list, and there is no other model to
-            # choose.
-            if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
-                obstacle = error
-        if (
-            not speaks_client
-            and (wire := self._turn.client_request and self._turn.client_request.wire)
-            and wire.refers_to
-        ):
-            obstacle = CapabilityError(
-                f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
-            )
+        warnings, obstacle = self._checked(
+            named, capabilities, estimate, min(limit, most), speaks_client=speaks_client
+        )
         return Option(
             named=named,
             capabilities=capabilities,
             input=fitted,
             estimated_tokens=estimate,
             max_output_tokens=limit,
-            warnings=warnings,
+            warnings=() if warnings is None else (*fitted.warnings, *lowered, *warnings),
             obstacle=obstacle,
             readiness=readiness,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
             too_dear=too_dear,
             speaks_client=speaks_client,
         )
+
+    def _checked(
+        self, named: Named, capabilities: AdapterCapabilities, estimate: int, limit: int, *, speaks_client: bool
+    ) -> tuple[Sequence[CallWarning] | None, CapabilityError | None]:
+        """The warnings about a model (None if it lacks an ability), and the reason why it can't serve."""
+        warnings: Sequence[CallWarning] | None = None
+        obstacle: CapabilityError | None = None
+        try:
+            warnings = check(
+                self._requirements,
+                capabilities,
+                model=named.model,
+                provider=named.entry.adapter,
+                listed=named.listed,
+                estimated_tokens=estimate,
+                max_output_tokens=limit,
+            )
+        except CapabilityError as error:
+            # A client's own body may use abilities that the tables don't list, and there is no other model to
+            # choose.
+            if not speaks_client or len(self.plan.named) > 1 or self.plan.requires != Requirements():
+                obstacle = error
+        wire = self._turn.client_request and self._turn.client_request.wire
+        if not speaks_client and wire and wire.refers_to:
+            obstacle = CapabilityError(
+                f"{named.model} can't serve the request: {wire.refers_to!r} names data of another provider"
+            )
+        return warnings, obstacle
 
     def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
         """The maximum output that fits into the budgets, and the refusal if only a cheaper model fits."""
