@@ -19,7 +19,6 @@ from typing import Any
 
 NAME = sys.argv[1]
 OPTIONS = sys.argv[2:]
-
 TEXT = {"type": "string"}
 TOOLS: dict[str, dict[str, Any]] = {
     "echo": {"text": TEXT},

@@ -22,7 +22,6 @@ from tests.engine.tools.rounds import result_of
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 pytestmark = pytest.mark.anyio
-
 NO_RESTART = RestartPolicy(max_failures=1)
 
 

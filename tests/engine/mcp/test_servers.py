@@ -34,9 +34,7 @@ from tests.support.scripted import Say
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 pytestmark = pytest.mark.anyio
-
 OLD = str(Path(__file__).with_name("old_server.py"))
-
 QUICK = RestartPolicy(max_failures=3, backoff_base=0.001, backoff_cap=0.001)
 
 
@@ -75,7 +73,6 @@ async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None
 
 
 async def test_allowed_tools_are_offered_unless_they_are_denied() -> None:
-    """The patterns match the server's own names."""
     async with one(settings={"allow": ["die_*", "echo"], "deny": ["*_in_call"]}) as servers:
         assert [tool.name for tool in servers] == ["echo", "die_after_call"]
 
@@ -132,7 +129,6 @@ async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_restar
 
 @pytest.mark.parametrize("how", ["after a call", "between calls"])
 async def test_a_server_that_dies_between_calls_is_not_noticed_by_the_model(how: str) -> None:
-    """The next call waits for the restart."""
     async with one() as servers:
         if how == "after a call":
             assert await text_of(servers, "die_after_call") == "last words"
@@ -212,7 +208,6 @@ async def test_servers_open_once() -> None:
 
 
 async def test_a_server_that_accepts_only_initialize_first_can_be_used() -> None:
-    """Some servers exit if the first message is another one."""
     async with one("--strict") as servers:
         assert await text_of(servers, "echo", {"text": "hi"}) == "lib: hi"
 
@@ -233,38 +228,35 @@ async def test_a_long_result_is_cut_for_the_model_and_stored_completely(tmp_path
 # -- Requests of a server.
 
 
-@pytest.mark.parametrize(
-    ("answer", "seen"),
-    [
-        ({"name": "Emma"}, {"action": "accept", "content": {"name": "Emma", "age": 30}}),
-        ("decline", {"action": "decline"}),
-        (None, {"action": "decline"}),
-        ("cancel", {"action": "cancel"}),
-        ({"name": 5}, "does not follow the schema"),
-    ],
-    ids=["filled in", "declined", "nothing", "cancelled", "wrong"],
-)
-async def test_an_elicitation_goes_to_the_hosts_hook(answer: Any, seen: Any) -> None:
-    """Defaults fill in missing fields. An answer that does not follow the schema is an error."""
-    asked: list[Elicitation] = []
+ANSWERS: list[tuple[Any, Any]] = [
+    ({"name": "Emma"}, {"action": "accept", "content": {"name": "Emma", "age": 30}}),
+    ("decline", {"action": "decline"}),
+    (None, {"action": "decline"}),
+    ("cancel", {"action": "cancel"}),
+    ({"name": 5}, "does not follow the schema"),
+]
+"""Answers of a host to a form, and the texts that the server gets."""
 
-    def elicit(question: Elicitation) -> Any:
+
+async def test_an_elicitation_goes_to_the_hosts_hook() -> None:
+    """Defaults fill in missing fields. An answer that does not follow the schema is an error. A page to open is an
+    elicitation, too.
+    """
+    asked: list[Elicitation] = []
+    answers = [answer for answer, _ in ANSWERS] + ["accept"]
+
+    async def elicit(question: Elicitation) -> Any:
         asked.append(question)
-        return answer
+        return answers.pop(0)
 
     async with one(elicit=elicit) as servers:
-        text = await text_of(servers, "ask", {"mode": "form"})
-    assert [(each.server, each.message, each.tool_name) for each in asked] == [("lib", "Who?", "ask")]
-    assert seen in text if isinstance(seen, str) else json.loads(text) == seen
-
-
-async def test_a_page_to_open_is_an_elicitation() -> None:
-    async def elicit(question: Elicitation) -> str:
-        assert (question.url, question.schema) == ("https://example.com/", None)
-        return "accept"
-
-    async with one(elicit=elicit) as servers:  # type: ignore[arg-type]
+        for _, seen in ANSWERS:
+            text = await text_of(servers, "ask", {"mode": "form"})
+            assert seen in text if isinstance(seen, str) else json.loads(text) == seen
         assert json.loads(await text_of(servers, "ask", {"mode": "url"})) == {"action": "accept"}
+    *forms, page = asked
+    assert {(each.server, each.message, each.tool_name) for each in forms} == {("lib", "Who?", "ask")}
+    assert (page.url, page.schema) == ("https://example.com/", None)
 
 
 async def test_a_sampling_request_is_a_child_of_the_turn() -> None:
@@ -295,7 +287,6 @@ async def test_roots_are_sent_and_changed(tmp_path: Path) -> None:
 
 
 async def test_log_messages_are_forwarded() -> None:
-    """A message goes to the log and to the host's hook."""
     heard: list[tuple[str, object]] = []
     with captured_logs() as logged:
         async with one(on_log=lambda message: heard.append((message.level, message.data))) as servers:
