@@ -39,7 +39,6 @@ STORE = "postgresql://u@127.0.0.1:1/d"
     ids=str,
 )
 def test_wrong_options_of_a_cluster_are_refused(wrong: dict[str, Any]) -> None:
-    """The error has no password."""
     with pytest.raises(ConfigurationError) as refused:
         Cluster(**wrong)
     assert "p@ss" not in str(refused.value)
@@ -114,7 +113,7 @@ async def test_a_part_that_crashes_is_restarted(tmp_path: Path) -> None:
     assert part.said[:3] == ["run", "run", "stopped"]
 
 
-async def test_a_part_that_hangs_delays_the_end_for_a_limited_time(
+async def test_a_part_that_hangs_delays_the_end_for_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part is cancelled, and the other steps follow."""
