@@ -171,7 +171,6 @@ def test_providers_have_the_names_of_the_conventions() -> None:
 
 
 def test_embeddings_are_a_separate_operation() -> None:
-    """An embedding has no finish reason and no output, so the span has neither."""
     make = Maker()
     usage = TokenUsage(input_tokens=12)
     collector = Collector().handle(
@@ -252,7 +251,6 @@ def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
 
 
 def test_cancelling_is_no_error() -> None:
-    """The span of a cancelled call has no error status. Its usage is counted."""
     make = Maker()
     usage = TokenUsage(input_tokens=5, output_tokens=2, source=UsageSource.PARTIAL)
     collector = Collector().handle(make.started(), make.failed(error_class="cancelled", usage=usage))
@@ -274,9 +272,7 @@ def test_an_unpriced_call_has_no_cost_attribute() -> None:
 
 
 def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
-    """A subscription may have dropped the start. Times come from the events, because an export can run years
-    later.
-    """
+    """A subscription may have dropped the start."""
     make = Maker()
     ended = make.completed()
     span = Collector().handle(ended).span("chat gpt-5")
@@ -286,7 +282,6 @@ def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
 
 
 async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
-    """No span stays open. A repeated start gives two spans."""
     make = Maker()
     collector = Collector()
     async with Bus.replay([make.started(), make.started(), make.started("r2")]) as bus:
@@ -298,7 +293,6 @@ async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
 
 
 def test_metrics_are_the_histograms_of_the_conventions() -> None:
-    """Histograms have tokens by type, durations with the error's type, and the time to the first chunk."""
     make = Maker()
     collector = Collector().handle(
         make.started("r1"),
@@ -385,7 +379,6 @@ def content_of(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
 
 
 async def test_a_call_that_fails_shows_its_request_and_the_part_of_the_reply_that_arrived() -> None:
-    """A failed attempt also has its prompt."""
     collector = Collector(content=True)
     fails = Say("Half of", fails=ServerError("no", retryable=False))
     async with running(fails) as (engine, events), anyio.create_task_group() as group:
@@ -432,7 +425,6 @@ def shape(collector: Collector) -> list[object]:
 
 
 async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp_path: Path) -> None:
-    """An exporter that watched the live engine gives the same spans as an exporter on the engine's file."""
     live, again = Collector(), Collector(metrics=False)
     path = tmp_path / "trace.db"
     replies = {"one": [Say("hello"), Say(fails=ServerError("no", retryable=False))]}
@@ -452,7 +444,6 @@ async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace store imports without the package."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"callboard\[otel\]"):
         OtelExporter()
@@ -496,10 +487,7 @@ WAYS = (sends, streams, generates, embeds)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_calls_within_a_span_of_the_host_are_in_its_trace(
-    way: Callable[[Engine], Awaitable[None]],
-) -> None:
-    """A turn, or a call without a turn, is a child of the host's current span."""
+async def test_calls_within_a_span_of_the_host_are_in_its_trace(way: Callable[[Engine], Awaitable[None]]) -> None:
     tracer = sdk.TracerProvider().get_tracer("host")
     async with watched(Say("hello")) as (engine, collector):
         with tracer.start_as_current_span("request") as host:
@@ -549,7 +537,6 @@ CHAT_REPLY = msgspec.json.encode(
 
 
 async def test_the_span_of_a_call_has_its_server_and_settings() -> None:
-    """The span has the server's address and the settings. The served model has no prefix of Callboard."""
     collector = Collector()
     with provider_server(body=CHAT_REPLY) as server:
         config = AdapterConfig(api_key="k", base_url=server.url)
@@ -619,7 +606,6 @@ def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
 
 
 def test_media_are_described_by_address_or_size() -> None:
-    """A span has no bytes of media."""
     make = Maker()
     content = (ImageBlock(url="https://x.test/a.png"), AudioBlock(data=b"12345", media_type="audio/wav"))
     appended = make(SessionMessageAppended(position=0, message=Message.user(content)), **IDS)
@@ -632,9 +618,7 @@ def test_media_are_described_by_address_or_size() -> None:
 
 
 async def test_the_turn_that_a_tool_starts_is_below_the_span_of_the_tool() -> None:
-    """Calls without a turn are below the tool's span, too. A grandchild is two levels further down in the same
-    trace.
-    """
+    """Calls without a turn are below the tool's span, too."""
 
     @tool
     async def delegate() -> str:

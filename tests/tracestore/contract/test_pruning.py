@@ -37,9 +37,7 @@ async def fill(store: Store) -> None:
 
 
 async def test_old_calls_are_deleted_with_their_events_and_costs(store: Store) -> None:
-    """Events, costs, a session and a run are deleted. A call without an end and its event stay, and sums stay
-    correct.
-    """
+    """Events, costs, a session and a run are deleted."""
     await fill(store)
     before = {row.request_id: row.cost for row in await store.calls()}
     dry = await store.prune(before=OCTOBER + 60 * SECOND, dry_run=True)
@@ -56,7 +54,6 @@ async def test_old_calls_are_deleted_with_their_events_and_costs(store: Store) -
 
 
 async def test_events_can_be_added_after_pruning(store: Store) -> None:
-    """Late events of a pruned month are stored, and the numbers of events continue."""
     await fill(store)
     last = await store.last_event_id()
     await store.prune(before=OCTOBER)
