@@ -268,7 +268,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[str]:
         yield dsn
 
 
-@pytest.mark.parametrize("how", ["readonly", "sql", "writing"])
+@pytest.mark.parametrize("how", first_is_quick(["writing", "sql", "readonly"], "the open of `sql`", quick=2))
 async def test_readers_of_a_shared_trace_store_the_journal_of_the_dead(
     tmp_path: Path, shared: str, how: str
 ) -> None:

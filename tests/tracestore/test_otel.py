@@ -62,6 +62,11 @@ class Maker(UntimedMaker):
         return msgspec.structs.replace(envelope, mono_ns=envelope.ts_us * 1000 - 7)
 
 
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
 class Collector:
     """An exporter and its output."""
 
@@ -118,9 +123,8 @@ def turn_ended(make: Maker, status: str = "completed", error: str | None = None)
     return make(SessionTurnCompleted(status=status, calls=1, cost_nano_usd=5, error=error), **IDS)
 
 
-def test_a_call_is_a_client_span_with_names_of_the_conventions() -> None:
+def test_a_call_is_a_client_span_with_names_of_the_conventions(make: Maker) -> None:
     """Input includes cached tokens. Amounts are integers. No attribute has content."""
-    make = Maker()
     cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
     started = make.started(key="acme", **ids)
@@ -170,8 +174,7 @@ def test_providers_have_the_names_of_the_conventions() -> None:
         assert present(collector.span(name).attributes)["gen_ai.provider.name"] == provider
 
 
-def test_embeddings_are_a_separate_operation() -> None:
-    make = Maker()
+def test_embeddings_are_a_separate_operation(make: Maker) -> None:
     usage = TokenUsage(input_tokens=12)
     collector = Collector().handle(
         make.started(model="openai:text-embedding-3-small", operation="embeddings"),
@@ -185,9 +188,8 @@ def test_embeddings_are_a_separate_operation() -> None:
     assert kinds == ["input"]
 
 
-def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
+def test_a_turn_is_the_parent_of_its_attempts_and_tools(make: Maker) -> None:
     """Each turn is one trace. The session is the conversation of all its turns."""
-    make = Maker()
     collector = Collector().handle(
         turn_began(make),
         make.started("r1", **IDS),
@@ -217,9 +219,8 @@ def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
     assert dict(link.attributes or {}) == {"callboard.link": "step"}
 
 
-def test_retries_and_fallbacks_link_to_the_failed_attempt() -> None:
+def test_retries_and_fallbacks_link_to_the_failed_attempt(make: Maker) -> None:
     """The link's target is the span of the failed attempt. The link of a fallback has a mark."""
-    make = Maker()
     collector = Collector().handle(
         make.started("r1"),
         make.failed("r1", will_retry=True),
@@ -236,9 +237,8 @@ def test_retries_and_fallbacks_link_to_the_failed_attempt() -> None:
     assert (first.attributes or {})["callboard.will_retry"] is True
 
 
-def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
+def test_a_failure_is_an_error_by_its_type_and_its_text_is_content(make: Maker) -> None:
     """A provider's error message may quote the request."""
-    make = Maker()
     events = [make.started(), make.failed()]
     for content, text in ((False, None), (True, "the provider failed")):
         span = Collector(content=content).handle(*events).span("chat gpt-5")
@@ -250,8 +250,7 @@ def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
     assert (root.status.status_code, root.status.description) == (StatusCode.ERROR, None)
 
 
-def test_cancelling_is_no_error() -> None:
-    make = Maker()
+def test_cancelling_is_no_error(make: Maker) -> None:
     usage = TokenUsage(input_tokens=5, output_tokens=2, source=UsageSource.PARTIAL)
     collector = Collector().handle(make.started(), make.failed(error_class="cancelled", usage=usage))
     span = collector.span("chat gpt-5")
@@ -260,9 +259,8 @@ def test_cancelling_is_no_error() -> None:
     assert (span.attributes or {})["callboard.error.class"] == "cancelled"
 
 
-def test_an_unpriced_call_has_no_cost_attribute() -> None:
+def test_an_unpriced_call_has_no_cost_attribute(make: Maker) -> None:
     """Unknown is not zero. An invalid trace parent in a stored event is ignored."""
-    make = Maker()
     odd = make(msgspec.structs.replace(make.started().data, trace_parent="00-zz"), request_id="req_1")
     unpriced = Cost(None, CostSource.UNPRICED, reason="no price")
     span = Collector().handle(odd, make.completed(cost=unpriced)).span("chat gpt-5")
@@ -271,9 +269,8 @@ def test_an_unpriced_call_has_no_cost_attribute() -> None:
     assert span.parent is None
 
 
-def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
+def test_an_end_without_its_start_is_a_span_of_its_latency(make: Maker) -> None:
     """A subscription may have dropped the start."""
-    make = Maker()
     ended = make.completed()
     span = Collector().handle(ended).span("chat gpt-5")
     assert (span.start_time, span.end_time) == (ended.ts_us * 1000 - 900_000_000, ended.ts_us * 1000)
@@ -281,8 +278,7 @@ def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
     assert Collector().handle(started, make.completed("r2")).spans[0].start_time == started.ts_us * 1000
 
 
-async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
-    make = Maker()
+async def test_a_start_without_an_end_becomes_a_lost_span(make: Maker) -> None:
     collector = Collector()
     async with Bus.replay([make.started(), make.started(), make.started("r2")]) as bus:
         async with bus.subscribe(*OtelExporter.topics, policy=Lossless()) as events:
@@ -292,8 +288,7 @@ async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
     assert len(collector.spans) == 3
 
 
-def test_metrics_are_the_histograms_of_the_conventions() -> None:
-    make = Maker()
+def test_metrics_are_the_histograms_of_the_conventions(make: Maker) -> None:
     collector = Collector().handle(
         make.started("r1"),
         make.completed("r1", usage=USAGE),
@@ -317,9 +312,8 @@ def test_metrics_are_the_histograms_of_the_conventions() -> None:
     assert len(without.spans) == 1
 
 
-def test_content_is_exported_only_if_enabled() -> None:
+def test_content_is_exported_only_if_enabled(make: Maker) -> None:
     """With content, a turn's span has its input and output in the form of the conventions."""
-    make = Maker()
     said = Message.assistant([TextBlock("a secret answer"), ToolUseBlock("tu_1", "look", {"at": "it"})])
     asked, answered = Message.user("a secret question"), Message.tool_result("tu_1", "a secret fact")
     appended = [SessionMessageAppended(position=at, message=m) for at, m in enumerate([asked, said, answered])]
@@ -580,9 +574,8 @@ def test_every_message_of_a_model_has_its_finish_reason() -> None:
         assert message["parts"] == [{"type": "text", "content": "half \ufffd"}]
 
 
-def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
+def test_the_span_of_a_tool_has_its_arguments_and_result(make: Maker) -> None:
     """The span ends with the tool, although the result comes later. A tool without a result also has a span."""
-    make = Maker()
     calls = [ToolUseBlock("tu_1", "look", {"at": "it"}), ToolUseBlock("tu_2", "wait", {})]
     events = [
         turn_began(make),
@@ -605,8 +598,7 @@ def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
     assert not [key for key in silent if key.startswith("gen_ai.tool.call.") and not key.endswith(".id")]
 
 
-def test_media_are_described_by_address_or_size() -> None:
-    make = Maker()
+def test_media_are_described_by_address_or_size(make: Maker) -> None:
     content = (ImageBlock(url="https://x.test/a.png"), AudioBlock(data=b"12345", media_type="audio/wav"))
     appended = make(SessionMessageAppended(position=0, message=Message.user(content)), **IDS)
     collector = Collector(content=True).handle(turn_began(make), appended, turn_ended(make))

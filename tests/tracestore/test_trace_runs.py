@@ -114,23 +114,16 @@ async def test_a_run_has_one_writer_at_a_time(tmp_path: Path) -> None:
         TraceStore(tmp_path / "nowhere" / "trace.db").hold_run("run_x")
 
 
-async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -> None:
-    """A store that opens the file for reading, or to write something else, does not change a lost run."""
+async def test_a_run_with_open_calls_is_only_ended_by_the_next_writer(tmp_path: Path, make: Maker) -> None:
+    """Its own store, a reader, and a store that writes something else close without ending it."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
+        store.hold_run("run_test")
         await store.write([make.started()])
     async with TraceStore.open_readonly(path) as reader:
         assert [row.status for row in await reader.calls()] == ["started"]
     async with TraceStore(path) as store:
         await store.use_prices(None)
-    assert runs(path) == {"run_test": None}
-
-
-async def test_a_run_whose_calls_are_open_is_not_ended_by_closing(tmp_path: Path, make: Maker) -> None:
-    path = tmp_path / "trace.db"
-    async with TraceStore(path) as store:
-        store.hold_run("run_test")
-        await store.write([make.started()])
     assert runs(path) == {"run_test": None}
     async with TraceStore(path) as store:
         assert await store.close_lost_runs() == ["run_test"]

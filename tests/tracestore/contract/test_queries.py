@@ -314,15 +314,11 @@ async def test_every_sum_counts_calls_of_unknown_cost(store: Store, make: Maker,
     (statistics,), (session,) = await store.statistics(by=()), await store.sessions()
     assert {name: getattr(session, name) for name in COUNTS} == COUNTS
     assert (statistics.attempts, statistics.estimated, statistics.unpriced, statistics.unknown) == (10, 1, 1, 5)
-
-
-async def test_unknown_calls_can_be_selected(store: Store, make: Maker) -> None:
-    await a_faulty_day(store, make)
     unknown = {"cancelled", "timed out", "broke off", "lost", "runs"}
     assert {row.request_id for row in await store.calls(CallFilter(unknown=True))} == unknown
-    rows = await store.calls()
-    assert {row.request_id for row in rows if row.unknown} == unknown
-    assert sum((row.sum for row in rows), CostSum()) == CostSum(1239, **COUNTS)
+    calls = await store.calls()
+    assert {row.request_id for row in calls if row.unknown} == unknown
+    assert sum((row.sum for row in calls), CostSum()) == CostSum(1239, **COUNTS)
 
 
 async def test_a_repricing_reports_calls_of_unknown_cost(store: Store, make: Maker) -> None:
@@ -396,6 +392,8 @@ async def test_spending_of_impossible_counts_has_a_result(store: Store, make: Ma
 
 # Calls as CSV, JSON lines and Parquet: every row, exact amounts, bounded memory, and complete files or none.
 
+on_a_file = pytest.mark.parametrize("place", ["sqlite"], indirect=True)  # the form does not depend on the store
+
 EXPORT_TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 
 
@@ -461,6 +459,7 @@ async def test_filters_and_price_versions_are_those_of_the_store(store: Store, m
     assert len(await as_objects(store, where=CallFilter(session_id="s0"))) == 2
 
 
+@on_a_file
 async def test_text_of_a_provider_is_no_formula_in_a_spreadsheet(store: Store, make: Maker) -> None:
     """The text is quoted as CSV requires, and is never a formula."""
     texts = ["=1+1", "+1", "-1", "@x", "\t=1", 'a "b", c\nd', "ü\udc80"]
@@ -507,6 +506,7 @@ async def test_parquet_has_typed_columns_and_the_same_values(
     assert parquet.ParquetFile(tmp_path / "calls.parquet").num_row_groups == 2
 
 
+@on_a_file
 @pytest.mark.parametrize("format", FORMATS)
 async def test_the_trace_file_is_never_overwritten(store: Store, format: Format) -> None:
     path = store.path.parent / "." / store.path.name
@@ -515,12 +515,14 @@ async def test_the_trace_file_is_never_overwritten(store: Store, format: Format)
     assert await store.calls() == []
 
 
+@on_a_file
 async def test_an_export_of_nothing_is_a_table_without_rows(store: Store, tmp_path: Path) -> None:
     assert await export_calls(store, tmp_path / "none.csv", "csv") == 0
     assert (tmp_path / "none.csv").read_text().startswith("call_id,run_id,request_id,")
     assert await as_objects(store) == []
 
 
+@on_a_file
 async def test_memory_does_not_grow_with_the_number_of_calls(store: Store, make: Maker) -> None:
     class Nowhere(io.RawIOBase):
         def writable(self) -> bool:

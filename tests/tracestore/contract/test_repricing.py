@@ -39,9 +39,14 @@ def costs_of(rows: list[object]) -> list[Cost | None]:
 
 
 async def test_repricing_adds_and_never_edits(store: Store, make: Maker) -> None:
+    """The new cost is next to the cost at call time. A dry run has the same report and writes nothing."""
     await fill(store, make)
-    events = await store.events()
+    events, before = await store.events(), await store.calls()
+    dry = await store.reprice(SECOND, dry_run=True)
+    assert (await store.calls(), await store.price_tables(), await store.reprice_runs()) == (before, [], [])
     report = await store.reprice(SECOND)
+    assert (dry.dry_run, report.dry_run) == (True, False)
+    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (4, report.sum_after_nano_usd, report.models)
     assert (report.calls, report.unpriced, report.unpriced_before) == (4, 2, 2)
     assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (2 * 120_000, 2 * 350_000)
     told = [(m.model, m.calls, m.after_nano_usd) for m in report.models]
@@ -71,19 +76,6 @@ async def test_there_and_back_restores_every_cost(store: Store, make: Maker) -> 
     await store.use_prices(None)
     assert await store.calls() == at_call_time
     assert costs_of(await store.calls(under=FIRST.version)) == costs_of(first)
-
-
-async def test_a_dry_run_leaves_the_file_alone(store: Store, make: Maker) -> None:
-    await fill(store, make)
-    before = await store.calls()
-    dry = await store.reprice(SECOND, dry_run=True)
-    assert await store.calls() == before
-    assert await store.price_tables() == []
-    assert await store.reprice_runs() == []
-    real = await store.reprice(SECOND)
-    assert dry.dry_run
-    assert not real.dry_run
-    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (real.calls, real.sum_after_nano_usd, real.models)
 
 
 async def test_what_would_it_have_cost_on_another_model(store: Store, make: Maker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -16,11 +16,9 @@ from callboard.engine.nodes.frames.exchange import (
     AskStore,
     Follower,
     OwnerAnswer,
-    Receiver,
     Replay,
     Stored,
     Subjects,
-    Subscription,
     Timing,
     encode,
     read_answer,
@@ -270,27 +268,6 @@ class Wire:
         if not self.away:
             self.sent.append((subject, payload))
         return not self.away
-
-    async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        raise NotImplementedError
-
-    async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        raise NotImplementedError
-
-    def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
-        raise NotImplementedError
-
-    async def forget(self, subject: str) -> None:
-        raise NotImplementedError
-
-    async def drain(self) -> None:
-        """Do nothing."""
-
-    async def release(self) -> None:
-        """Do nothing."""
-
-    async def run(self) -> None:
-        """Do nothing."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self.back.append(callback)
