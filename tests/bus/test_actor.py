@@ -301,8 +301,6 @@ async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
 
 
 async def test_stopping_is_cut_off_after_a_second_and_may_fail(world: World) -> None:
-    """A slow or failing stopping() does not delay the supervisor."""
-
     class Slow(Obedient):
         async def stopping(self) -> None:
             await anyio.sleep(100)

@@ -263,25 +263,6 @@ def test_each_subscriber_receives_all_events_or_gaps_in_order(steps: list[tuple[
 # -- Readers of the bus: they wait, share a subscription, leave, are slow, or run in another thread or loop.
 
 
-async def test_a_waiting_reader_gets_the_event() -> None:
-    """A waiting reader wakes up, reads in order, and ends when the bus closes."""
-    bus = new_bus()
-    got: list[int] = []
-
-    async def read(subscription: Subscription) -> None:
-        got.extend([envelope.seq async for envelope in subscription])
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(read, bus.subscribe(">"))
-        await anyio.wait_all_tasks_blocked()
-        bus.publish(started())
-        bus.publish(started())
-        await anyio.wait_all_tasks_blocked()
-        bus.publish(started())
-        bus.close()
-    assert got == [1, 2, 3]
-
-
 async def test_a_subscriber_may_publish_far_beyond_its_own_capacity() -> None:
     """Publishing from a reader neither blocks nor recurses. It only fills the reader's own buffer."""
     bus = new_bus()

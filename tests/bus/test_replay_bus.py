@@ -48,7 +48,7 @@ from callboard.bus.observable import WINDOW
 from callboard.bus.values.usage import Cost, CostSource
 
 from ..support.logs import captured_logs
-from ..support.virtual_time import FakeClock, run_virtual
+from ..support.virtual_time import run_virtual
 
 pytestmark = pytest.mark.anyio
 T0 = 1_700_000_000_000_000
@@ -76,26 +76,6 @@ async def moments_of(bus: ObservableBus) -> list[float]:
     began = anyio.current_time()
     with bus.subscribe(">") as events:
         return [anyio.current_time() - began async for _ in events]
-
-
-async def test_a_host_that_watches_a_live_bus_watches_a_replay_unchanged() -> None:
-    live = Bus(run_id="run_live", clock=FakeClock())
-    seen: list[Envelope] = []
-
-    async def host() -> None:
-        seen.extend(await watch(live))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(host)
-        await anyio.wait_all_tasks_blocked()
-        for name in "abc":
-            live.publish(ActorStarted(actor=name), session_id="s", tags={"k": name})
-        live.close()
-    assert [envelope.seq for envelope in seen] == [1, 2, 3]
-    async with Bus.replay(seen) as bus:
-        again = await watch(bus)
-    assert again == seen
-    assert all(one is other for one, other in zip(again, seen, strict=True))
 
 
 def test_a_replay_has_no_publish() -> None:
@@ -216,8 +196,6 @@ async def test_a_paced_replay_that_had_to_wait_catches_up() -> None:
 
 
 async def test_a_source_that_fails_ends_the_readers_and_raises_at_the_end() -> None:
-    """The readers first get all events before the failure."""
-
     async def source() -> AsyncIterator[Envelope]:
         for envelope in some(3):
             yield envelope

@@ -73,7 +73,6 @@ async def test_the_text_and_the_tools_of_a_reply_are_progress(age: str) -> None:
 
 
 async def test_a_conversation_continues_by_its_id_or_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used conversation is dropped first."""
     monkeypatch.setattr(asking, "MOST_CONVERSATIONS", 2)
     async with asked(NEW, *(Say(str(number)) for number in range(4))) as client:
         first, second = [(await ask(client, "Hi"))["conversation"] for _ in range(2)]

@@ -135,7 +135,6 @@ def url() -> Iterator[str]:
 
 
 async def test_a_server_behind_a_url_works_the_same(url: str) -> None:
-    """The transport is streamable HTTP, with custom headers."""
     async with mcp_tools(
         url, headers={"Authorization": "Bearer x"}, prefix="lib_", include={"find"}.__contains__
     ) as tools:

@@ -62,7 +62,6 @@ async def text_of(servers: McpServers, name: str, arguments: dict[str, Any] | No
 
 
 async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None:
-    """Other names do not change. Each call goes to its own server."""
     settings = {"one": old("one", "--tools", "echo,left"), "two": old("two", "--tools", "echo,right")}
     async with mcp_servers(settings) as servers:
         assert [tool.name for tool in servers] == ["one_echo", "left", "two_echo", "right"]
@@ -78,8 +77,6 @@ async def test_allowed_tools_are_offered_unless_they_are_denied() -> None:
 
 
 async def test_a_tool_of_the_host_takes_precedence() -> None:
-    """The server's tool of the same name is left out with a warning."""
-
     def echo(text: str) -> str:
         """The host's tool."""
         return f"mine: {text}"
@@ -103,13 +100,6 @@ async def test_a_changed_list_of_tools_is_followed_between_the_steps_of_a_turn(f
         assert (await session.send("go", max_tool_rounds=2)).text == "done"
         assert session.messages[4].content[0].text == "lib ran fresh"  # type: ignore[union-attr]
         assert "fresh" in [tool.name for tool in session.tools]
-
-
-async def test_generate_accepts_servers() -> None:
-    replies = Say(calls=[("echo", {"text": "hi"})]), Say("done")
-    async with one() as servers, running(*replies) as (engine, _):
-        result = await engine.generate("s:m", "go", tools=servers)
-        assert result.messages[2].content[0].text == "lib: hi"  # type: ignore[union-attr]
 
 
 # -- Servers that die.
@@ -167,7 +157,6 @@ async def test_a_server_that_failed_at_its_first_start_offers_its_tools_later(tm
 
 
 async def test_servers_are_part_of_the_engines_supervision() -> None:
-    """Each open server is an actor below "mcp servers"."""
     async with running() as (engine, _):
         async with one("--tools", "echo", engine=engine):
             tree = engine.statistics().supervisor
@@ -216,7 +205,6 @@ async def test_a_server_that_accepts_only_initialize_first_can_be_used() -> None
 
 
 async def test_a_long_result_is_cut_for_the_model_and_stored_completely(tmp_path: Path) -> None:
-    """The start and the end stay, with a note that names the file."""
     async with one(settings={"max_result_chars": 40}, results_folder=tmp_path) as servers:
         cut = await text_of(servers, "big", {"size": 1000})
         path = tmp_path / "tu_1.txt"
@@ -312,7 +300,6 @@ async def test_resources_and_prompts_are_listed_and_read() -> None:
 
 
 def test_a_program_without_an_event_loop_uses_servers() -> None:
-    """The program uses `with mcp_servers(...)`."""
     with mcp_servers({"lib": old("lib")}) as servers:
         tool = named(servers, "echo")
         context = ToolContext(tool_call_id="tu_1", tool_name="echo")
