@@ -163,7 +163,6 @@ async def test_a_trace_file_has_nothing_of_a_deleted_session(tmp_path: Path) -> 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_a_trace_in_postgresql_has_nothing_of_a_deleted_session(postgres_dsn: str, tmp_path: Path) -> None:
-    """The folder of the trace has no mark either."""
     place = PostgresStore(postgres_dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*replies()), store=place, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)

@@ -163,7 +163,6 @@ async def test_the_journals_of_two_dead_processes_are_read(tmp_path: Path, endin
 
 
 async def test_the_journal_of_a_living_writer_is_not_changed(tmp_path: Path) -> None:
-    """A reader does not change the journal."""
     path = tmp_path / "trace.db"
     with started(PROGRAM, path, "lives") as process:
         assert process.stdout is not None

@@ -183,7 +183,6 @@ async def test_a_database_that_is_full_spills_and_loses_nothing(tmp_path: Path) 
 
 
 async def test_a_read_only_file_is_written_once_it_can_be(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Neither the start nor a call fails."""
     path = tmp_path / "trace.db"
     if as_root := os.geteuid() == 0:  # root can write files of any mode
         path = request.getfixturevalue("small_disk") / "trace.db"

@@ -493,7 +493,6 @@ async def test_calls_within_a_span_of_the_host_are_in_its_trace(way: Callable[[E
 
 
 async def test_concurrent_requests_have_separate_traces() -> None:
-    """One exporter receives the mixed events of both requests."""
     tracer = sdk.TracerProvider().get_tracer("host")
     above: set[int] = set()
 
@@ -610,8 +609,6 @@ def test_media_are_described_by_address_or_size(make: Maker) -> None:
 
 
 async def test_the_turn_that_a_tool_starts_is_below_the_span_of_the_tool() -> None:
-    """Calls without a turn are below the tool's span, too."""
-
     @tool
     async def delegate() -> str:
         """Delegate."""

@@ -39,21 +39,11 @@ from callboard.tracestore.writing.content import bodies_of, decode_metadata, enc
 from callboard.tracestore.writing.overflow import SpillFile
 
 from ..support.present import present
-from .content_making import CONVERSATION, METADATA, PICTURE, appended, captured, configured, count, everything
+from .content_making import METADATA, PICTURE, appended, captured, configured, count, everything
 from .trace_making import Maker
 from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until
 
 # Content in the store: off by default, stored once, redacted before it is stored, and deleted when it expires.
-
-
-async def test_without_capture_nothing_of_the_content_reaches_the_file(store: TraceStore, make: Maker) -> None:
-    await store.write([configured(make), *appended(make, CONVERSATION)])
-    assert await store.saved_session("s") is None
-    assert await store.messages("s") == []
-    (row,) = await store.sessions()
-    assert (row.messages, row.resumable) == (0, False)
-    for secret in (b"picture", b"brief", PICTURE[100:300]):
-        assert secret not in everything(store)
 
 
 async def test_repeated_content_is_stored_once(store: TraceStore, make: Maker) -> None:
@@ -130,7 +120,6 @@ async def test_a_hook_that_fails_withholds_the_message(store: TraceStore, make: 
 
 
 async def test_expired_content_is_deleted_and_used_content_stays(store: TraceStore, make: Maker) -> None:
-    """A body is deleted with its last use. Events and costs stay."""
     old = [Message.user("an old secret " * 300), Message.assistant("shared answer")]
     await store.write([*captured(configured(make), *appended(make, old)), make.completed(session_id="s")])
     now = Maker()
@@ -195,7 +184,6 @@ def test_the_spill_file_has_content_only_if_it_is_captured(tmp_path: Path) -> No
 
 
 async def test_spilled_content_is_stored_when_the_store_recovers(store: TraceStore, tmp_path: Path) -> None:
-    """Media is stored, too, and the hook is not called again."""
     asked = 0
 
     def redact(message: Message) -> Message:
@@ -236,7 +224,6 @@ async def test_a_process_without_capture_adopts_the_content_of_a_dead_one(store:
 
 
 async def test_waiting_content_is_limited_in_bytes(tmp_path: Path) -> None:
-    """A few large messages fill the memory like many small events."""
     large = [Message.user(str(number) * 100_000) for number in range(6)]
     options = WriterOptions(first_retry=60.0, memory_bytes=250_000, spill_bytes=250_000)
     rig = Rig(tmp_path, options, Capture())

@@ -99,7 +99,6 @@ def test_every_token_is_billed_once_at_its_own_rate(
 
 
 def test_a_service_tier_has_its_own_price_or_none() -> None:
-    """The standard price does not apply to another tier."""
     batch = PriceRow(model="p:m", input=500, service_tier="batch")
     free = PriceRow(model="p:free", input=0, service_tier="*")
     table = PriceTable([PriceRow(model="p:m", input=1000), batch, free])
@@ -111,7 +110,6 @@ def test_a_service_tier_has_its_own_price_or_none() -> None:
 
 
 def test_prices_by_hour_come_before_prices_of_all_day() -> None:
-    """The start of the hours is inclusive, and the end is exclusive."""
     early = PriceRow(model="p:m", input=2000, daily_from=3600, daily_to=7200)
     table = PriceTable([PriceRow(model="p:m", input=1000), early])
     moments = [5 * DAY + second * 1_000_000 for second in (3599, 3600, 7199, 7200)]
@@ -293,8 +291,6 @@ async def test_old_calls_and_prices_are_kept(tmp_path: Path, make: Maker, monkey
 
 
 def test_a_snapshot_keeps_facts_about_models() -> None:
-    """Name, window and deprecation are stored if they are valid."""
-
     def model(which: str, **more: object) -> dict[str, object]:
         return {"id": which, "match": {"equals": which}, "prices": {"input_mtok": 1}, **more}
 

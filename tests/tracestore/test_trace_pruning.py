@@ -263,7 +263,6 @@ async def test_sessions_are_deleted_in_steps(
 
 
 async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
-    """Messages, large blocks, media and setup are deleted."""
     await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
     kept = [Message.user([TextBlock("the young one"), MANUAL])]
     await keep(store, make, "young", kept, YOUNG)

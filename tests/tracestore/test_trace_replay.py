@@ -146,7 +146,6 @@ async def test_several_runs_are_replayed_in_the_order_of_storing(store: TraceSto
 
 
 async def test_a_lossless_reader_limits_reading_ahead(store: TraceStore, make: Maker) -> None:
-    """Beyond the limit, at most one page is read ahead."""
     await store.write([make.started(f"r{number}") for number in range(2000)])
     bus = Bus.replay(StoredEvents(store, page=100))
     pages = 0

@@ -474,7 +474,12 @@ STORIES = [
     ],
     [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],
     [*CALLS, ("reprice", TABLES[1], GPT_5), ("reprice", TABLES[1], ALL), ("undo",), ("undo",), ("undo",)],
+    [
+        *(*CALLS, ("sum up",), ("begin", 1, 7), ("reprice", TABLES[1], ALL), ("sum up",), ("end", 0), ("sum up",)),
+        *(*CALLS * 4, ("prune",), ("sum up",), ("reprice", TABLES[1], GPT_5)),
+    ],
     [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
+    [("reprice", TABLES[0], ALL), ("begin", 0, 5), ("reprice", TABLES[0], ALL), ("undo",), ("end", 0)],
     [*CALLS, ("begin", 0, 5), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5), ("end", 0), ("undo",)],
     [*CALLS, ("reprice", TABLES[0], ALL), ("begin", 0, 5), ("interrupt", TABLES[1], ALL), ("end", 0), ("resume",)],
     [*CALLS, ("reprice", TABLES[1], ALL), ("use", None), ("undo",), ("use", TABLES[1]), ("undo",)],
@@ -489,9 +494,8 @@ def test_stories_that_failed_before(
     tell(folder_of(tmp_path_factory), story, ask=False)
 
 
-@pytest.mark.parametrize("story", first_is_quick(STORIES, "more stories", quick=3))
+@pytest.mark.parametrize("story", first_is_quick(STORIES, "more stories", quick=4))
 def test_the_stories_give_the_same_results_on_a_server(
     tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
 ) -> None:
-    """The results are those of a file."""
     assert tell(server_of, story) == tell(folder_of(tmp_path_factory), story)

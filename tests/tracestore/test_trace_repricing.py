@@ -22,7 +22,7 @@ from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.sql import listing as cost_queries
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql import sums as sum_keeping
-from callboard.tracestore.sql.sums import Difference, difference, sum_up
+from callboard.tracestore.sql.sums import sum_up
 
 from .contract.test_queries import COUNTS, a_faulty_day
 from .contract.test_repricing import FIRST, SECOND, fill
@@ -192,18 +192,6 @@ async def test_the_sums_are_those_of_the_calls_after_any_change(
         await assert_in_step(store, [CallFilter(), *wheres])
 
 
-async def test_a_call_that_ends_after_an_undo_has_the_earlier_runs_cost(store: TraceStore, make: Maker) -> None:
-    """Two runs use one version, and the second run is undone."""
-    await store.reprice(SUM_TABLES[0])
-    await store.write([make.started("late", MODELS[0], ts_us=T0)])
-    await store.reprice(SUM_TABLES[0])
-    await store.undo_reprice()
-    await store.write([make.completed("late", MODELS[0], ts_us=T0, usage=TokenUsage(7, 0))])
-    (row,) = await store.costs(under=SUM_TABLES[0].version)
-    assert row.cost_nano_usd == 7 * 1_000
-    await assert_in_step(store, [CallFilter()])
-
-
 async def fill_days(store: TraceStore, make: Maker, count: int) -> None:
     for number in range(count):
         model = MODELS[number % 2]
@@ -315,21 +303,6 @@ async def test_a_wrong_report_is_rolled_back(
         await store.reprice(SECOND)
     assert await store.calls() == before
     assert (await store.current_prices()).runs == current.runs
-
-
-async def test_differences_between_repricings_come_from_their_sums(store: TraceStore, make: Maker) -> None:
-    await fill(store, make)
-    (then,) = await store.costs(by=())
-    for table, where in (
-        (FIRST, None),
-        (SECOND, CallFilter(session_id="s1")),
-        (FIRST, CallFilter(session_id="s3")),
-    ):
-        await store.reprice(table, where=where)
-        runs = (await store.current_prices()).runs
-        (now,) = await store.costs(by=())
-        found = await store._database.look(lambda statements, runs=runs: difference(statements, runs))
-        assert found == Difference(now.cost_nano_usd - then.cost_nano_usd, now.unpriced - then.unpriced)
 
 
 # Unknown costs are counted separately in every sum over calls.

@@ -156,7 +156,6 @@ async def test_late_events_open_an_ended_run_again(store: TraceStore, make: Make
 
 
 async def test_lock_files_without_a_run_are_removed(store: TraceStore, make: Maker) -> None:
-    """A process that died before its first commit left a lock file."""
     stray = store.path.with_name("trace.db.run-run_stray")
     stray.touch()
     store.hold_run("run_test")
@@ -300,7 +299,6 @@ async def test_processes_are_killed_during_calls(tmp_path: Path, killed: list[su
 async def test_a_forked_child_does_not_hold_its_parents_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker outlives its killed host."""
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
     path = tmp_path / "trace.db"
     process = started(_FORKS_AND_IS_KILLED, path)

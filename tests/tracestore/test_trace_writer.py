@@ -34,7 +34,6 @@ from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec
 from callboard.tracestore.reports import after_failure, retry_delay
 from callboard.tracestore.writing.content import CapturedMessage
-from callboard.tracestore.writing.journal import Waiting
 from callboard.tracestore.writing.overflow import (
     SpillFile,
     adopt_leftovers,
@@ -365,10 +364,6 @@ async def test_the_size_of_waiting_events_includes_their_content(rig: Rig) -> No
 # The states after a failure of the store, and the events in memory, as plain values.
 
 
-def envelopes(count: int) -> list[Envelope]:
-    return [Envelope(seq, "run", 0, 0, ActorStarted(actor="a")) for seq in range(1, count + 1)]
-
-
 @pytest.mark.parametrize(
     ("state", "failures", "may_spill", "then"),
     [
@@ -391,21 +386,6 @@ def test_the_wait_doubles_up_to_the_longest() -> None:
     options = WriterOptions(first_retry=1.0, longest_retry=30.0)
     delays = [retry_delay(failures, options) for failures in (1, 2, 3, 4, 5, 6, 7, 10_000)]
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-
-
-def test_waiting_events_are_taken_from_both_ends() -> None:
-    waiting = Waiting()
-    assert not waiting.exceeds(0, 0)
-    waiting.add(envelopes(5))
-    assert waiting.exceeds(4, 10**6)
-    assert waiting.exceeds(5, 1)
-    assert not waiting.exceeds(5, 10**6)
-    assert [waiting.drop_newest().seq, waiting.drop_newest().seq] == [5, 4]
-    assert [envelope.seq for envelope in waiting.first(2)] == [1, 2]
-    waiting.remove(waiting.first(2))
-    assert (len(waiting), waiting.size > 0) == (1, True)
-    waiting.remove(waiting.first())
-    assert (len(waiting), waiting.size) == (0, 0)
 
 
 # Events that are copied next to the database before a reply is delivered.
@@ -589,7 +569,6 @@ def events_of_all_kinds() -> list[Event]:
 
 @pytest.mark.parametrize("chosen", [[], *([n] for n in range(10)), list(range(10)), [0, 4, 1, 0]])
 def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) -> None:
-    """Events are encoded in one pass, some of them separately."""
     make, events = Maker(), events_of_all_kinds()
     envelopes = [make(events[n], session_id="ses_1", tags={"who": "Zo\u00eb"}) for n in chosen]
     lines = codec.encode_lines(envelopes).splitlines(keepends=True)

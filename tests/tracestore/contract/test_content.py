@@ -186,7 +186,6 @@ async def positions(store: Store, text: str | None, **where: object) -> list[int
 
 
 async def test_messages_are_found_by_their_words(store: Store, make: Maker) -> None:
-    """Case and accents are ignored."""
     await store.write(conversation(make))
     expected = {
         **{"cafe": [0], "CAFÉ müller": [0], "old muller cafe": [0], '"old muller"': [0], '"muller old"': []},

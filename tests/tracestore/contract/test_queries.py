@@ -21,8 +21,7 @@ from callboard.tracestore import CallFilter, Percentiles, PriceRow, PriceTable, 
 from callboard.tracestore.export import FORMATS, Format, export_calls
 from callboard.tracestore.export.calls import COLUMNS
 from callboard.tracestore.rows import SpendingQuery, SpendingRow
-from callboard.tracestore.sql.store import SqlStore
-from callboard.tracestore.sql.sums import not_summed_up, sum_up
+from callboard.tracestore.sql.sums import sum_up
 
 from ..trace_making import DAY_US, T0, Maker, fill, three_calls
 
@@ -123,7 +122,6 @@ async def test_sql_returns_columns_and_rows(store: Store, make: Maker) -> None:
 
 
 async def test_sql_has_a_time_limit(store: Store) -> None:
-    """An endless statement is stopped, and the store keeps working."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(StoreError, match=r"longer than 0\.05 s"):
         await store.sql(endless, seconds=0.05)
@@ -161,7 +159,6 @@ def cut(output: int) -> dict[str, object]:
 
 
 async def test_an_attempt_counts_with_its_cost_or_its_reservation(store: Store, make: Maker) -> None:
-    """If the cost of an attempt is unknown, its reservation counts."""
     at_its_most = {"nano_usd": 900, "tokens": 70, "unknown": True}
     ends: dict[str, tuple[dict[str, object] | None, dict[str, object]]] = {
         "completed: its cost": ({}, {"nano_usd": 1234, "tokens": 110}),
@@ -227,48 +224,6 @@ async def test_repriced_calls_count_with_the_requested_prices(store: Store, make
     assert (await rows(store))[0].nano_usd == 1234
     (now,) = await store.calls()
     assert (await rows(store, current=True))[0].nano_usd == now.cost.nano_usd != 1234
-
-
-# Stored sums of calls, and calls that the sums do not include yet.
-
-SUM_TABLE = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
-GROUPINGS = ((), ("model",), ("provider",), ("day",), ("day", "model", "provider"))
-
-
-async def test_sums_follow_calls_that_end_and_are_pruned(store: SqlStore) -> None:
-    """Calls change after they were summed: they end, are repriced before their end, or are pruned."""
-    old, new = Maker("run_old"), Maker("run_new")
-
-    async def in_step() -> None:
-        """Compare the stored sums with those of single calls. A filter on tags makes the store add up single
-        calls.
-        """
-        await store._database.write(sum_up)
-        assert await store._database.look(not_summed_up) == 0
-        for by in GROUPINGS:
-            kept = await store.costs(by=by)
-            assert kept == await store.costs(CallFilter(tags={"team": "a"}), by)
-
-    for number in range(6):
-        maker = old if number < 3 else new
-        at = T0 + number * DAY_US
-        ids = {"tags": {"team": "a"}, "ts_us": at, "session_id": "s"}
-        await store.write([maker.started(f"r{number}", "openai:gpt-5" if number % 2 else "b:x", **ids)])
-        await in_step()
-        if number == 3:
-            await store.reprice(SUM_TABLE)
-            await in_step()
-        cost = Cost(number, CostSource.COMPUTED, "0123456789ab")
-        model = "openai:gpt-5" if number % 2 else "b:x"
-        ids["ts_us"] = at + 900_000
-        await store.write([maker.completed(f"r{number}", model, cost=cost, **ids)])
-        await in_step()
-    await store.reprice(SUM_TABLE, where=CallFilter(provider="b"))
-    await store.prune(before=T0 + 4 * DAY_US)
-    await in_step()
-    assert {row.request_id for row in await store.calls()} == {"r4", "r5"}
-    (total,) = await store.costs(by=())
-    assert total.calls == 2
 
 
 # Unknown costs are counted separately in every sum over calls.

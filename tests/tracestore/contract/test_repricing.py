@@ -93,7 +93,6 @@ async def test_what_would_it_have_cost_on_another_model(store: Store, make: Make
 
 
 async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
-    """A price table that was used once is stored completely."""
     await fill(store, make)
     await store.reprice(SECOND)
     await store.use_prices(None)
@@ -299,7 +298,6 @@ async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: M
 async def test_a_call_that_is_pruned_is_in_no_sum(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is pruned while a second repricing is interrupted."""
     monkeypatch.setattr(repricing, "CHUNK", 3)
     old, new, mini = T0 - DAY_US, "openai:gpt-5", "openai:gpt-5-mini"
     for number, (model, at_us) in enumerate(

@@ -30,6 +30,7 @@ from callboard.tracestore.export import export_calls
 from callboard.tracestore.sql import batches
 
 from ...support.programs import started
+from ..content_making import configured
 from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
@@ -168,18 +169,24 @@ async def test_events_are_read_back_unchanged(store: Store, make: Maker) -> None
 
 
 async def test_content_is_never_stored(store: Store, make: Maker) -> None:
-    """For an appended message, the file only has position, role and id."""
+    """For an appended message, the trace only has position, role and id. The session can't be resumed."""
     message = Message.user("a very secret sentence")
     message = msgspec.structs.replace(message, id="msg_9", name="secret name")
-    await store.write([make(SessionMessageAppended(position=4, message=message), session_id="s")])
-    (envelope,) = await store.events()
+    await store.write(
+        [configured(make), make(SessionMessageAppended(position=4, message=message), session_id="s")]
+    )
+    _, envelope = await store.events()
     assert isinstance(envelope.data, SessionMessageAppended)
     assert envelope.data.position == 4
     assert (envelope.data.message.id, envelope.data.message.role) == ("msg_9", "user")
     assert envelope.data.message.content == ()
+    assert (await store.saved_session("s"), await store.messages("s")) == (None, [])
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (0, False)
     await store.close()
     everything = b"".join(path.read_bytes() for path in store.path.parent.iterdir())
     assert b"secret" not in everything
+    assert b"You are brief" not in everything
 
 
 async def test_an_event_of_an_unknown_topic_is_read_back_unchanged(store: Store, make: Maker) -> None:

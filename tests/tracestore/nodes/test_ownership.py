@@ -107,7 +107,6 @@ async def test_a_released_session_can_be_claimed_immediately(place: Place) -> No
 
 
 async def test_a_forgotten_session_keeps_raising_its_epoch(place: Place) -> None:
-    """Each claim raises the epoch, also a claim by the owner."""
     await place.tables.renew(A, 0)
     assert [(await place.tables.claim("s", A.node)).epoch for _ in range(3)] == [1, 2, 3]
     await place.tables.forget(A.node, "s", 2)
@@ -168,7 +167,6 @@ async def test_a_turn_without_a_session_can_be_ended_after_its_node_s_lease(plac
 
 
 async def test_living_nodes_are_listed_first_and_dead_ones_for_a_day(owned: Place) -> None:
-    """The list has the number of sessions of each node."""
     await owned.passes(11)
     await owned.tables.renew(B, 0)
     rows = await owned.tables.nodes()
@@ -180,7 +178,6 @@ async def test_living_nodes_are_listed_first_and_dead_ones_for_a_day(owned: Plac
 
 
 async def test_after_a_start_of_the_server_leases_last_longer(owned: Place) -> None:
-    """No node could renew its lease while the server was down."""
     await owned.passes(11)
     await owned.restarts()
     assert isinstance(await owned.tables.claim("s", B.node), HeldSession)
@@ -216,7 +213,6 @@ async def probes(request: Any) -> AsyncIterator[ProbeTables]:
 
 
 async def test_one_node_has_the_lease_until_it_releases_it(probes: ProbeTables) -> None:
-    """There is one lease for each provider and each model."""
     left = await asyncio.gather(*(probes.take(node, "p", "", 30.0) for node in "abc"))
     assert [each == 0 for each in left].count(True) == 1
     owner = "abc"[left.index(0)]

@@ -282,7 +282,6 @@ def one(statements: Statements) -> int:
 async def test_unanswered_work_fails_in_time_and_is_not_tried_again_immediately(
     server: StartedServer, dsn: str
 ) -> None:
-    """After the server replies again, so does the database."""
     async with opened(dsn, single=True, patience=SOON) as database:
         with server.hanging():
             for _ in range(2):
@@ -404,7 +403,6 @@ async def test_a_writing_store_looks_for_lost_runs_again(dsn: str, tmp_path: Pat
 
 
 async def test_a_run_with_spilled_events_here_is_not_ended(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """The spilled events are written first."""
     await dead(dsn, tmp_path, make)
     spill = SpillFile(spill_path(tmp_path / "trace", make.run_id), 1 << 20)
     assert spill.append([make.completed()]) == 1
@@ -419,7 +417,6 @@ async def test_a_run_with_spilled_events_here_is_not_ended(dsn: str, tmp_path: P
 
 
 async def test_a_process_that_was_cut_off_continues_its_run(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Another process has ended the run's calls."""
     async with store(dsn, tmp_path) as cut_off, store(dsn, tmp_path / "other") as other:
         cut_off.hold_run(make.run_id)
         await cut_off.write([make.started()])

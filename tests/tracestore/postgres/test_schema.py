@@ -127,7 +127,6 @@ async def test_new_columns_stop_no_writer(
 
 
 async def test_a_failed_step_is_rolled_back(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All missing steps run in one transaction."""
     broken = (*migrations.MIGRATIONS, ("broken", ("CREATE TABLE more (id bigint)", "SELECT no_such_thing")))
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", broken)

@@ -215,7 +215,6 @@ async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local
 
 
 async def test_a_deletion_is_completed(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shipper is killed before the bodies are deleted."""
     from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")

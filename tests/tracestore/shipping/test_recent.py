@@ -71,20 +71,6 @@ async def same(local: TraceStore, shared: str) -> None:
         assert await everything(store) == await everything(local)
 
 
-async def test_recent_events_are_not_read_from_the_file(local: TraceStore, shared: str, reads: list[int]) -> None:
-    told = Told(local, shared)
-    events = of_run("one", 40)
-    for begin in range(0, len(events), 11):  # calls start and end in different batches
-        await local.write(events[begin : begin + 11])
-        if begin % 3 == 0:
-            await told.shipper.ship()
-    await told.shipper.ship()
-    await told.shipper.close()
-    assert reads == []
-    assert told.recent.behind(START) == ()
-    await same(local, shared)
-
-
 async def test_a_call_in_several_batches_is_one_row(local: TraceStore, shared: str, reads: list[int]) -> None:
     """A start can come after its end or a second time, in separate batches, but in one shipment."""
     make = Maker("run_a")
@@ -397,7 +383,6 @@ async def test_a_role_without_the_settings_gets_their_names(shared: str, trace: 
 
 
 async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, shared: str) -> None:
-    """Each schema has its own mark, and none has the other's rows."""
     teams = [f"{shared}?schema=team_{letter}" for letter in "ab"]
     await local.write(of_run("one", 10))
     await ship(local.path, teams[0])
@@ -418,7 +403,6 @@ async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, s
 
 
 async def test_the_writable_host_is_used(request: pytest.FixtureRequest, local: TraceStore, shared: str) -> None:
-    """The first host refuses connections, like a failed primary."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening

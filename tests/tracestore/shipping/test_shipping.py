@@ -136,28 +136,9 @@ async def test_a_session_that_another_run_continues_stays_one_session(local: Tra
             assert saved == await local.saved_session(session)
 
 
-async def test_sessions_of_one_name_stay_apart(local: TraceStore, shared: str, tmp_path: Path) -> None:
-    first, second = Maker("run_a"), Maker("run_b")
-    await local.write(captured(begun(first, "s"), *appended(first, LONG[:2])))
-    async with TraceStore(tmp_path / "other.db") as other:
-        await other.write(captured(begun(second, "s"), *appended(second, LONG)))
-        await ship(local.path, shared)
-        async with shipped(other.path, shared) as store:
-            assert await store.saved_session("s") == await local.saved_session("s")
-            theirs, there = await other.saved_session("s"), await store.saved_session("s.run_b")
-            assert theirs.messages == there.messages
-
-
 # The decisions of a shipper, and two shippers of one file with a target that fails at random.
 
 OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
-
-
-def test_the_target_is_asked_first() -> None:
-    course = ShippingPlan(OPTIONS)
-    assert course.next(0.0) == Ask()
-    course.confirmed(Position(7, "r", 7))
-    assert course.next(0.0) == Send(Position(7, "r", 7), 4)
 
 
 def test_waits_double_and_the_target_is_asked_after_each() -> None:
@@ -172,34 +153,6 @@ def test_waits_double_and_the_target_is_asked_after_each() -> None:
     course.confirmed(START)
     course.sent(Position(1, "r", 1))
     assert course.failed(now) == 0.5
-
-
-def test_a_failing_target_is_not_hurried() -> None:
-    course = ShippingPlan(OPTIONS)
-    course.failed(0.0)
-    course.wake()
-    assert course.next(0.1) == Pause(0.4)
-    assert course.next(0.5) == Ask()
-    course.confirmed(START)
-    course.nothing_left(1.0)
-    assert course.next(1.5) == Pause(0.5)
-    course.wake()
-    assert course.next(1.5) == Send(START, 4)
-
-
-def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
-    course = ShippingPlan(OPTIONS)
-    asked = []
-    for now in range(200):
-        match course.next(float(now)):
-            case Ask():
-                asked.append(now)
-                course.confirmed(START)
-            case Send():
-                course.nothing_left(float(now))
-            case _:
-                pass
-    assert asked == [0, 60, 120, 180]
 
 
 @given(st.integers(1, 30), st.integers(1, 9))
@@ -312,7 +265,6 @@ async def assert_all_there(local: TraceStore, dsn: str, folder: Path) -> None:
 
 
 async def test_a_shipper_of_the_previous_version_continues(local: TraceStore, shared: str, tmp_path: Path) -> None:
-    """A newer version upgrades the store during shipping."""
     shipper = TraceShipper(local.path, shared)
     try:
         await local.write(of_run("one", 20))
@@ -432,7 +384,6 @@ async def test_the_shipper_continues_from_the_backup(
 async def test_a_single_deletion_is_repeated(
     local: TraceStore, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """No event was shipped between the backup and the deletion."""
     with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
         shipper = TraceShipper(local.path, dsn)

@@ -80,20 +80,6 @@ async def test_a_file_under_a_new_name_is_staged_at_first(local: TraceStore, sha
     await assert_arrives(local, shared)
 
 
-async def test_events_of_another_writer_are_not_doubled(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """The file's position in the shared store does not include these events."""
-    events = of_run("one", 40)
-    await local.write(events[:20])
-    await ship(local.path, shared)
-    await local.write(events[20:])
-    async with PostgresStore(shared, path=local.path.with_name("other")) as store:
-        await store.write(events[50:60])
-    ways.clear()
-    await ship(local.path, shared)
-    assert ways == ["direct", "staged"]
-    await assert_arrives(local, shared)
-
-
 async def test_a_copy_of_a_file_is_shipped_independently(local: TraceStore, shared: str, tmp_path: Path) -> None:
     """The copy also has the mark, so both files have one name in the shared store."""
     first, second = of_run("one", 10), of_run("two", 10)
