@@ -112,7 +112,6 @@ async def test_a_session_with_a_running_turn_is_not_handed_over(
 
 
 async def test_a_session_without_a_handle_is_released(postgres_dsn: str, tmp_path: Path) -> None:
-    """The owner ships and releases the session without a request."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -127,7 +126,6 @@ async def test_a_session_without_a_handle_is_released(postgres_dsn: str, tmp_pat
 
 
 async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: str, tmp_path: Path) -> None:
-    """A session that was never stored is not claimed."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")

@@ -37,7 +37,6 @@ def page(after: int, last: int, size: int = 10) -> Page:
 
 
 def test_the_wait_grows_with_each_failure() -> None:
-    """When the broker reconnects, the page is sent immediately."""
     machine = BridgeQueue()
     machine.add([page(0, 1)])
     waits = []
@@ -188,7 +187,6 @@ def test_a_decoded_page_equals_the_encoded_one() -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
-    """The broker gets no content even if the trace stores content."""
     (page,) = pages_of("run_a", 0, said(1, captured=captured), content=False, most_bytes=PLENTY)
     assert b"secret" not in encode_page(page)
     assert [envelope.topic for envelope in page.envelopes() or ()] == [

@@ -141,7 +141,6 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
 
 
 async def test_an_unknown_stream_is_an_error_of_the_first_read(nats: NatsServer) -> None:
-    """Attaching does not wait for other nodes."""
     async with nodes(nats, 2, Say("a")) as (owner, other):
         reader = other.attach("trn_nothing")
         with pytest.raises(UnknownStream, match="no node has it"):

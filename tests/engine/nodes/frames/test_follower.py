@@ -136,7 +136,6 @@ def test_a_stream_without_owner_and_store_row_is_unknown() -> None:
 
 
 def test_a_new_stream_is_requested_for_some_time() -> None:
-    """A reader can get the id before the owner has published it."""
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING, new=True)
     one.question(0.0)
     one.replayed(0.0)

@@ -290,7 +290,6 @@ def test_every_event_is_unchanged_by_frames(events: list[TurnEvent], most_bytes:
 
 
 def test_deltas_of_a_block_are_one_entry() -> None:
-    """Each further delta adds one byte."""
     ((entries, count),) = chunks([TextDelta(f"{number} ", 0, "m") for number in range(100)], 4096)
     assert count == 100
     (entry,) = entries

@@ -219,7 +219,6 @@ async def test_a_node_sends_no_request_while_its_slice_has_room() -> None:
 
 @pytest.mark.parametrize("lost", ["answer", "call"])
 async def test_a_slice_that_the_node_never_received_is_given_back(lost: str) -> None:
-    """The answer was lost, or the call was cancelled."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     a.tables.lose = lost

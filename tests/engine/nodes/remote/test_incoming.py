@@ -85,7 +85,6 @@ def test_events_that_never_arrive_are_skipped_in_the_end() -> None:
 
 
 def test_the_wait_can_be_unlimited() -> None:
-    """`stuck_since` has the start of the wait."""
     run = Incoming(0, math.inf)
     run.receive(arrived(6, 7), 1.0)
     assert run.answered([], 0, 1e9) == []
@@ -97,7 +96,6 @@ def test_the_wait_can_be_unlimited() -> None:
 
 
 def test_without_a_store_a_gap_is_skipped() -> None:
-    """The gap is counted."""
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     assert seqs(run.without_store(0.0)) == [7]

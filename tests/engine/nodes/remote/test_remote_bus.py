@@ -125,7 +125,6 @@ async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> N
 
 
 async def test_subscriptions_are_as_on_a_bus(server: NatsServer, tmp_path: Path) -> None:
-    """A remote bus has the patterns and policies of a local one."""
     remote = RemoteBus(server.url)
     slow = remote.subscribe(">", policy=DropOldest(4))
     async with node(server, tmp_path / "trace.db") as engine, reading(remote, "llm.*") as reader:
