@@ -33,6 +33,7 @@ from ...support.postgres_server import StartedServer
 from ...support.programs import started
 from ...support.scripted import Say
 from ..trace_making import Maker
+from ..writer_rig import until
 
 # A server that stops, starts again, or cuts connections: calls continue, and no event is lost or stored twice.
 
@@ -71,38 +72,23 @@ async def test_calls_continue_while_the_server_is_down(server: StartedServer, ds
         assert leftovers(again.path) == []
 
 
-async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """The first successful write creates the tables."""
-    store = PostgresStore(dsn, path=tmp_path / "trace")
+async def test_engines_start_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
+    """The first successful write creates the tables. The next engine also writes the spilled events."""
+    first, second = (PostgresStore(dsn, path=tmp_path / "trace") for _ in range(2))
     server.stop()
     try:
-        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
+        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=first) as engine:
+            await asked(engine, 4)
+        assert leftovers(first.path)
+        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=second) as engine:
             await asked(engine, 2)
             server.start()
             await engine.flush()
-            assert len(await store.calls()) == 2
+            await until(lambda: not leftovers(first.path))
+            assert [call.status for call in await second.calls()] == ["completed"] * 6
     finally:
         if server.process_id is None:
             server.start()
-
-
-async def test_the_next_engine_writes_the_spilled_events(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """The events are in the spill file next to the path of the store."""
-    store = PostgresStore(dsn, path=tmp_path / "trace")
-    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
-        await asked(engine, 1)
-        await engine.flush()
-        server.stop()
-        await asked(engine, 4)
-    assert leftovers(store.path)
-    server.start()
-    again = PostgresStore(dsn, path=tmp_path / "trace")
-    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=again) as engine:
-        await asked(engine, 1)
-        await engine.flush()
-        async with PostgresStore.open_readonly(dsn) as reader:
-            assert [call.status for call in await reader.calls()] == ["completed"] * 6
-    assert leftovers(store.path) == []
 
 
 _PROGRAM = """
