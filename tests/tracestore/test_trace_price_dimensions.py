@@ -199,31 +199,19 @@ def test_an_invalid_snapshot_is_refused(tmp_path: Path) -> None:
 
 def test_published_dates_tiers_and_hours_are_imported() -> None:
     """Hours apply since the last date, thresholds become rows, and a variant inherits the standard price."""
-    source = {
-        "providers": [
-            {
-                "id": "google",
-                "models": [
-                    {
-                        "id": "m",
-                        "match": {"or": [{"equals": "m"}, {"starts_with": "m-"}, {"regex": "^n-\\d{8}$"}]},
-                        "prices": [
-                            {"prices": {"input_mtok": 1, "output_mtok": 2}},
-                            {
-                                "constraint": {"start_date": "1970-01-11"},
-                                "prices": {"input_mtok": {"base": 3, "tiers": [{"start": 10, "price": 4}]}},
-                            },
-                            {
-                                "constraint": {"start_time": "01:00:00+00:00", "end_time": "02:00:00+00:00"},
-                                "prices": {"input_mtok": 9},
-                            },
-                        ],
-                        "price_variants": [{"when": {"processing": "batch"}, "prices": {"output_mtok": 5}}],
-                    }
-                ],
-            }
-        ]
+    tiers = {"base": 3, "tiers": [{"start": 10, "price": 4}]}
+    hours = {"start_time": "01:00:00+00:00", "end_time": "02:00:00+00:00"}
+    model = {
+        "id": "m",
+        "match": {"or": [{"equals": "m"}, {"starts_with": "m-"}, {"regex": "^n-\\d{8}$"}]},
+        "prices": [
+            {"prices": {"input_mtok": 1, "output_mtok": 2}},
+            {"constraint": {"start_date": "1970-01-11"}, "prices": {"input_mtok": tiers}},
+            {"constraint": hours, "prices": {"input_mtok": 9}},
+        ],
+        "price_variants": [{"when": {"processing": "batch"}, "prices": {"output_mtok": 5}}],
     }
+    source = {"providers": [{"id": "google", "models": [model]}]}
     table = PriceTable.of(convert(source, source="test", day="2026-01-01").prices())  # type: ignore[arg-type]
     hour = 3_600_000_000
 

@@ -397,9 +397,8 @@ def copied(rig: Rig) -> list[int]:
     return sorted(envelope.seq for path in paths for envelope in read_leftover(path, 0, 10_000)[0])
 
 
-async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_path: Path) -> None:
+async def test_secured_events_are_in_the_journal_until_they_are_committed(rig: Rig, tmp_path: Path) -> None:
     """The journal has each published event once, for any number of replies. After the commit, it is empty."""
-    rig = Rig(tmp_path)
     for _ in range(5):
         rig.publish(40)
         await rig.core.secure()
@@ -411,9 +410,8 @@ async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-async def test_events_during_a_commit_stay_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_during_a_commit_stay_in_the_journal(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit empties the file that it covers. The other file stays."""
-    rig = Rig(tmp_path)
     write = rig.sink.write
 
     async def slowly(envelopes: Sequence[Envelope]) -> None:
@@ -432,8 +430,7 @@ async def test_events_during_a_commit_stay_in_the_journal(tmp_path: Path, monkey
     assert copied(rig) == []
 
 
-async def test_events_that_were_secured_are_committed_without_others_coming(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+async def test_events_that_were_secured_are_committed_without_others_coming(rig: Rig) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(rig.core.run)
         await anyio.sleep(1)
@@ -444,9 +441,8 @@ async def test_events_that_were_secured_are_committed_without_others_coming(tmp_
         group.cancel_scope.cancel()
 
 
-async def test_a_journal_that_fails_delays_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_journal_that_fails_delays_no_reply(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply is delivered, and the statistics have the reason. Later replies are secured when there is room."""
-    rig = Rig(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         rig.publish()
