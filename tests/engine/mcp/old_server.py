@@ -42,7 +42,6 @@ FORM = {
 writing = threading.Lock()
 answers: dict[int, SimpleQueue[Any]] = {}
 cancelled: dict[Any, threading.Event] = {}
-roots_changed = threading.Event()
 
 
 def value_of(option: str) -> str | None:
