@@ -117,7 +117,7 @@ def test_a_process_with_a_closed_pipe_exits_with_141(captured: Path, words: tupl
 def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple[str, ...]) -> None:
     """A reply that can't be written is a failure."""
     with FULL.open("w") as full:
-        done = call_into(full.fileno(), *words, home=talkative)
+        done = call_into(full.fileno(), *words, home=talkative, said="hello\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "callboard: stdout: No space left on device"
     assert "Traceback" not in done.stderr
