@@ -211,37 +211,30 @@ COMMANDS = {
     "record": ("--model", "a:m", "-o", "{home}/r.json", "hello"),
     "web": ("--port", "0"),
 }
-
-FAULTS = {
-    "not YAML": ("models.yaml", b"adapters: [\n  x: {", "models.yaml"),
-    "a list": ("models.yaml", b"- adapters\n", "models.yaml"),
-    "a type that there isn't": ("models.yaml", b"adapters: {a: {type: nope}}\n", "'nope'"),
-    "a key that there isn't": ("models.yaml", b"adapterz: {}\n", "adapterz"),
-    "no text": ("models.yaml", b"\xff\xfe\x00\x01", "models.yaml"),
-    "a price without a model": ("prices.yaml", b"prices: [{model: 3}]\n", "prices.yaml"),
-}
+FAULTS = (
+    ("models.yaml", b"adapters: [\n  x: {", "models.yaml"),
+    ("models.yaml", b"- adapters\n", "models.yaml"),
+    ("models.yaml", b"adapters: {a: {type: nope}}\n", "'nope'"),
+    ("models.yaml", b"adapterz: {}\n", "adapterz"),
+    ("models.yaml", b"\xff\xfe\x00\x01", "models.yaml"),
+)
 SPENDING = ("ask", "chat", "embed", "image", "web")
 """Commands that read prices first."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_that_is_wrong_is_named(command: str, fault: str, home: Path) -> None:
+def test_a_file_that_is_wrong_is_named(command: str, home: Path, tmp_path: Path) -> None:
     """The command exits with 2, and prints no traceback."""
-    name, content, named = FAULTS[fault]
-    if name == "prices.yaml" and command not in SPENDING:
-        pytest.skip("the command reads no prices")
-    (home / name).write_bytes(content)
-    message = refused(command, home)
-    assert named in message
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_home_that_is_a_file_is_named(command: str, tmp_path: Path) -> None:
-    """The message also names the variable that sets another folder."""
-    home = tmp_path / "elsewhere"
-    home.write_text("no folder")
-    assert f"{home} is a file, but must be a folder. Set CALLBOARD_HOME" in refused(command, home)
+    for name, content, named in FAULTS if command == "ask" else FAULTS[:3]:
+        (home / name).write_bytes(content)
+        assert named in refused(command, home)
+    (home / "models.yaml").unlink()
+    (home / "prices.yaml").write_text("prices: [{model: 3}]\n")
+    if command in SPENDING:
+        assert "prices.yaml" in refused(command, home)
+    (tmp_path / "file").write_text("no folder")
+    said = refused(command, tmp_path / "file")
+    assert f"{tmp_path / 'file'} is a file, but must be a folder. Set CALLBOARD_HOME" in said
 
 
 @pytest.mark.parametrize("command", ["ask", "embed"])

@@ -27,8 +27,6 @@ from callboard.engine.cli.inputs import (
     KINDS,
     as_json_options,
     attachment,
-    content_of,
-    joined,
     of_address,
     of_bytes,
     options_of,
@@ -163,17 +161,6 @@ def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
             attachment(source, None, lambda: b"")
     with pytest.raises(ConfigurationError, match="Set it with --at x TYPE"):
         of_bytes(b"\0", "x")
-
-
-def test_the_pipe_comes_before_the_question() -> None:
-    """The pipe or the question may be missing. Attachments come before the text, and need no text."""
-    assert joined("diff", "What is new?") == "diff\n\nWhat is new?"
-    assert (joined("diff", ""), joined(" \n", "hi")) == ("diff", "hi")
-    image = ImageBlock(data=PNG)
-    assert content_of("hi", [image]) == [image, TextBlock("hi")]
-    assert content_of("", [image]) == [image]
-    with pytest.raises(ConfigurationError, match="no question"):
-        content_of(" ", [])
 
 
 @pytest.mark.parametrize(

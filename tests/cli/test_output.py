@@ -174,11 +174,6 @@ def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> Non
     assert all(len(line) <= width and line.startswith("  ") for line in written.splitlines())
 
 
-def test_control_characters_are_left_out() -> None:
-    """Escape sequences lose their escape character. Line breaks and tabs stay."""
-    assert sanitize("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
-
-
 # -- A table in a narrow terminal keeps the most important columns, and names the hidden ones.
 
 
