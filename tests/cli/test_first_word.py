@@ -117,13 +117,6 @@ def test_each_line_of_help_starts_with_a_verb() -> None:
         assert not entry.help.endswith("."), name
 
 
-def test_help_is_completed_with_the_commands() -> None:
-    """Tab completes the word `help`, and completes the words after `help` as commands."""
-    assert proposals(["callboard", "hel"]) == ["help"]
-    assert proposals(["callboard", "help", "trac"]) == ["traces"]
-    assert "add" in proposals(["callboard", "help", "collections", ""])
-
-
 # -- Completion: the proposals at each place, and scripts for the shells.
 
 
@@ -158,6 +151,9 @@ def test_valid_words_are_proposed(known: Path) -> None:
         "keys remove MY": {"MY_KEY"},
         "ask -o temperature 0.5 -m se": {"second"},
         "-": {"--help", "--version"},
+        "hel": {"help"},
+        "help trac": {"traces"},
+        "help collections ": {"add"},
         **{f"{command} --he": {"--help"} for command in COMMANDS},
     }.items():
         words = in_words(f"callboard {line}")
