@@ -252,7 +252,7 @@ SURFACES: dict[str, Writes] = {
 
 
 @pytest.mark.parametrize("name", SURFACES)
-def test_only_the_owner_can_read_a_written_file_and_no_link_is_followed(name: str, faulty: Path, tmp_path: Path) -> None:
+def test_a_written_file_is_private_and_no_link_is_followed(name: str, faulty: Path, tmp_path: Path) -> None:
     """The file has these permissions with the usual umask. Nothing else remains in the folder."""
     if name == "calls as Parquet":
         pytest.importorskip("pyarrow")
