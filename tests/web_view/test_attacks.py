@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from callboard import ConfigurationError, Engine, web
-from callboard.engine.web_view.access import CSRF_HEADER, HEADERS, MOST_BYTES, THIS_MACHINE, SignIn, host_name
+from callboard.engine.web_view.access import CSRF_HEADER, HEADERS, MOST_BYTES, SignIn
 from callboard.engine.web_view.app import FOLDER, SCREENS, Assets, WebView
 from tests.support.engines import keeping, registry, running
 from tests.support.scripted import Say
@@ -494,9 +494,7 @@ OWN = sorted(path for path in FOLDER.rglob("*.js") if VENDOR not in path.parents
 
 
 def test_a_vendor_file_is_listed_and_unchanged() -> None:
-    """The checksum is that of the file in the package of that version. The licence is in the same folder. A file that
-    is not listed would never be updated.
-    """
+    """The checksum is that of the file in the package of that version. The licence is in the same folder."""
     for row in LISTED:
         assert hashlib.sha256((VENDOR / row["file"]).read_bytes()).hexdigest() == row["sha256"], row["file"]
         assert all((VENDOR / licence).is_file() for licence in row["license_files"]), row["file"]

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from callboard import (
+    ActorStarted,
     AuthError,
     CallRow,
     Engine,
@@ -37,7 +38,6 @@ from callboard.engine.web_view.subject import Tail
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.gateway import Client
 from tests.support.engines import keeping, registry, running
-from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
 from tests.support.session_files import Claude, write
 
@@ -375,17 +375,11 @@ async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.Mo
             await asyncio.sleep(0)
             for _ in range(50):
                 engine.bus.dead_letter("x", object(), "stopped")
-                engine.bus.publish(_an_event())
+                engine.bus.publish(ActorStarted(actor="x"))
             got = await waiting
             assert len(got.events) <= 10
             assert got.missed + len(got.events) == 50
             await lots.aclose()  # type: ignore[attr-defined]
-
-
-def _an_event() -> Any:
-    from callboard import ActorStarted
-
-    return ActorStarted(actor="x")
 
 
 async def test_the_events_of_a_trace_continue_by_their_numbers(tmp_path: Path) -> None:
@@ -481,8 +475,9 @@ WAYS = ("an engine", "a file", "a store of the host", "the address of a server")
 async def test_costs_are_compared_and_a_repricing_is_done_and_undone(
     way: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A dry run changes no sum. A repricing changes the current sums, and undoing it restores them. The view has an
-    engine, or opens the trace for the change. A store of the host stays open.
+    """A dry run changes no sum. A repricing changes the current sums, and undoing it restores them.
+
+    The view has an engine, or opens the trace for the change. A store of the host stays open.
     """
     path = request.getfixturevalue("postgres_dsn") if way == WAYS[3] else tmp_path / "t.db"
     store = PostgresStore(path) if way == WAYS[3] else path
