@@ -59,18 +59,27 @@ def test_settings_are_stored_and_changed_one_by_one(home: Path) -> None:
     words = ("--budget", "5/day", "--zone", "Europe/Zurich", "--models", "claude-*", "--models", "gpt-5")
     clients("add", "acme", *words, "--requests-per-minute", "60", "--tokens-per-minute", "1000", home=home)
 
-    def settings(*names: str) -> list[Any]:
-        return [listed(home)["acme"][name] for name in names]
+    def settings() -> list[Any]:
+        names = (
+            "budget_nano_usd",
+            "window",
+            "zone",
+            "models",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "unpriced",
+        )
+        (acme,) = listed(home).values()
+        return [acme[name] for name in names]
 
-    assert settings("budget_nano_usd", "window", "zone") == [5_000_000_000, "day", "Europe/Zurich"]
-    assert settings("models", "requests_per_minute", "tokens_per_minute") == [["claude-*", "gpt-5"], 60, 1000]
-    assert settings("unpriced") == ["refuse"]
+    day = [5_000_000_000, "day", "Europe/Zurich"]
+    assert settings() == [*day, ["claude-*", "gpt-5"], 60, 1000, "refuse"]
     clients("change", "acme", "--models", "*", "--requests-per-minute", "5", "--allow-unpriced", home=home)
-    assert settings("models", "requests_per_minute", "tokens_per_minute", "unpriced") == [[], 5, 1000, "allow"]
+    assert settings() == [*day, [], 5, 1000, "allow"]
     assert "$10/month" in clients("budget", "acme", "10/month", home=home)
-    assert settings("budget_nano_usd", "window", "zone") == [10_000_000_000, "month", "Europe/Zurich"]
+    assert settings() == [10_000_000_000, "month", "Europe/Zurich", [], 5, 1000, "allow"]
     clients("budget", "acme", "none", home=home)
-    assert settings("budget_nano_usd", "window", "left_nano_usd") == [None, None, None]
+    assert (settings()[:2], listed(home)["acme"]["left_nano_usd"]) == ([None, None], None)
 
 
 def test_a_rotated_key_is_replaced_now_or_after_its_grace_time(home: Path) -> None:

@@ -124,7 +124,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prices list": ((), ("gpt-5",)),
     "prices show": ((MODELS[0],), (f"evil:{HOSTILE}",)),
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
-    "prices use": (("{prices}",), ("{folder}/\x1b[2J",), ("--published",)),
+    "prices use": ((str(PRICES),), ("{folder}/\x1b[2J",), ("--published",)),
     "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
     "keys set": (("openai",), (HOSTILE,), ("A_KEY", HOSTILE)),
     "keys list": ((),),

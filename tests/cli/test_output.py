@@ -227,8 +227,8 @@ CLI = Path(cli.__file__).parent
 
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:
-    """The test covers all of Unicode. Of the invisible characters, only joiners stay."""
-    left = sanitize("".join(map(chr, range(sys.maxunicode + 1))))
+    """The planes without other characters than ideographs are left out. Only joiners stay invisible."""
+    left = sanitize("".join(map(chr, (*range(0x20000), *range(0xE0000, 0xE1000)))))
     assert not BIDI.intersection(map(unicodedata.bidirectional, left))
     categories = [*map(unicodedata.category, left)]
     assert not {"Cs", "Zl", "Zp"}.intersection(categories)
