@@ -129,7 +129,6 @@ def test_a_blocking_adapter_is_stopped(elsewhere: Path) -> None:
 
 
 def test_the_docs_name_every_section() -> None:
-    """The table of the page has exactly the sections of the checks."""
     rows = {
         section
         for row in re.findall(r"^\| ([\d., ]+) \|", PAGE.read_text(), re.MULTILINE)
@@ -139,7 +138,6 @@ def test_the_docs_name_every_section() -> None:
 
 
 def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every configuration loads, and its adapters can be created."""
     monkeypatch.chdir(ROOT)
     for text in codes(PAGE, "yaml"):
         file = tmp_path / "models.yaml"
@@ -149,7 +147,6 @@ def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter is registered in code, and its models can be used by name."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(codes(PAGE, "python")[1], names)

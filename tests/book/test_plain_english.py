@@ -37,7 +37,6 @@ def test_readme_and_docs_have_no_offender() -> None:
 
 
 def test_sentences_are_short() -> None:
-    """The figures do not count headings and table cells."""
     _, median, most = figures(of_pages(pages()))
     assert median <= 16
     assert most <= 30
@@ -120,16 +119,12 @@ def found_reason() -> str:
 
 
 def test_docstrings_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The docstrings of modules and fields are read."""
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
     (tmp_path / "one.py").write_text('"""Nobody."""\n\nX = 1\n"""Anew.\n\nBeside it.\n"""\n')
     assert [one.line for one in offenders(of_docstrings([tmp_path]))] == [1, 4, 6]
 
 
 def test_an_argument_is_a_separate_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument of a section, a list item and a table row are separate texts. Each is reported with its own
-    line.
-    """
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
     words = " ".join(["word"] * 20)
     rows = f"    Args:\n        one: {words}\n        two: {words} beside\n\n    - {words}\n    - {words}\n"

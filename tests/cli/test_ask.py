@@ -35,7 +35,6 @@ def test_a_pipe_is_one_prompt_and_comes_before_the_question(talkative: Path) -> 
 
 
 def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Path) -> None:
-    """The command prints one line and nothing on stdout, and exits with 2."""
     for words, message in (
         ((), "no question"),
         (("-c", "x"), "no conversation to continue"),
@@ -52,9 +51,7 @@ def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Pat
 
 
 def test_the_last_conversation_continues_with_its_model_and_its_system_prompt(talkative: Path) -> None:
-    """Another process continues the conversation. Another model can continue it, and `--session` names a
-    session.
-    """
+    """Another process continues the conversation."""
     call("ask", "-m", "obedient:m", "-s", "be kind", "what", home=talkative, exits=0)
     assert call("ask", "-c", "what", home=talkative, exits=0).stdout == "TextBlock|be kind|None|\n"
     done = call("ask", "-c", "-m", "first", "go on", home=talkative, exits=0)
@@ -94,7 +91,6 @@ def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Pa
 
 
 def test_an_option_is_two_words_or_one_with_an_equals_sign() -> None:
-    """In each form, the word after the option is the question."""
     for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
         read = build_parser(["ask"]).parse_args(["ask", *words.split(), "what"])
         assert (read.prompt, read.options) == (["what"], [["temperature", "0.5"]])
@@ -112,9 +108,7 @@ def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...])
 
 
 def test_a_block_of_code_is_extracted(talkative: Path) -> None:
-    """`-x` prints the first block, and `--extract-last` prints the last one. Without a block, stdout stays
-    empty.
-    """
+    """`-x` prints the first block, and `--extract-last` prints the last one."""
     text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
     for option, code in (("-x", "x = 1\n"), ("--extract-last", "y = 2\n")):
         assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
@@ -124,7 +118,6 @@ def test_a_block_of_code_is_extracted(talkative: Path) -> None:
 
 
 def test_json_has_every_part_of_a_reply(talkative: Path) -> None:
-    """The JSON has the text, model, usage and output. `-u` prints a line of usage on stderr."""
     ask = ("ask", "-m", "obedient:m", "--json")
     reply = msgspec.json.decode(call(*ask, "say hi", home=talkative, exits=0).stdout)
     assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
@@ -157,9 +150,7 @@ def _hidden() -> None: ...
 
 
 def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> None:
-    """The model receives the results, and `-c` keeps the tools. Text before and after a call is on separate
-    lines.
-    """
+    """The model receives the results, and `-c` keeps the tools."""
     file = tmp_path / "tools.py"
     file.write_text(TOOLS)
     ask = ("ask", "-m", "obedient:m", "-T", str(file))
@@ -174,7 +165,6 @@ def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> N
 
 
 def test_a_model_without_tools_is_refused_with_advice(tmp_path: Path) -> None:
-    """The command prints one line that names `callboard models`, and sends nothing."""
     (tmp_path / "models.yaml").write_text("""
         adapters: {local: {type: openai_compatible, base_url: "http://127.0.0.1:9"}}
         models: {"local:m": {adapter: local, capabilities: {supports_tools: false}}}
@@ -285,9 +275,7 @@ def test_a_closed_pipe_ends_the_command_quietly(talkative: Path) -> None:
 
 
 def test_a_pipe_gets_the_raw_reply_and_a_terminal_gets_no_control_characters(talkative: Path) -> None:
-    """Control characters are removed at a terminal. The reply ends with a line break in a pipe and at a
-    terminal.
-    """
+    """Control characters are removed at a terminal."""
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
     code, shown, err = at_terminal("ask", "-m", "rude:m", "hi", home=talkative, on="stdin stdout")
     assert (code, err, shown) == (0, "", "a[2Jbc31md\r\n")
@@ -308,7 +296,6 @@ def test_a_terminal_shows_the_models_thinking_and_stdout_never_does(home: Path, 
 
 
 def test_an_interrupt_while_the_command_starts_is_quiet(talkative: Path) -> None:
-    """The process prints no traceback if the signal arrives before the command starts."""
     with start(home=talkative, program=INTERRUPTED_EARLY) as process:
         assert process.communicate() == (b"", b"")
     assert process.returncode == 130
@@ -325,7 +312,6 @@ def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> 
 
 
 def test_ask_needs_no_library_for_terminals(talkative: Path) -> None:
-    """The command runs without rich and without prompt_toolkit."""
     for missing in ("rich", "prompt_toolkit"):
         done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)
         assert done.stdout == "one heard 1 messages, last: hi\n"
@@ -381,7 +367,6 @@ def test_a_refusal_is_one_line_with_advice(
 
 
 def test_a_stored_key_that_is_wrong_is_changed_where_it_is_stored(home: Path) -> None:
-    """The message names `callboard keys set`, and not an environment variable."""
     set_key(home / "keys.json", "ANTHROPIC_API_KEY", "sk-kept")
     with provider_server(401, b'{"error": {"type": "authentication_error", "message": "no"}}') as server:
         done = call("ask", "hi", home=home, more={"ANTHROPIC_BASE_URL": server.url}, exits=2)
@@ -389,7 +374,6 @@ def test_a_stored_key_that_is_wrong_is_changed_where_it_is_stored(home: Path) ->
 
 
 def test_a_provider_that_cannot_be_reached_is_one_line(home: Path) -> None:
-    """The line names `callboard doctor`, and the exit code is 1."""
     file = home / "models.yaml"
     file.write_text(
         f'adapters: {{openai: {{type: openai, base_url: "{refusing_url()}", api_key_env: K, max_retries: 0}}}}\n'

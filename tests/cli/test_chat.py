@@ -79,9 +79,6 @@ def test_an_interrupt_cancels_a_reply_or_ends_the_chat_at_the_prompt(talkative: 
 
 
 def test_a_message_can_have_several_lines(talkative: Path) -> None:
-    """Three quotation marks start and end such a message. A message that is open at the end of the input is sent
-    too.
-    """
     lines = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
     done = call("chat", home=talkative, said=lines, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
@@ -125,7 +122,6 @@ def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) 
 
 
 def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_path: Path) -> None:
-    """The options apply to every message."""
     file = tmp_path / "tools.py"
     file.write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     options = ("-m", "obedient:m", "-s", "be kind", "-o", "temperature", "0", "-T", str(file))
@@ -164,9 +160,7 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
 def test_replies_without_an_amount_are_counted_next_to_the_sum(
     replies: list[tuple[TokenUsage, Cost]], said: str
 ) -> None:
-    """The amount leaves out replies without a price and replies with unknown usage. Estimated replies are
-    included.
-    """
+    """The amount leaves out replies without a price and replies with unknown usage."""
     history = [Message.user("Hi")]
     for usage, cost in replies:
         metadata = MessageMetadata(
@@ -236,7 +230,6 @@ def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, me
     ],
 )
 def test_a_line_with_a_slash_is_a_command(line: str, command: tuple[str, str] | None) -> None:
-    """A path is not a command, and a text of several lines is not one either."""
     assert command_of(line) == command
 
 
@@ -257,9 +250,7 @@ def test_tab_offers_commands_models_and_files() -> None:
 
 
 def test_an_interrupt_during_a_reply_cancels_it_and_a_second_one_ends_the_chat() -> None:
-    """A first interrupt cancels the reply, and a second raises KeyboardInterrupt. The next reply can be cancelled
-    too.
-    """
+    """A first interrupt cancels the reply, and a second raises KeyboardInterrupt."""
     cancelled: list[str] = []
     with Interrupts() as interrupts:
         with interrupts.replying(lambda: cancelled.append("first")):
@@ -288,9 +279,7 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
 
 
 def test_a_message_is_written_in_an_editor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far. If the editor fails, nothing is
-    sent.
-    """
+    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far."""
     script = tmp_path / "my editor"
     script.write_text('#!/bin/sh\nprintf " and more\\n" >> "$1"\n')
     script.chmod(0o700)

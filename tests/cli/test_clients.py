@@ -55,7 +55,6 @@ def test_a_new_clients_key_is_only_in_the_output(home: Path) -> None:
 
 
 def test_settings_are_stored_and_changed_one_by_one(home: Path) -> None:
-    """A change keeps every other setting."""
     words = ("--budget", "5/day", "--zone", "Europe/Zurich", "--models", "claude-*", "--models", "gpt-5")
     clients("add", "acme", *words, "--requests-per-minute", "60", "--tokens-per-minute", "1000", home=home)
 
@@ -83,7 +82,6 @@ def test_settings_are_stored_and_changed_one_by_one(home: Path) -> None:
 
 
 def test_a_rotated_key_is_replaced_now_or_after_its_grace_time(home: Path) -> None:
-    """The client keeps its settings."""
     first = clients("add", "acme", "--budget", "1", home=home)
     second = clients("rotate", "acme", "--grace", "1h", home=home)
     assert [accepted(home, key) for key in (first, second)] == ["acme", "acme"]
@@ -94,7 +92,6 @@ def test_a_rotated_key_is_replaced_now_or_after_its_grace_time(home: Path) -> No
 
 
 def test_a_revoked_client_has_no_key_and_its_name_can_be_used_again(home: Path) -> None:
-    """The list shows a revoked client only with --all."""
     first = clients("add", "acme", home=home)
     assert clients("revoke", "acme", home=home) == "Revoked acme."
     assert accepted(home, first) is None
@@ -105,9 +102,7 @@ def test_a_revoked_client_has_no_key_and_its_name_can_be_used_again(home: Path) 
 
 
 def test_the_list_shows_the_spending_of_each_client(home: Path) -> None:
-    """The list has the spend in the budget's window and in total. `callboard cost --by tag:client` has the same
-    sums.
-    """
+    """The list has the spend in the budget's window and in total."""
     for name, budget in (("acme", ("--budget", "1")), ("zoo", ())):
         clients("add", name, *budget, home=home)
 
@@ -151,7 +146,6 @@ def test_a_mistake_is_one_error_and_changes_nothing(home: Path) -> None:
 
 
 def test_only_the_first_client_creates_a_missing_trace(home: Path) -> None:
-    """Without a trace, the list reports the missing file."""
     assert "no trace file" in call("clients", "list", home=home, exits=1).stderr
     clients("add", "acme", home=home)
     assert "no clients" not in clients("list", home=home)

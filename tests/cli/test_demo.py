@@ -48,9 +48,7 @@ def check_showing(out: str) -> None:
 
 
 def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) -> None:
-    """The committed cassettes fit the demo's script. The trace can be queried and repriced. Each demo starts a new
-    trace unless --keep is set, and never touches the host's trace file.
-    """
+    """The committed cassettes fit the demo's script."""
     (home / "trace.db").write_text("somebody's")
     for options, calls in (([], 6), ([], 6), (["--keep"], 12)):
         done = call("demo", "--cassettes", *options, home=home, exits=0)
@@ -65,7 +63,6 @@ def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) 
 
 
 def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
-    """A machine without a wheel for the model shows the complete demo."""
     done = call("demo", home=home, without="xllamacpp", exits=0)
     assert "is not installed" in done.stdout or "no weights found" in done.stdout
     assert "Recorded replies, because the model can't run here" in done.stdout
@@ -73,7 +70,6 @@ def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
 
 
 def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
-    """Ctrl-C exits with 130 and no traceback. The trace file can be read."""
     with start("demo", "--cassettes", home=home) as process:
         read_until(process, "session.turn_started")
         process.send_signal(signal.SIGINT)
@@ -109,7 +105,6 @@ def test_replay_prints_every_event_in_order(traced: Path) -> None:
 
 
 def test_replay_as_json_is_one_envelope_a_line_and_needs_no_rich(traced: Path) -> None:
-    """Every envelope has its ids, and `seq` is in order."""
     done = call("replay", "--json", "--session", "ses_under_test", home=traced, without="rich", exits=0)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["session_id"] for row in rows} == {"ses_under_test"}
@@ -135,7 +130,6 @@ def test_replay_shows_only_the_filtered_events(traced: Path) -> None:
 
 
 def test_a_slow_replay_shows_events_immediately_and_can_be_interrupted(traced: Path) -> None:
-    """The first line appears immediately, although the replay runs at a hundred-thousandth of the real speed."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
         assert present(process.stdout).readline()
         process.send_signal(signal.SIGINT)

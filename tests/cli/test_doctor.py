@@ -43,7 +43,6 @@ def line(out: str, name: str) -> str:
 
 
 def test_a_good_configuration_passes_with_one_request_to_the_provider(traced: Path) -> None:
-    """Every check is ok, and the only request is for the list of models."""
     with provider_server() as server:
         configure(traced, server.url)
         done = call("doctor", home=traced)
@@ -60,9 +59,7 @@ def test_a_good_configuration_passes_with_one_request_to_the_provider(traced: Pa
 
 
 def test_without_a_configuration_the_local_model_can_be_used(home: Path) -> None:
-    """A missing key of an unused adapter is a hint and no failure. The check writes nothing and starts no
-    model.
-    """
+    """A missing key of an unused adapter is a hint and no failure."""
     if find_spec("xllamacpp") is None or find_model() is None:
         pytest.skip("the local model is not installed")
     done = call("doctor", home=home, exits=0)
@@ -75,7 +72,6 @@ def test_without_a_configuration_the_local_model_can_be_used(home: Path) -> None
 
 
 def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path) -> None:
-    """The advice names the variable to set and the package to install."""
     done = call("doctor", home=home, without="xllamacpp", exits=1)
     assert line(done.stdout, "usable").split(maxsplit=2) == ["FAIL", "usable", "no model can be called yet"]
     assert line(done.stdout, "provider:local-chat").startswith("-")
@@ -96,7 +92,6 @@ def test_a_malformed_models_file_is_named_and_the_rest_is_checked(traced: Path) 
 
 
 def test_a_key_that_the_configuration_needs_and_the_environment_lacks_fails(home: Path) -> None:
-    """The check names the variable, and sends no request to that provider."""
     with provider_server() as server:
         configure(home, server.url, "  there: {type: openai, api_key_env: A_KEY_THAT_IS_NOT_SET}\n")
         done = call("doctor", home=home)
@@ -109,7 +104,6 @@ def test_a_key_that_the_configuration_needs_and_the_environment_lacks_fails(home
 
 
 def test_a_trace_file_that_is_no_database_fails_and_stays_unchanged(home: Path) -> None:
-    """No byte of the file changes."""
     path = home / "notes.txt"
     path.write_text("Buy milk.\n" * 20)
     path.chmod(0o600)
@@ -157,7 +151,6 @@ def test_offline_sends_no_request(home: Path) -> None:
 
 
 def test_json_is_one_object_and_needs_no_rich(traced: Path) -> None:
-    """The object has the checks, versions and places."""
     configure(traced, refusing_url())
     done = call("doctor", "--json", home=traced, without="rich", exits=1)
     found = json.loads(done.stdout)
@@ -187,7 +180,6 @@ def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
 
 
 def test_the_check_shows_the_source_of_the_prices(home: Path) -> None:
-    """The check fails if the file can't be read."""
     done = call("doctor", "--offline", home=home)
     assert "as shipped" in line(done.stdout, "prices")
     (home / "prices.yaml").write_text("prices: [")
@@ -224,7 +216,6 @@ SPENDING = ("ask", "chat", "embed", "image", "web")
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_that_is_wrong_is_named(command: str, home: Path, tmp_path: Path) -> None:
-    """The command exits with 2, and prints no traceback."""
     for name, content, named in FAULTS if command == "ask" else FAULTS[:3]:
         (home / name).write_bytes(content)
         assert named in refused(command, home)
@@ -332,9 +323,6 @@ def test_a_tool_of_a_plugin_is_found_by_its_name(installed: Path, caplog: pytest
 
 
 def test_a_command_of_a_plugin_runs(packages: Path, home: Path) -> None:
-    """Errors of the command have the usual exit codes. A broken command gives one warning, even if it exits on
-    import.
-    """
     place = {"home": home, "packages": packages}
     assert run("beam", "--at", "you", **place)[:2] == (0, "the beam points at you\n")
     code, _, err = run("beam", "--at", "rocks", **place)

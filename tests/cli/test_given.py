@@ -110,7 +110,6 @@ def test_an_option_with_a_dot_is_an_option_of_the_provider() -> None:
 
 
 def test_the_error_of_a_wrong_option_has_a_correction() -> None:
-    """The error corrects the name or the value. Every option is an option of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
     wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "must be a whole number"}
     for option, message in {**wrong, ("", ""): "unknown option"}.items():
@@ -150,7 +149,6 @@ def test_the_type_of_an_address_comes_from_its_name() -> None:
 
 
 def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
-    """The error is one sentence with advice."""
     wrong = {
         "/nowhere/x": "No such file",
         "https://h/x": "Set it with --at https://h/x TYPE",
@@ -185,7 +183,6 @@ def test_blocks_of_code_follow_commonmark(text: str, blocks: list[str]) -> None:
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=20), max_size=4))
 def test_fenced_code_is_read_unchanged(codes: list[str]) -> None:
-    """The code can be any text without a fence."""
     whole = [f"{code}\n" for code in codes]
     assert code_blocks("\n".join(f"words\n```x\n{code}```" for code in whole)) == whole
 
@@ -293,9 +290,7 @@ def test_the_error_of_a_wrong_file_has_its_place(text: str, fault: str, folder: 
 
 
 def test_a_name_never_leads_out_of_the_folder(folder: Path) -> None:
-    """A path is not a name. The error of an unknown template names the nearest one, or the command that makes
-    one.
-    """
+    """A path is not a name."""
     for name in ("../models", "a/b", "", ".hidden", "/etc/passwd"):
         with pytest.raises(ConfigurationError, match="is not a template name"):
             path_of(name)

@@ -144,9 +144,7 @@ def serving(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path) -> None:
-    """Output that a tool prints does not disturb the protocol. The client's user approves calls that need an
-    approval.
-    """
+    """Output that a tool prints does not disturb the protocol."""
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
     with serving(talkative, "-T", str(file)) as process:

@@ -239,9 +239,7 @@ async def replayed(models: Path) -> list[str]:
 
 
 def test_a_recording_can_be_replayed(provided: Path, tmp_path: Path) -> None:
-    """The command prints an adapter for models.yaml. The adapter replays the session without a network or a
-    key.
-    """
+    """The command prints an adapter for models.yaml."""
     file = tmp_path / "near.json"
     done = record("Hi", "And?", "--whole", "--model", "near", "-o", str(file), home=provided)
     assert (done.returncode, done.stdout.split()) == (0, ["Hello.", "Hello."]), done.stderr

@@ -127,9 +127,7 @@ def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple
 
 
 def test_money_has_the_digits_that_matter_at_its_size() -> None:
-    """Small amounts have nine decimals, and large ones have cents. A cost without a price is "unpriced", and a
-    missing cost is "-".
-    """
+    """Small amounts have nine decimals, and large ones have cents."""
     small = {0: "$0", 1: "$0.000000001", -2_500: "-$0.000002500"}
     large = {12_345_678: "$0.012346", 1_234_567_890: "$1.2346", 1_234_567_890_123_456: "$1,234,567.89"}
     for nano, text in {**small, **large}.items():
@@ -304,9 +302,7 @@ def talk(path: Path) -> None:
 
 
 def test_messages_are_shown_and_found(home: Path) -> None:
-    """The text output is in order, and JSON has the latest message first. A search shows the text around its
-    words.
-    """
+    """The text output is in order, and JSON has the latest message first."""
     talk(home / "trace.db")
     latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
     assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
@@ -322,9 +318,7 @@ def test_messages_are_shown_and_found(home: Path) -> None:
 
 
 def test_a_deleted_session_is_not_found(home: Path) -> None:
-    """A search and the list of latest messages do not show the session. Without a trace, a search creates no
-    file.
-    """
+    """A search and the list of latest messages do not show the session."""
     for words in ((), ("--db", str(home / "no.db"))):
         assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
     assert list(home.iterdir()) == []

@@ -134,9 +134,7 @@ def test_a_table_of_some_calls_is_compared_in_every_format(traced: Path, tmp_pat
 
 
 def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> None:
-    """An ambiguous or unknown table is refused with a list of the tables. Wrong arguments are refused with
-    advice.
-    """
+    """An ambiguous or unknown table is refused with a list of the tables."""
     file = ("--prices", str(PRICES))
     assert LABELS[0] in call("reprice", *file, "--label", "First", home=traced, exits=0).stdout
     for choice, message in {
@@ -420,9 +418,7 @@ def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
 
 
 def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
-    """The document has the messages. After the deletion, the trace has the call and no messages. An export that
-    can't be written and an unknown session are errors.
-    """
+    """The document has the messages."""
     saved = call("chat", "--save", home=talkative, said="a secret\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     document = tmp_path / "session.json"

@@ -82,9 +82,7 @@ def test_backup_makes_a_file_that_other_commands_can_read(traced: Path, tmp_path
 
 
 def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading commands refuse an old file and name `upgrade`. A current file does not change, and no file is
-    created.
-    """
+    """Reading commands refuse an old file and name `upgrade`."""
     anyio.run(make_file_before, "call rows", home / "trace.db", monkeypatch)
     refused = call("traces", home=home, exits=1)
     assert "`callboard upgrade`" in refused.stderr
@@ -210,9 +208,7 @@ def test_a_command_names_its_trace_and_hides_the_password(shared: str, traced: P
 
 
 def test_a_wrong_choice_of_a_trace_is_refused_without_the_password(shared: str, home: Path) -> None:
-    """A file and a server cannot be combined. An address in `--db` is refused with the name of the right option. A
-    part of an address that cannot be read can be a part of a password. A backup names the server's own tool.
-    """
+    """A file and a server cannot be combined."""
     password = str(urlsplit(shared).password)
     wrong, ambiguous = shared.replace(password, "Geheimwort"), "postgresql://me:Ge/heim@host/db"
     for words, more, exits, said in (

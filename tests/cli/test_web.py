@@ -46,9 +46,7 @@ def signed_in(address: str, token: str) -> Iterator[httpx.Client]:
 
 
 def test_the_default_trace_is_shown_with_an_engine(traced: Path) -> None:
-    """The command listens on this machine only. A token signs in once, and the command then prints the next
-    token.
-    """
+    """The command listens on this machine only."""
     with serving(traced) as (address, token, process):
         assert address.startswith("http://127.0.0.1:")
         with signed_in(address, token) as client:

@@ -75,7 +75,6 @@ def test_the_rule_of_every_note_exists() -> None:
 
 
 def test_a_rule_refuses_only_requests_that_break_it() -> None:
-    """A rule refuses the request that breaks it, and accepts a request that breaks no rule."""
     for name, refused in REFUSED.items():
         assert RULES[name](Asked("chat", "/v1/chat/completions", refused)), name
         assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None, name
@@ -107,9 +106,6 @@ def test_a_server_of_the_lab_plays_every_note_of_an_error() -> None:
 
 
 def test_a_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If every request breaks a rule, the conversation fails. The failure has the server, the rule and the
-    reason.
-    """
     monkeypatch.setitem(RULES, "planted", lambda asked: "planted")
     note = Note("B-x-planted", "x", "B", "any", "f.", "r.", "a/b#1", {"rule": "planted"}, {})
     monkeypatch.setattr(lab, "notes_of", lambda temper, *kinds: [note] if "B" in kinds else [])

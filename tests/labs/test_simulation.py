@@ -13,7 +13,6 @@ SMALL = Size(nodes=12, sessions=100, steps=8_000)
 @pytest.mark.deep("more seeds of a lab")
 @pytest.mark.parametrize("seed", range(4, 7))
 def test_no_guarantee_is_broken(seed: int) -> None:
-    """Faults of the network, the hosts, the servers and the clocks break no guarantee."""
     check(play(seed, SMALL))
 
 

@@ -160,7 +160,6 @@ async def test_a_token_is_valid_once() -> None:
 
 
 async def test_a_guessed_token_is_refused() -> None:
-    """The answer sets no cookie."""
     async with viewed(signed_in=False) as (_, client):
         for token in ("", "x", "A" * 43, "é", "\x00", "a" * 10_000):
             answer = await client.post("api/sign-in", json={"token": token})
@@ -261,9 +260,7 @@ BODIES = (
 
 
 async def test_a_wrong_body_is_refused() -> None:
-    """A body must be JSON and have the content type of JSON, which no form can send. Its fields and its size are
-    checked.
-    """
+    """A body must be JSON and have the content type of JSON, which no form can send."""
     async with viewed() as (_, client):
         for body, kind, code in BODIES:
             answer = await client.post("api/cancel", content=body, headers={"content-type": kind})
@@ -430,7 +427,6 @@ async def test_a_script_in_any_field_is_sent_as_json(tmp_path: Path) -> None:
 
 
 async def test_an_internal_error_has_no_details() -> None:
-    """The response is one short sentence. The log has the details."""
     async with running() as (engine, _):
         view = web(engine)
         async with served(view) as address, httpx.AsyncClient(base_url=f"{address}/") as client:

@@ -441,9 +441,7 @@ async def test_the_page_of_a_call_has_its_timeline_and_its_prompt(tmp_path: Path
 
 
 async def test_a_tree_of_turns_is_shown_during_its_run_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
-    """Children are below their parent, each with its cost. The tree is on *Now*, on the page of a call and on the
-    page of its session.
-    """
+    """Children are below their parent, each with its cost."""
     go_on = anyio.Event()
     agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]
     asked = [("a", {"task": "Look."}), ("b", {"task": "Look."})]

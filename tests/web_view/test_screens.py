@@ -81,9 +81,7 @@ async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
 
 
 async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
-    """The call has its model, session and cost so far. After its end it is in the recent calls and in the cost of
-    the day.
-    """
+    """The call has its model, session and cost so far."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -107,7 +105,6 @@ async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
 
 
 async def test_a_click_cancels_a_turn() -> None:
-    """The caller of the turn gets the error. A second click is refused with a conflict."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait)) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -263,7 +260,6 @@ async def test_the_list_of_streams_has_the_lag_of_each_reader() -> None:
 
 
 async def test_a_closed_page_leaves_no_reader_and_no_subscription(tmp_path: Path) -> None:
-    """The test opens and closes each stream of data."""
     go = anyio.Event()
     async with running(Say("a", "b", pause=go.wait), store=tmp_path / "t.db") as (engine, _):
         before = subscriptions(engine)
@@ -362,9 +358,6 @@ async def test_a_page_that_connects_again_gets_the_missed_events() -> None:
 
 
 async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring is full before the page reads. The page gets the latest events and the number of the missed
-    events.
-    """
     monkeypatch.setattr(web_tail, "RING", 10)
     async with running() as (engine, _):
         tail = Tail(engine.bus)
