@@ -336,25 +336,18 @@ def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
 
 
 def test_an_edited_template_is_checked(home: Path) -> None:
-    """A new template starts as an example. A wrong template stays in its file, and the exit code is 2."""
-    made = call("templates", "edit", "new", home=home, exits=0, more={"VISUAL": "true"})
-    assert "ask -t new" in made.stdout
-    assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
-    spoil = {"VISUAL": """sh -c 'printf "prompt: \\$5" > "$0"'"""}
-    done = call("templates", "edit", "new", home=home, exits=2, more=spoil)
-    assert "invalid parameter after" in done.stderr
-    assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
-
-
-def test_an_editor_that_fails_leaves_the_written_text_and_no_example(home: Path) -> None:
-    """The exit code is 1. If the editor does not exist, the exit code is 2 and the error names the editor."""
-    new = home / "templates" / "new.yaml"
-    edit = ("templates", "edit", "new")
+    """A new template starts as an example. A written text stays, even if it is wrong or the editor fails."""
+    new, edit = home / "templates" / "new.yaml", ("templates", "edit", "new")
     assert "no-such-editor" in call(*edit, home=home, exits=2, more={"VISUAL": "no-such-editor"}).stderr
     call(*edit, home=home, exits=1, more={"VISUAL": "false"})
     assert not new.exists()
-    spoil = {"VISUAL": """sh -c 'printf "prompt: hi" > "$0"; exit 3'"""}
-    call(*edit, home=home, exits=1, more=spoil)
-    assert new.read_text() == "prompt: hi"
+    assert "ask -t new" in call(*edit, home=home, exits=0, more={"VISUAL": "true"}).stdout
+    assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
+    for text, ends, code in (("prompt: hi", 3, 1), ("prompt: $5", 0, 2)):
+        (home / "text").write_text(text)
+        spoil = {"VISUAL": f"sh -c 'cat {home}/text > \"$0\"; exit {ends}'"}
+        done = call(*edit, home=home, exits=code, more=spoil)
+        assert new.read_text() == text
+    assert "invalid parameter after" in done.stderr
     assert call("templates", "path", home=home, exits=0).stdout.strip() == str(home / "templates")
     assert call("templates", "path", "new", home=home, exits=0).stdout.strip() == str(new)

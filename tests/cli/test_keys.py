@@ -160,7 +160,7 @@ def test_a_removed_key_is_no_longer_listed(home: Path) -> None:
 def test_doctor_shows_the_source_of_a_key_and_the_reply_to_a_wrong_one(home: Path) -> None:
     """The source is the file or the environment. The advice names the refused key."""
     call("keys", "set", "HERE_KEY", home=home, said=KEY, exits=0)
-    with provider_server(401) as server:
+    with provider_server(401, KEY.encode()) as server:
         (home / "models.yaml").write_text(MODELS.format(url=server.url))
         done = call("doctor", home=home, exits=1)
         again = call("doctor", home=home, exits=1, more={"HERE_KEY": "sk-other"})

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.engine.cli import main
-from callboard.engine.cli.repricing_report import Line, Origin, bars, columns, page, tick_step
+from callboard.engine.cli.repricing_report import Line, Origin, bars, columns, page
 from callboard.tracestore import DayReprice, ModelReprice, PriceRow, PriceTable, RepriceReport, RepriceSums
 from tests.support.engines import running
 from tests.support.scripted import Say
@@ -66,13 +66,16 @@ def test_the_head_of_the_page_shows_the_compared_calls() -> None:
     assert "<dd>the costs at call time</dd>" in text
     assert f"version {report().version}</dd>" in text
     assert "A trial: nothing was changed." in text
+    text = written(report())
+    assert ("0 calls: all calls" in text, "<table" in text) == (True, False)
+    assert columns([priced("2026-07-01", 5, 6)]) == "", "a chart needs at least two days"
 
 
 def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() -> None:
     """The other calls are in the tables and in the note, with their cost on the side that has a price."""
     counts = {"calls": 9, "unpriced": 5, "unpriced_before": 2}
-    newly, lost = {"newly_priced": 1, "newly_priced_nano_usd": 7}, {"no_longer_priced_nano_usd": 90}
-    partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **lost)
+    newly, gone = {"newly_priced": 1, "newly_priced_nano_usd": 7}, {"no_longer_priced_nano_usd": 90}
+    partly = RepriceSums(**counts, before_nano_usd=10, after_nano_usd=4, no_longer_priced=4, **newly, **gone)
     text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
     assert "Both sums are over the 4 calls with a cost before and after." in text
     note = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
@@ -81,10 +84,6 @@ def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() ->
         "the sums are 20 before and 34 after"
     )
     assert '<td data-label="Beside">4 no longer priced' in text
-
-
-def test_calls_with_one_price_are_not_compared() -> None:
-    """Without a call that has both prices, a model has no sums and no difference."""
     none = {"unpriced_before": 0, "before_nano_usd": 0, "after_nano_usd": 0}
     lost = RepriceSums(calls=5, unpriced=5, **none, no_longer_priced=5, no_longer_priced_nano_usd=90)
     assert "<span>Difference</span><b>not comparable" in written(report(Line("mine:m", lost)))
@@ -103,20 +102,6 @@ def test_names_are_text_and_never_markup() -> None:
     text = written(report(priced(name, 1, 2), as_model=name))
     assert "<script" not in text
     assert escape(name) in text
-
-
-def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
-    """A chart needs at least two days."""
-    text = written(report())
-    assert "0 calls: all calls" in text
-    assert "<table" not in text
-    assert columns([priced("2026-07-01", 5, 6)]) == ""
-
-
-def test_ticks_are_round_amounts() -> None:
-    """The distance of two ticks is one, two or five times a power of ten."""
-    steps = {1: 1, 5: 1, 6: 2, 10: 2, 11: 5, 26: 10, 10**9: 2 * 10**8}
-    assert {longest: tick_step(longest) for longest in steps} == steps
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=2, max_size=5))

@@ -131,6 +131,9 @@ def test_a_table_of_some_calls_is_compared_in_every_format(traced: Path, tmp_pat
     assert (messages["no_longer_priced"], messages["no_longer_priced_nano_usd"]) == (1, 3600)
     rows = list(csv.DictReader(call(*command, "--csv", home=traced).stdout.splitlines()))
     assert [row["no_longer_priced_nano_usd"] for row in rows] == ["0", "3600"]
+    by_day = call("reprice", "--prices", str(PRICES), "--dry-run", "--by", "day", "--csv", home=traced).stdout
+    (day,) = csv.DictReader(by_day.splitlines())
+    assert (day["calls"], day["after_usd"]) == ("2", "0.000006900")
 
 
 def test_a_table_of_a_price_file_is_chosen_by_label_or_version(traced: Path) -> None:
@@ -264,8 +267,10 @@ def test_cost_for_programs_is_exact(traced: Path) -> None:
         ("local-chat:m", "0.000003000"),
         ("local-messages:m", "0.000003600"),
     }
-    found = [json.loads(line) for line in call("cost", "--by", "total", "--json", home=traced).stdout.splitlines()]
-    assert [(row["calls"], row["cost_nano_usd"]) for row in found] == [(3, 6_600)]
+    (total,) = map(json.loads, call("cost", "--by", "total", "--json", home=traced).stdout.splitlines())
+    assert (total["calls"], total["cost_nano_usd"]) == (3, 6_600)
+    recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
+    assert json.loads(recent.stdout)["attempts"] == 3
 
 
 def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
@@ -288,16 +293,6 @@ def test_the_error_of_a_wrong_argument_shows_a_valid_one(traced: Path) -> None:
     }.items():
         assert message in call("sql", statement, home=traced, exits=1).stderr
     assert "--schema" not in call("sql", "SELECT FROM", home=traced, exits=1).stderr
-
-
-def test_stats_errors_and_sql_have_every_format(traced: Path) -> None:
-    """The formats are a table, JSON and CSV."""
-    for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
-        for form in ((), ("--json",), ("--csv",)):
-            done = call(*command, *form, home=traced, exits=0)
-            assert "local-messages:m" in done.stdout
-    recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
-    assert json.loads(recent.stdout)["attempts"] == 3
 
 
 def test_stats_show_the_savings_of_prompt_caches_and_traces_show_the_key(home: Path) -> None:
@@ -343,16 +338,6 @@ def test_the_page_of_a_repricing_needs_no_other_file_and_shows_exact_amounts(tra
     assert (run["calls"], run["sum_before_nano_usd"], run["sum_after_nano_usd"]) == (2, 6_600, 6_900)
     call("reprice", "--undo", home=traced, exits=0)
     call("reprice", "--undo", home=traced, exits=1)
-
-
-def test_a_comparison_has_rows_for_programs(traced: Path) -> None:
-    """There is one row for each model, with the difference. stdout has nothing else."""
-    trial = ("reprice", "--prices", str(PRICES), "--dry-run")
-    rows = [json.loads(line) for line in call(*trial, "--json", home=traced).stdout.splitlines()]
-    assert {row["model"] for row in rows} == {"local-chat:m", "local-messages:m"}
-    assert sum(row["difference_nano_usd"] for row in rows) == 6_900 - 6_600
-    days = list(csv.DictReader(io.StringIO(call(*trial, "--by", "day", "--csv", home=traced).stdout)))
-    assert [(row["calls"], row["after_usd"]) for row in days] == [("2", "0.000006900")]
 
 
 @pytest.mark.parametrize("page", ["missing/page.html", "."])
