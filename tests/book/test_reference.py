@@ -260,6 +260,8 @@ def test_descriptions_of_fields_in_a_docstring_become_a_list() -> None:
         "Bounds of it: two.\n\n* `calls`: at once; more wait.\n* `a`, `b`: how far. Note: this.\n\n"
         "Raises\nValueError."
     )
+    sections = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
+    assert fields.listed(sections, ["a", "b"]) == sections, "sections are left to griffe"
 
 
 def test_the_tables_of_events_have_the_strings_under_fields() -> None:
@@ -267,13 +269,6 @@ def test_the_tables_of_events_have_the_strings_under_fields() -> None:
     row = next(line for line in generated.events().splitlines() if line.startswith("| `fraction` |"))
     assert said["fraction"]
     assert " ".join(said["fraction"].split()) in row
-
-
-def test_sections_are_left_to_griffe() -> None:
-    """A name under Args is not changed into a list."""
-    fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
-    text = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
-    assert fields.listed(text, ["a", "b"]) == text
 
 
 def test_the_reference_has_exactly_the_keys_of_models_yaml() -> None:
