@@ -86,7 +86,9 @@ def test_only_calls_with_both_prices_are_compared_and_the_others_are_listed() ->
     assert '<td data-label="Beside">4 no longer priced' in text
     none = {"unpriced_before": 0, "before_nano_usd": 0, "after_nano_usd": 0}
     lost = RepriceSums(calls=5, unpriced=5, **none, no_longer_priced=5, no_longer_priced_nano_usd=90)
-    assert "<span>Difference</span><b>not comparable" in written(report(Line("mine:m", lost)))
+    text = written(report(Line("mine:m", lost)))
+    assert "<span>Difference</span><b>not comparable" in text
+    assert '">not comparable</td>' in text
 
 
 def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:
