@@ -262,7 +262,7 @@ def installed(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def forget() -> None:
     registry.plugins.cache_clear()
-    registry._load.cache_clear()
+    registry._load_adapter.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "lighthouse"]:
         del sys.modules[name]
 
