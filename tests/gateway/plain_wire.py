@@ -17,22 +17,10 @@ from callboard.engine.gateway.wire import (
 )
 
 STATUS = {
-    "invalid_request": 400,
-    "context_overflow": 400,
-    "content_filter": 400,
-    "authentication": 401,
-    "budget": 402,
-    "permission": 403,
-    "not_found": 404,
-    "missing": 404,
-    "wrong_method": 405,
-    "too_large": 413,
-    "rate_limit": 429,
-    "server": 500,
-    "unavailable": 503,
-    "timeout": 504,
-    "overloaded": 529,
-}
+    "invalid_request": 400, "context_overflow": 400, "content_filter": 400, "authentication": 401, "budget": 402,
+    "permission": 403, "not_found": 404, "missing": 404, "wrong_method": 405, "too_large": 413, "rate_limit": 429,
+    "server": 500, "unavailable": 503, "timeout": 504, "overloaded": 529,
+}  # fmt: skip
 
 
 def line(**fields: object) -> bytes:

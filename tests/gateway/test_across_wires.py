@@ -245,31 +245,27 @@ OF_OPENAI = {
 ERRORS = {
     "openai_compatible": OF_OPENAI,
     "openai": OF_OPENAI,
-    "anthropic": {
-        "rate limit": (429, "rate_limit_error", "7"),
-        "overload": (529, "overloaded_error", "7"),
-        "overflow": (400, "invalid_request_error", None),
-    },
-    "gemini": {
-        "rate limit": (429, "RESOURCE_EXHAUSTED", "7"),
-        "overload": (503, "UNAVAILABLE", "7"),
-        "overflow": (400, "INVALID_ARGUMENT", None),
-    },
-}
+    "anthropic": {"rate limit": (429, "rate_limit_error", "7"), "overload": (529, "overloaded_error", "7"),
+        "overflow": (400, "invalid_request_error", None)},
+    "gemini": {"rate limit": (429, "RESOURCE_EXHAUSTED", "7"), "overload": (503, "UNAVAILABLE", "7"),
+        "overflow": (400, "INVALID_ARGUMENT", None)},
+}  # fmt: skip
 """The status, the code and the delay, by the client's protocol."""
 
 
 @each_pair_both_ways
-@pytest.mark.parametrize("condition", OF_OPENAI)
-async def test_errors(kind: type[Client], wire: Wire, streamed: bool, condition: str) -> None:
-    refused, body = wire.error_body(condition)
-    async with client_of(kind, wire) as found:
-        found.provider.says(whole(body, refused, retry_after="7"))
-        with pytest.raises(found.error) as failed:
-            await found.ask([found.user("Hi")], streamed=streamed)
-    assert found.facts(failed.value) == ERRORS[kind.protocol][condition]
+@pytest.mark.parametrize("conditions", [("overflow", "rate limit"), ("overload",)], ids=" ".join)
+async def test_errors(kind: type[Client], wire: Wire, streamed: bool, conditions: tuple[str, ...]) -> None:
+    """After a limit, the gateway would wait before it sends another request."""
     words = {"anthropic": "prompt is too long", "gemini": "exceeds the maximum number of tokens"}
-    assert condition != "overflow" or words.get(kind.protocol, "") in str(failed.value)
+    async with client_of(kind, wire) as found:
+        for condition in conditions:
+            refused, body = wire.error_body(condition)
+            found.provider.says(whole(body, refused, retry_after="7"))
+            with pytest.raises(found.error) as failed:
+                await found.ask([found.user("Hi")], streamed=streamed)
+            assert found.facts(failed.value) == ERRORS[kind.protocol][condition]
+            assert condition != "overflow" or words.get(kind.protocol, "") in str(failed.value)
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -279,17 +275,16 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("protocol", REQUESTS)
-@pytest.mark.parametrize("tier", ["standard", "priority"])
-async def test_the_geography_of_anthropics_reply_is_no_service_tier(protocol: str, tier: str) -> None:
+async def test_the_geography_of_anthropics_reply_is_no_service_tier() -> None:
     """The geography has its own price, so the engine stores it with the tier. No other API has a name for it."""
-    wire, (path, asked) = PROVIDERS["anthropic"], REQUESTS[protocol]
+    wire = PROVIDERS["anthropic"]
     body: Any = wire.body("Hi", 0, "end")
-    body["usage"] |= {"service_tier": tier, "inference_geo": "us"}
-    model = CLIENTS[protocol].model
-    async with serving(wire, model) as (url, provider), httpx.AsyncClient(base_url=url) as client:
-        provider.says(whole(body))
-        written = (await client.post(path.format(model), json={"model": model, **asked})).text
-    assert "Hi" in written
-    assert "geo-us" not in written
-    assert ("priority" in written) == (tier == "priority")
+    async with serving(wire, "m") as (url, provider), httpx.AsyncClient(base_url=url) as client:
+        for path, asked in REQUESTS.values():
+            for tier in ("standard", "priority"):
+                body["usage"] |= {"service_tier": tier, "inference_geo": "us"}
+                provider.says(whole(body))
+                written = (await client.post(path.format("m"), json={"model": "m", **asked})).text
+                assert "Hi" in written
+                assert "geo-us" not in written
+                assert ("priority" in written) == (tier == "priority")

@@ -19,7 +19,7 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.messages import Role, ToolChoice, ToolDefinition
 
 from .chat_kit import (
     OBJECT,
@@ -38,48 +38,28 @@ from .chat_kit import (
 # --- Content ---
 
 
-@pytest.mark.parametrize(
-    ("part", "block"),
-    [
-        ({"type": "text", "text": "Hi"}, TextBlock("Hi")),
-        ({"type": "image_url", "image_url": {"url": PNG}}, ImageBlock(PNG)),
-        ({"type": "image_url", "image_url": "https://x.test/a.png"}, ImageBlock("https://x.test/a.png")),
-        ({"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}, ImageBlock(PNG, detail="low")),
-        (
-            {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "mp3"}},
-            AudioBlock("data:audio/mpeg;base64,UklGRg==", media_type="audio/mpeg"),
-        ),
-        (
-            {"type": "file", "file": {"file_data": PDF, "filename": "a.pdf"}},
-            DocumentBlock(PDF, media_type="application/pdf", name="a.pdf"),
-        ),
-        ({"type": "file", "file": {"file_data": "https://x.test/a.pdf"}}, DocumentBlock("https://x.test/a.pdf")),
-        (
-            {"type": "file", "file": {"file_data": "JVBERi0="}},
-            DocumentBlock(PDF, media_type="application/pdf"),
-        ),
-        ({"type": "file", "file": {"file_data": PNG}}, ImageBlock(PNG, media_type="image/png")),
-        (
-            {"type": "document_url", "document_url": "https://x.test/a", "document_name": "A"},
-            DocumentBlock("https://x.test/a", name="A"),
-        ),
-        (
-            {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}},
-            TextBlock("Hi", ProviderRaw(PROVIDER, {"cache_control": {"type": "ephemeral"}})),
-        ),
-        (
-            {"type": "file", "file": {"file_id": "file-1"}},
-            OpaqueBlock("file", ProviderRaw(PROVIDER, {"type": "file", "file": {"file_id": "file-1"}})),
-        ),
-        (
-            {"type": "video_url", "video_url": {"url": "https://x.test/a.mp4"}},
-            OpaqueBlock(
-                "video_url",
-                ProviderRaw(PROVIDER, {"type": "video_url", "video_url": {"url": "https://x.test/a.mp4"}}),
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("part", "block"), [
+    ({"type": "text", "text": "Hi"}, TextBlock("Hi")),
+    ({"type": "image_url", "image_url": {"url": PNG}}, ImageBlock(PNG)),
+    ({"type": "image_url", "image_url": "https://x.test/a.png"}, ImageBlock("https://x.test/a.png")),
+    ({"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}, ImageBlock(PNG, detail="low")),
+    ({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "mp3"}},
+        AudioBlock("data:audio/mpeg;base64,UklGRg==", media_type="audio/mpeg")),
+    ({"type": "file", "file": {"file_data": PDF, "filename": "a.pdf"}},
+        DocumentBlock(PDF, media_type="application/pdf", name="a.pdf")),
+    ({"type": "file", "file": {"file_data": "https://x.test/a.pdf"}}, DocumentBlock("https://x.test/a.pdf")),
+    ({"type": "file", "file": {"file_data": "JVBERi0="}}, DocumentBlock(PDF, media_type="application/pdf")),
+    ({"type": "file", "file": {"file_data": PNG}}, ImageBlock(PNG, media_type="image/png")),
+    ({"type": "document_url", "document_url": "https://x.test/a", "document_name": "A"},
+        DocumentBlock("https://x.test/a", name="A")),
+    ({"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}},
+        TextBlock("Hi", ProviderRaw(PROVIDER, {"cache_control": {"type": "ephemeral"}}))),
+    ({"type": "file", "file": {"file_id": "file-1"}}, OpaqueBlock("file",
+        ProviderRaw(PROVIDER, {"type": "file", "file": {"file_id": "file-1"}}))),
+    ({"type": "video_url", "video_url": {"url": "https://x.test/a.mp4"}},
+        OpaqueBlock("video_url", ProviderRaw(PROVIDER, {"type": "video_url",
+        "video_url": {"url": "https://x.test/a.mp4"}}))),
+])  # fmt: skip
 def test_a_part_of_a_message_becomes_a_block(part: JsonObject, block: ContentBlock) -> None:
     assert said(part) == block
 
@@ -91,71 +71,33 @@ SIGNED: JsonObject = {
 HIDDEN: JsonObject = {"type": "reasoning.encrypted", "data": "ZGF0YQ", "index": 1, "format": CLAUDE}
 
 
-@pytest.mark.parametrize(
-    ("fields", "blocks"),
-    [
-        ({"reasoning_content": "Hm"}, [ThinkingBlock("Hm", None, ProviderRaw(PROVIDER, {}))]),
-        (
-            {"reasoning": "Hm"},
-            [ThinkingBlock("Hm", None, ProviderRaw(PROVIDER, {"reasoning_field": "reasoning"}))],
-        ),
-        (
-            {
-                "reasoning_content": "Hm",
-                "thinking_blocks": [
-                    {"type": "thinking", "thinking": "Hm", "signature": "c2ln"},
-                    {"type": "redacted_thinking", "data": "ZGF0YQ"},
-                ],
-            },
-            [ThinkingBlock("Hm", "c2ln"), RedactedThinkingBlock("ZGF0YQ")],
-        ),
-        (
-            {
-                "reasoning": "Hm",
-                "reasoning_details": [
-                    {"type": "reasoning.text", "text": "H", "index": 0, "format": CLAUDE},
-                    {"type": "reasoning.text", "text": "m", "index": 0, "format": CLAUDE},
-                    {"type": "reasoning.text", "signature": "c2ln", "index": 0, "format": CLAUDE},
-                ],
-            },
-            [ThinkingBlock("Hm", "c2ln", ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]}))],
-        ),
-        (
-            {
-                "reasoning_content": "Hm",
-                "reasoning_details": [
-                    {"type": "reasoning.text", "signature": "c2ln", "index": 0, "format": CLAUDE},
-                    HIDDEN,
-                ],
-            },
-            [
-                ThinkingBlock("Hm", "c2ln", ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]})),
-                RedactedThinkingBlock("ZGF0YQ", ProviderRaw(PROVIDER, {"reasoning_details": [HIDDEN]})),
-            ],
-        ),
-        (
-            {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}]},
-            [
-                ThinkingBlock(
-                    "",
-                    None,
-                    ProviderRaw(
-                        PROVIDER,
-                        {
-                            "reasoning_details": [
-                                {"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}
-                            ]
-                        },
-                    ),
-                )
-            ],
-        ),
-    ],
-)
-def test_reasoning_that_a_client_sends_back_is_read_in_its_most_exact_form(
+@pytest.mark.parametrize(("fields", "blocks"), [
+    ({"refusal": "No."}, [TextBlock("No.")]),
+    ({"content": [{"type": "refusal", "refusal": "No."}]}, [TextBlock("No.")]),
+    ({"content": "Here", "images": [{"type": "image_url", "image_url": {"url": PNG}}]},
+        [TextBlock("Here"), ImageBlock(PNG)]),
+    ({"reasoning_content": "Hm"}, [ThinkingBlock("Hm", None, ProviderRaw(PROVIDER, {}))]),
+    ({"reasoning": "Hm"}, [ThinkingBlock("Hm", None, ProviderRaw(PROVIDER,
+        {"reasoning_field": "reasoning"}))]),
+    ({"reasoning_content": "Hm", "thinking_blocks": [{"type": "thinking", "thinking": "Hm",
+        "signature": "c2ln"}, {"type": "redacted_thinking", "data": "ZGF0YQ"}]},
+        [ThinkingBlock("Hm", "c2ln"), RedactedThinkingBlock("ZGF0YQ")]),
+    ({"reasoning": "Hm", "reasoning_details": [{"type": "reasoning.text", "text": "H", "index": 0,
+        "format": CLAUDE}, {"type": "reasoning.text", "text": "m", "index": 0, "format": CLAUDE},
+        {"type": "reasoning.text", "signature": "c2ln", "index": 0, "format": CLAUDE}]},
+        [ThinkingBlock("Hm", "c2ln", ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]}))]),
+    ({"reasoning_content": "Hm", "reasoning_details": [{"type": "reasoning.text", "signature": "c2ln",
+        "index": 0, "format": CLAUDE}, HIDDEN]}, [ThinkingBlock("Hm", "c2ln",
+        ProviderRaw(PROVIDER, {"reasoning_details": [SIGNED]})), RedactedThinkingBlock("ZGF0YQ",
+        ProviderRaw(PROVIDER, {"reasoning_details": [HIDDEN]}))]),
+    ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x", "format": "openai-responses-v1"}]},
+        [ThinkingBlock("", None, ProviderRaw(PROVIDER, {"reasoning_details": [{"type": "reasoning.encrypted",
+        "data": "x", "format": "openai-responses-v1"}]}))]),
+])  # fmt: skip
+def test_a_reply_that_a_client_sends_back_is_read_in_its_most_exact_form(
     fields: JsonObject, blocks: list[ContentBlock]
 ) -> None:
-    assert list(replied(content=None, **fields)) == blocks
+    assert list(replied(**{"content": None, **fields})) == blocks
 
 
 def test_anthropics_reasoning_goes_back_to_openrouter_as_it_came() -> None:
@@ -163,26 +105,6 @@ def test_anthropics_reasoning_goes_back_to_openrouter_as_it_came() -> None:
     request = asked(messages=[{"role": "user", "content": "Hi"}, message]).request
     sent = adapters_body(request, QUIRKS["openrouter"])
     assert sent["messages"][1]["reasoning_details"] == [SIGNED, HIDDEN]
-
-
-def test_a_refusal_in_the_history_is_text() -> None:
-    assert replied(content=None, refusal="No.") == (TextBlock("No."),)
-    assert replied(content=[{"type": "refusal", "refusal": "No."}]) == (TextBlock("No."),)
-
-
-def test_images_of_an_earlier_reply_stay_images() -> None:
-    image: JsonObject = {"type": "image_url", "image_url": {"url": PNG}}
-    assert replied(content="Here", images=[image]) == (TextBlock("Here"), ImageBlock(PNG))
-
-
-# --- System text ---
-
-
-def test_the_first_system_message_is_the_system_prompt() -> None:
-    request = asked(
-        messages=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-    ).request
-    assert (request.system_prompt, request.messages) == ("Be kind.", (Message.user("Hi"),))
 
 
 def test_marks_and_later_instructions_stay_messages_of_their_role() -> None:
@@ -211,17 +133,6 @@ def test_results_in_a_row_are_one_message() -> None:
     )
     assert [message.role for message in messages] == [Role.ASSISTANT, Role.TOOL]
     assert messages[1].content == (ToolResultBlock("b", "2"), ToolResultBlock("a", (ImageBlock(PNG),)))
-
-
-def test_an_id_that_a_client_uses_in_every_turn_names_the_latest_call() -> None:
-    turn: list[JsonObject] = [
-        {"role": "assistant", "content": None, "tool_calls": [call("call_0")]},
-        {"role": "tool", "tool_call_id": "call_0", "content": "done"},
-    ]
-    messages = read_message(*turn, *turn)
-    ids = [block.id for message in messages for block in message.tool_uses]
-    assert ids == ["call_0", "call_0_2"]
-    assert messages[3].content == (ToolResultBlock("call_0_2", "done"),)
 
 
 @pytest.mark.parametrize(
@@ -261,43 +172,16 @@ def test_functions_of_old_clients_are_tools() -> None:
 # --- Tools ---
 
 
-@pytest.mark.parametrize(
-    "name", ["mcp.server/tool", "1st", "_private", "a" * 80, "werkzeug-ü", "read file", "$x", "", "Ä"]
-)
-def test_a_tool_of_any_name_is_called_by_that_name(name: str) -> None:
-    tool: JsonObject = {"type": "function", "function": {"name": name, "parameters": OBJECT}}
-    client = asked(
-        tools=[tool],
-        tool_choice={"type": "function", "function": {"name": name}},
-        messages=[{"role": "assistant", "content": None, "tool_calls": [call("a", name)]}],
-    )
-    (definition,) = client.request.tools
-    assert client.request.tool_choice == ToolChoice("named", definition.name)
-    assert client.request.messages[0].tool_uses[0].name == definition.name
-    names = client.options["tool_names"]
-    assert isinstance(names, dict)
-    assert names[definition.name] == name
-
-
-def test_names_that_become_one_stay_two() -> None:
-    tools: list[Json] = [{"type": "function", "function": {"name": name}} for name in ("a.b", "a/b", "a_b")]
-    names = [tool.name for tool in asked(tools=tools).request.tools]
-    assert len(set(names)) == 3
-
-
-@pytest.mark.parametrize(
-    ("parameters", "schema"),
-    [
-        (None, {"type": "object", "properties": {}}),
-        ({}, {"type": "object"}),
-        ({"type": "object", "properties": None}, {"type": "object", "properties": {}}),
-        ({"type": "object", "required": ["x"]}, {"type": "object", "properties": {"x": {}}, "required": ["x"]}),
-        ({"type": "string"}, {"type": "object", "properties": {}}),
-        ({"type": ["object", "null"]}, {"type": "object"}),
-        ({"anyOf": [{"type": "object"}]}, {"anyOf": [{"type": "object"}]}),
-        ({"type": "object", "required": None}, {"type": "object", "required": []}),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "schema"), [
+    (None, {"type": "object", "properties": {}}),
+    ({}, {"type": "object"}),
+    ({"type": "object", "properties": None}, {"type": "object", "properties": {}}),
+    ({"type": "object", "required": ["x"]}, {"type": "object", "properties": {"x": {}}, "required": ["x"]}),
+    ({"type": "string"}, {"type": "object", "properties": {}}),
+    ({"type": ["object", "null"]}, {"type": "object"}),
+    ({"anyOf": [{"type": "object"}]}, {"anyOf": [{"type": "object"}]}),
+    ({"type": "object", "required": None}, {"type": "object", "required": []}),
+])  # fmt: skip
 def test_a_schema_that_canonical_tools_refuse_is_mended(parameters: Json, schema: JsonObject) -> None:
     tool: JsonObject = {"type": "function", "function": {"name": "x", "parameters": parameters}}
     (definition,) = asked(tools=[tool]).request.tools
@@ -323,19 +207,16 @@ def test_a_free_form_tool_keeps_its_grammar_on_both_of_openais_protocols() -> No
     assert adapters_body(client.request)["tools"] == [tool]
 
 
-@pytest.mark.parametrize(
-    ("choice", "read"),
-    [
-        ("auto", ToolChoice()),
-        ("none", ToolChoice("none")),
-        ("required", ToolChoice("required")),
-        ("any", ToolChoice("required")),
-        ({"type": "function", "function": {"name": "read"}}, ToolChoice("named", "read")),
-        ({"function": {"name": "read"}}, ToolChoice("named", "read")),
-        ({"type": "auto"}, ToolChoice()),
-        ({"type": "tool", "name": "read"}, ToolChoice("named", "read")),
-    ],
-)
+@pytest.mark.parametrize(("choice", "read"), [
+    ("auto", ToolChoice()),
+    ("none", ToolChoice("none")),
+    ("required", ToolChoice("required")),
+    ("any", ToolChoice("required")),
+    ({"type": "function", "function": {"name": "read"}}, ToolChoice("named", "read")),
+    ({"function": {"name": "read"}}, ToolChoice("named", "read")),
+    ({"type": "auto"}, ToolChoice()),
+    ({"type": "tool", "name": "read"}, ToolChoice("named", "read")),
+])  # fmt: skip
 def test_a_tool_choice_is_read_in_every_form_that_clients_send(choice: Json, read: ToolChoice) -> None:
     assert asked(tools=[READ], tool_choice=choice).request.tool_choice == read
 

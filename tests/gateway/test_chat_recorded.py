@@ -36,13 +36,11 @@ def cases() -> list[dict[str, Any]]:
 CASES = cases()
 ALLOWED = {
     ".stream": "the adapter adds it to streamed requests only",
-    ".stream_options": "the adapter always asks for usage",
-    ".n": "one choice is the default",
+    ".stream_options": "the adapter always asks for usage", ".n": "one choice is the default",
     ".max_tokens": "the adapter has one name of the limit for each server",
     ".max_completion_tokens": "the adapter has one name of the limit for each server",
     ".stop": "the adapter omits it for a model that refuses it while it reasons",
-    ".model": "the part before a colon is the provider",
-    ".tools": "no tools are like an empty list",
+    ".model": "the part before a colon is the provider", ".tools": "no tools are like an empty list",
     ".tools[].type": "Mistral's clients omit it",
     ".tools[].function.strict": "the adapter states strictness where the server has it, and only there",
     ".tools[].function.parameters.$defs.Answer.required[]": "strict mode requires all properties, in order",
@@ -53,15 +51,13 @@ ALLOWED = {
     ".reasoning_effort": "Z.ai has no efforts, only reasoning on and off",
     ".reasoning.effort": "an enabled reasoning has the middle effort",
     ".thinking.type": "an enabled reasoning has the middle effort",
-    ".tool_choice.type": "the adapter always states it",
-    ".messages": "system messages are one, at the start",
-    ".messages[].content": "the adapter joins texts of one message",
-    ".messages[].prefix": "false is the default",
+    ".tool_choice.type": "the adapter always states it", ".messages": "system messages are one, at the start",
+    ".messages[].content": "the adapter joins texts of one message", ".messages[].prefix": "false is the default",
     ".messages[].name": "Mistral's results have the tool's name",
     ".messages[].tool_calls": "no calls are like an empty list",
     ".messages[].tool_calls[].index": "the place in the list says it",
     ".messages[].tool_calls[].function.arguments": "the adapter writes the same arguments without blanks",
-}
+}  # fmt: skip
 """Differences between a recorded request and the one that the adapter writes, with the reasons."""
 
 

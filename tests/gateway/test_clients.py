@@ -61,16 +61,13 @@ def test_a_key_is_long_random_and_stored_only_as_its_hash() -> None:
     assert key not in repr(row)
 
 
-@pytest.mark.parametrize("key", [None, "", "cb-wrong", "\ud800", "cb-" + "x" * 100_000])
-async def test_a_request_without_a_known_key_is_refused(
-    stores: Stores, command: Store, clock: FakeClock, key: str | None
-) -> None:
+async def test_a_request_without_a_known_key_is_refused(stores: Stores, command: Store, clock: FakeClock) -> None:
     """The error never quotes the key."""
     await added(command, ACME)
     async with engine_on(stores(), clock=clock) as engine:
-        kind, text = await refusal(Clients(engine).authenticate(key))
-    assert kind == "authentication"
-    assert not key or key not in text
+        for key in (None, "", "cb-wrong", "\ud800", "cb-" + "x" * 100_000):
+            kind, text = await refusal(Clients(engine).authenticate(key))
+            assert (kind, bool(key) and str(key) in text) == ("authentication", False), key
 
 
 async def test_changes_by_another_process_apply_after_one_second(
@@ -152,37 +149,30 @@ async def test_requests_in_progress_of_a_revoked_client_are_notified(tmp_path: P
 # --- Settings ---
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
-        Client(name=""),
-        Client(name="a b"),
-        Client(name="-x"),
-        Client(name="x" * 65),
-        Client(name="x", requests_per_minute=0),
-        Client(name="x", tokens_per_minute=-1),
-        Client(name="x", models=("",)),
-        Client(name="x", budget_nano_usd=1, window="day", zone="Nowhere"),
-        Client(name="x", budget_nano_usd=-1),
-    ],
-    ids=lambda client: repr(client)[7:60],
-)
+@pytest.mark.parametrize("client", [
+    Client(name=""),
+    Client(name="a b"),
+    Client(name="-x"),
+    Client(name="x" * 65),
+    Client(name="x", requests_per_minute=0),
+    Client(name="x", tokens_per_minute=-1),
+    Client(name="x", models=("",)),
+    Client(name="x", budget_nano_usd=1, window="day", zone="Nowhere"),
+    Client(name="x", budget_nano_usd=-1),
+], ids=lambda client: repr(client)[7:60])  # fmt: skip
 def test_impossible_settings_are_refused(client: Client) -> None:
     """Settings are checked before they are stored."""
     with pytest.raises(ValueError, match=r"\w"):
         check_client(client)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "model", "may"),
-    [
-        ((), "anything", True),
-        (("claude-*",), "claude-sonnet-5", True),
-        (("claude-*",), "evil:claude-sonnet-5", False),
-        (("claude-*", "local:*"), "local:chat", True),
-        (("gpt-5",), "GPT-5", False),
-    ],
-)
+@pytest.mark.parametrize(("patterns", "model", "may"), [
+    ((), "anything", True),
+    (("claude-*",), "claude-sonnet-5", True),
+    (("claude-*",), "evil:claude-sonnet-5", False),
+    (("claude-*", "local:*"), "local:chat", True),
+    (("gpt-5",), "GPT-5", False),
+])  # fmt: skip
 async def test_patterns_limit_the_models_of_a_client(
     tmp_path: Path, patterns: tuple[str, ...], model: str, may: bool
 ) -> None:

@@ -127,14 +127,12 @@ async def test_a_budget_reserves_the_highest_cost_of_the_clients_body(
 
 SOUND: Any = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
 DEMANDS: Mapping[str, Any] = {
-    "anthropic": {
-        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
-        "tool_choice": {"type": "any"},
-    },
+    "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "any"}},
     "openai": {"tools": [{"type": "web_search"}], "tool_choice": "required"},
     "openai_compatible": {"messages": [{"role": "user", "content": [SOUND]}]},
     "gemini": {"tools": [{"googleSearch": {}}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
-}
+}  # fmt: skip
 """Demands outside of the canonical form and the tables: a forced call of a provider's own tool, and audio."""
 
 
@@ -187,47 +185,19 @@ async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away
 
 SECRET = "c2VjcmV0IG9mIHRoZSBwcm92aWRlcg=="
 HISTORIES: Mapping[str, Any] = {
-    "anthropic": {
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "Hm.", "signature": SECRET},
-                    {"type": "text", "text": "Yes."},
-                ],
-            },
-            {"role": "user", "content": "Go on"},
-        ]
-    },
-    "openai": {
-        "input": [
-            {"role": "user", "content": "Hi"},
-            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]},
-            {"role": "user", "content": "Go on"},
-        ]
-    },
-    "openai_compatible": {
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {
-                "role": "assistant",
-                "content": "Yes.",
-                "reasoning_details": [{"type": "reasoning.encrypted", "data": SECRET, "format": "of-tomorrow"}],
-            },
-            {"role": "user", "content": "Go on"},
-        ]
-    },
-    "gemini": {
-        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
-        "contents": [
-            {"role": "user", "parts": [{"text": "Hi"}]},
-            {"role": "model", "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]},
-            {"role": "user", "parts": [{"text": "Go on"}]},
-        ],
-    },
-}
+    "anthropic": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant",
+        "content": [{"type": "thinking", "thinking": "Hm.", "signature": SECRET},
+        {"type": "text", "text": "Yes."}]}, {"role": "user", "content": "Go on"}]},
+    "openai": {"input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "id": "rs_1", "summary": [],
+        "encrypted_content": SECRET}, {"type": "message", "role": "assistant",
+        "content": [{"type": "output_text", "text": "Yes."}]}, {"role": "user", "content": "Go on"}]},
+    "openai_compatible": {"messages": [{"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes.", "reasoning_details": [{"type": "reasoning.encrypted",
+        "data": SECRET, "format": "of-tomorrow"}]}, {"role": "user", "content": "Go on"}]},
+    "gemini": {"generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+        "contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model",
+        "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]}, {"role": "user", "parts": [{"text": "Go on"}]}]},
+}  # fmt: skip
 """Conversations with data that only the provider can read."""
 
 
@@ -298,20 +268,12 @@ async def test_further_fields_of_the_providers_error_reach_a_client_of_the_same_
 # --- Limits ---
 
 LIMITS = {
-    "anthropic": {
-        "anthropic-ratelimit-requests-limit": "50",
-        "anthropic-ratelimit-requests-remaining": "49",
+    "anthropic": {"anthropic-ratelimit-requests-limit": "50", "anthropic-ratelimit-requests-remaining": "49",
         "anthropic-ratelimit-requests-reset": "2020-01-01T00:00:00Z",
-        "anthropic-ratelimit-input-tokens-limit": "9000",
-        "anthropic-ratelimit-input-tokens-remaining": "8000",
-    },
-    "openai_compatible": {
-        "x-ratelimit-limit-requests": "50",
-        "x-ratelimit-remaining-requests": "49",
-        "x-ratelimit-reset-requests": "1m0s",
-        "x-ratelimit-limit-tokens": "9000",
-    },
-}
+        "anthropic-ratelimit-input-tokens-limit": "9000", "anthropic-ratelimit-input-tokens-remaining": "8000"},
+    "openai_compatible": {"x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "49",
+        "x-ratelimit-reset-requests": "1m0s", "x-ratelimit-limit-tokens": "9000"},
+}  # fmt: skip
 """The limits of a provider, in the headers of its replies."""
 
 
@@ -406,14 +368,11 @@ def test_a_client_far_behind_costs_bounded_memory() -> None:
         reply.take()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "name", "data"),
-    [
-        ("openai_compatible", "", b'{"error": {"message": "overloaded"}}'),
-        ("gemini", "", b'{"error":{"code":503}}'),
-        ("anthropic", "error", b'{"type":"error","error":{"type":"overloaded_error"}}'),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "name", "data"), [
+    ("openai_compatible", "", b'{"error": {"message": "overloaded"}}'),
+    ("gemini", "", b'{"error":{"code":503}}'),
+    ("anthropic", "error", b'{"type":"error","error":{"type":"overloaded_error"}}'),
+])  # fmt: skip
 def test_a_provider_s_own_error_in_a_stream_is_the_last_one(protocol: str, name: str, data: bytes) -> None:
     """The client gets no second error. A text that contains the word is no error."""
     reply = passed(protocol)

@@ -33,18 +33,14 @@ HERE = Path(__file__).parent
 BY_NAME = {wire.name: wire for wire in WIRES}
 
 HEADERS = {
-    "authorization": "the gateway has its own key",
-    "x-api-key": "the gateway has its own key",
-    "x-goog-api-key": "the gateway has its own key",
-    "host": "of the connection",
-    "connection": "of the connection",
-    "accept": "of the connection",
-    "accept-encoding": "of the connection",
+    "authorization": "the gateway has its own key", "x-api-key": "the gateway has its own key",
+    "x-goog-api-key": "the gateway has its own key", "host": "of the connection",
+    "connection": "of the connection", "accept": "of the connection", "accept-encoding": "of the connection",
     "content-length": "blanks in JSON, and the fields below",
     "user-agent": "names the program that sends the request, which is the gateway",
     "x-goog-api-client": "names the program that sends the request, which is the gateway",
     "x-server-timeout": "the gateway has its own times",
-}
+}  # fmt: skip
 """Headers that differ, with the reasons. Headers named ``x-stainless-…`` describe the SDK and differ, too."""
 
 FIELDS = {"stream_options": "the gateway asks for the usage, else the price of a stream is unknown"}
@@ -121,11 +117,8 @@ async def ask_gemini(sdk: genai.Client, body: JsonObject, streamed: bool) -> lis
 
 
 ASK: Mapping[str, Callable[[Any, JsonObject, bool], Awaitable[list[Any]]]] = {
-    "anthropic": ask_messages,
-    "openai": ask_responses,
-    "openai_compatible": ask_chat,
-    "gemini": ask_gemini,
-}
+    "anthropic": ask_messages, "openai": ask_responses, "openai_compatible": ask_chat, "gemini": ask_gemini,
+}  # fmt: skip
 
 
 class Refusal(NamedTuple):

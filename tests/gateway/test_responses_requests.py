@@ -38,48 +38,26 @@ def test_a_text_is_one_message_of_the_user() -> None:
     assert read().request.messages == (Message.user("Hi"),)
 
 
-@pytest.mark.parametrize(
-    ("part", "block"),
-    [
-        ({"type": "input_text", "text": "Hi"}, TextBlock("Hi")),
-        (
-            {"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}},
-            TextBlock("Hi", raw(prompt_cache_breakpoint={"mode": "explicit"})),
-        ),
-        (
-            {"type": "input_image", "image_url": "https://a.test/b.png", "detail": "high"},
-            ImageBlock(url="https://a.test/b.png", detail="high"),
-        ),
-        (
-            {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
-            ImageBlock(url="data:image/png;base64,iVBORw0KGgo="),
-        ),
-        (
-            {"type": "input_image", "file_id": "file_1"},
-            OpaqueBlock("input_image", raw(type="input_image", file_id="file_1")),
-        ),
-        (
-            {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="},
-            DocumentBlock(url="data:application/pdf;base64,JVBERi0=", name="a.pdf"),
-        ),
-        (
-            {"type": "input_file", "filename": "a.csv", "file_data": "YSxi"},
-            DocumentBlock(url="data:text/csv;base64,YSxi", name="a.csv"),
-        ),
-        (
-            {"type": "input_file", "file_url": "https://a.test/b.pdf"},
-            DocumentBlock(url="https://a.test/b.pdf"),
-        ),
-        (
-            {"type": "input_file", "file_id": "file_1"},
-            OpaqueBlock("input_file", raw(type="input_file", file_id="file_1")),
-        ),
-        (
-            {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
-            AudioBlock(url="data:audio/mpeg;base64,SUQz", media_type="audio/mpeg"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("part", "block"), [
+    ({"type": "input_text", "text": "Hi"}, TextBlock("Hi")),
+    ({"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}},
+        TextBlock("Hi", raw(prompt_cache_breakpoint={"mode": "explicit"}))),
+    ({"type": "input_image", "image_url": "https://a.test/b.png", "detail": "high"},
+        ImageBlock(url="https://a.test/b.png", detail="high")),
+    ({"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
+        ImageBlock(url="data:image/png;base64,iVBORw0KGgo=")),
+    ({"type": "input_image", "file_id": "file_1"}, OpaqueBlock("input_image",
+        raw(type="input_image", file_id="file_1"))),
+    ({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="},
+        DocumentBlock(url="data:application/pdf;base64,JVBERi0=", name="a.pdf")),
+    ({"type": "input_file", "filename": "a.csv", "file_data": "YSxi"},
+        DocumentBlock(url="data:text/csv;base64,YSxi", name="a.csv")),
+    ({"type": "input_file", "file_url": "https://a.test/b.pdf"}, DocumentBlock(url="https://a.test/b.pdf")),
+    ({"type": "input_file", "file_id": "file_1"}, OpaqueBlock("input_file",
+        raw(type="input_file", file_id="file_1"))),
+    ({"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
+        AudioBlock(url="data:audio/mpeg;base64,SUQz", media_type="audio/mpeg")),
+])  # fmt: skip
 def test_each_part_of_a_users_message_becomes_a_block(part: JsonObject, block: ContentBlock) -> None:
     assert read(user(part)).request.messages == (Message(Role.USER, (block,)),)
 
@@ -124,25 +102,14 @@ def test_the_items_of_one_reply_become_one_message_and_their_outputs_another() -
     ).request.messages  # fmt: skip
     known: JsonObject = {"after": "rs_1", "item_id": "msg_1", "phase": "commentary"}
     assert messages[1:] == (
-        Message.assistant(
-            [
-                ThinkingBlock("", "gAAA", raw(**REASONING)),
-                TextBlock("One", raw(**known)),
-                TextBlock("No.", raw(**known, type="refusal")),
-                ToolUseBlock(
-                    "call_1", "read", {"a": 1}, provider_raw=raw(id="call_1", item_id="fc_1", after="rs_1")
-                ),
-                ToolUseBlock(
-                    "call_2",
-                    "apply_patch",
-                    {"input": PATCH},
-                    provider_raw=raw(id="call_2", after="rs_1", type="custom_tool_call"),
-                ),
-            ]
-        ),
+        Message.assistant([ThinkingBlock("", "gAAA", raw(**REASONING)), TextBlock("One", raw(**known)),
+            TextBlock("No.", raw(**known, type="refusal")), ToolUseBlock("call_1", "read", {"a": 1},
+            provider_raw=raw(id="call_1", item_id="fc_1", after="rs_1")),
+            ToolUseBlock("call_2", "apply_patch", {"input": PATCH}, provider_raw=raw(id="call_2", after="rs_1",
+            type="custom_tool_call"))]),
         Message(Role.TOOL, (ToolResultBlock("call_1", "done"), ToolResultBlock("call_2", (TextBlock("ok"),)))),
         Message.assistant("Finished."),
-    )
+    )  # fmt: skip
 
 
 def test_each_part_of_a_summary_is_a_block_and_the_last_one_has_the_item() -> None:
@@ -160,32 +127,16 @@ def test_arguments_that_are_no_object_are_kept_as_text_and_never_run() -> None:
     assert (block.input, block.raw_arguments, block.incomplete) == ({}, '{"a":', True)
 
 
-def test_two_calls_of_one_id_have_their_own_results() -> None:
-    messages = read(call("read"), output("1"), call("read"), output("2")).request.messages
-    calls = [block.id for message in messages for block in message.tool_uses]
-    results = [
-        (block.tool_use_id, block.text)
-        for message in messages
-        for block in message.content
-        if isinstance(block, ToolResultBlock)
-    ]
-    assert len(set(calls)) == 2
-    assert results == list(zip(calls, ("1", "2"), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("item", "role"),
-    [
-        ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, Role.ASSISTANT),
-        ({"type": "mcp_list_tools", "id": "m_1", "server_label": "s", "tools": []}, Role.ASSISTANT),
-        ({"type": "compaction", "encrypted_content": "gAAA"}, Role.ASSISTANT),
-        ({"type": "computer_call_output", "call_id": "c", "output": {}}, Role.USER),
-        ({"type": "mcp_approval_response", "approval_request_id": "m_1", "approve": True}, Role.USER),
-        ({"type": "item_reference", "id": "msg_1"}, Role.USER),
-        ({"id": "msg_1"}, Role.USER),
-        ({"type": "shell_call", "call_id": "c", "environment": {"type": "container_reference"}}, Role.ASSISTANT),
-    ],
-)
+@pytest.mark.parametrize(("item", "role"), [
+    ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, Role.ASSISTANT),
+    ({"type": "mcp_list_tools", "id": "m_1", "server_label": "s", "tools": []}, Role.ASSISTANT),
+    ({"type": "compaction", "encrypted_content": "gAAA"}, Role.ASSISTANT),
+    ({"type": "computer_call_output", "call_id": "c", "output": {}}, Role.USER),
+    ({"type": "mcp_approval_response", "approval_request_id": "m_1", "approve": True}, Role.USER),
+    ({"type": "item_reference", "id": "msg_1"}, Role.USER),
+    ({"id": "msg_1"}, Role.USER),
+    ({"type": "shell_call", "call_id": "c", "environment": {"type": "container_reference"}}, Role.ASSISTANT),
+])  # fmt: skip
 def test_an_item_that_only_openai_can_read_is_kept_unchanged(item: JsonObject, role: Role) -> None:
     [message] = read(item).request.messages
     [block] = message.content
@@ -204,44 +155,36 @@ def test_reasoning_of_another_provider_comes_back_without_the_gateways_token() -
 # --- Settings ---
 
 
-@pytest.mark.parametrize(
-    ("fields", "read_as"),
-    [
-        ({}, {"default_output_limit": True, "reasoning_effort": None, "output_schema": None}),
-        ({"max_output_tokens": 5}, {"max_output_tokens": 5, "default_output_limit": False}),
-        ({"temperature": 0.5, "top_p": 1}, {"temperature": 0.5, "top_p": 1}),
-        ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
-        ({"text": {"verbosity": "low", "format": {"type": "text"}}}, {"verbosity": "low", "output_schema": None}),
-        ({"text": {"format": {"type": "json_object"}}}, {"output_schema": {"type": "object"}}),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object", "title": "A"}}}},
-            {"output_schema": {"type": "object", "title": "A"}},
-        ),
-        ({"user": "u"}, {"user": "u"}),
-        ({"safety_identifier": "s"}, {"user": "s"}),
-        ({"tools": [function("a")], "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
-    ],
-)
+@pytest.mark.parametrize(("fields", "read_as"), [
+    ({}, {"default_output_limit": True, "reasoning_effort": None, "output_schema": None}),
+    ({"max_output_tokens": 5}, {"max_output_tokens": 5, "default_output_limit": False}),
+    ({"temperature": 0.5, "top_p": 1}, {"temperature": 0.5, "top_p": 1}),
+    ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
+    ({"text": {"verbosity": "low", "format": {"type": "text"}}}, {"verbosity": "low", "output_schema": None}),
+    ({"text": {"format": {"type": "json_object"}}}, {"output_schema": {"type": "object"}}),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object", "title": "A"}}}},
+        {"output_schema": {"type": "object", "title": "A"}}),
+    ({"user": "u"}, {"user": "u"}),
+    ({"safety_identifier": "s"}, {"user": "s"}),
+    ({"tools": [function("a")], "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+])  # fmt: skip
 def test_each_setting_has_its_field(fields: dict[str, Any], read_as: dict[str, Any]) -> None:
     request = read(**fields).request
     assert {name: getattr(request, name) for name in read_as} == read_as
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"truncation": "auto"},
-        {"service_tier": "flex"},
-        {"prompt": {"id": "pmpt_1"}},
-        {"top_logprobs": 3},
-        {"include": ["message.output_text.logprobs"]},
-        {"reasoning": {"context": "all_turns"}},
-        {"context_management": [{"type": "compaction"}]},
-        {"prompt_cache_retention": "24h"},
-        {"something_new": 1},
-        {"tool_choice": {"type": "web_search"}},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"truncation": "auto"},
+    {"service_tier": "flex"},
+    {"prompt": {"id": "pmpt_1"}},
+    {"top_logprobs": 3},
+    {"include": ["message.output_text.logprobs"]},
+    {"reasoning": {"context": "all_turns"}},
+    {"context_management": [{"type": "compaction"}]},
+    {"prompt_cache_retention": "24h"},
+    {"something_new": 1},
+    {"tool_choice": {"type": "web_search"}},
+])  # fmt: skip
 def test_what_only_openai_has_a_word_for_is_kept_for_it_and_reported(fields: dict[str, Any]) -> None:
     asked = read(**fields)
     options = asked.request.provider_options["openai"]
@@ -256,15 +199,12 @@ def test_a_field_of_a_part_that_others_lack_is_reported() -> None:
     assert loss.message.startswith("'prompt_cache_breakpoint' of a part of a message is not sent")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"truncation": "disabled", "service_tier": "auto", "top_logprobs": 0},
-        {"metadata": {"a": "b"}, "client_metadata": {"a": "b"}, "stream_options": {"include_obfuscation": False}},
-        {"include": ["reasoning.encrypted_content"], "prompt_cache_key": "k"},
-        {"store": False, "background": False, "previous_response_id": None},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"truncation": "disabled", "service_tier": "auto", "top_logprobs": 0},
+    {"metadata": {"a": "b"}, "client_metadata": {"a": "b"}, "stream_options": {"include_obfuscation": False}},
+    {"include": ["reasoning.encrypted_content"], "prompt_cache_key": "k"},
+    {"store": False, "background": False, "previous_response_id": None},
+])  # fmt: skip
 def test_what_changes_nothing_is_no_loss(fields: dict[str, Any]) -> None:
     assert read(**fields).losses == ()
 
@@ -274,29 +214,6 @@ def test_what_the_gateway_serves_itself_is_among_the_options() -> None:
     asked = read(**fields)
     assert asked.options == fields
     assert asked.request.provider_options == {}
-
-
-@pytest.mark.parametrize(
-    ("headers", "fields", "hint"),
-    [
-        ({"session_id": "s", "conversation_id": "c"}, {"prompt_cache_key": "k"}, "s"),
-        ({"x-session-id": "x"}, {}, "x"),
-        ({}, {"prompt_cache_key": "k", "metadata": {"session_id": "m"}}, "m"),
-        ({}, {"prompt_cache_key": "k"}, "k"),
-        ({}, {"conversation": {"id": "conv_1"}}, "conv_1"),
-        ({}, {"conversation": "conv_1"}, "conv_1"),
-        ({}, {}, None),
-    ],
-)
-def test_the_client_names_its_conversation(
-    headers: dict[str, str], fields: dict[str, Any], hint: str | None
-) -> None:
-    assert read(headers=headers, **fields).session_hint == hint
-
-
-def test_only_headers_of_the_request_are_kept() -> None:
-    headers = {"authorization": "Bearer x", "openai-beta": "a", "x-codex-turn-state": "b", "cookie": "c"}
-    assert read(headers=headers).headers == {"openai-beta": "a", "x-codex-turn-state": "b"}
 
 
 @pytest.mark.parametrize(
@@ -397,13 +314,10 @@ def test_a_reference_to_a_stored_item_is_that_item_once() -> None:
 
 RICH: JsonObject = {
     "model": "gpt-5",
-    "input": [
-        {"role": "user", "content": [
-            {"type": "input_text", "text": "Hi"},
-            {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"},
-            {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
-            {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}},
-        ]},
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
+        {"type": "input_audio", "input_audio": {"data": "SUQz", "format": "mp3"}}]},
         {**REASONING, "summary": [{"type": "summary_text", "text": "Hm"}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Hi", "annotations": []}]},
         {"type": "custom_tool_call", "call_id": "a", "name": "apply_patch", "input": PATCH},
@@ -412,14 +326,10 @@ RICH: JsonObject = {
         {"type": "custom_tool_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "ok"}]},
         {"type": "local_shell_call_output", "id": "b", "output": "a.py"},
         {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [function("one")]},
-        {"type": "web_search_call", "id": "ws", "status": "completed"},
-    ],
-    "tools": [
-        function("two", parameters={"type": "object", "properties": {"a": {}}, "required": ["a"]}),
-        {"type": "namespace", "name": "ns", "tools": [function("go")]},
-        APPLY_PATCH,
-        {"type": "shell", "environment": {"type": "local"}},
-    ],
+        {"type": "web_search_call", "id": "ws", "status": "completed"}],
+    "tools": [function("two", parameters={"type": "object", "properties": {"a": {}}, "required": ["a"]}),
+        {"type": "namespace", "name": "ns", "tools": [function("go")]}, APPLY_PATCH,
+        {"type": "shell", "environment": {"type": "local"}}],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "two"}]},
     "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "verbosity": "low"},
     "reasoning": {"effort": "low", "summary": "auto"},

@@ -38,14 +38,10 @@ def test_without_a_provider_the_local_model_serves_every_name() -> None:
     assert models.serving("local-chat") == ("local-chat",)
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        registry_from_env({"ANTHROPIC_API_KEY": "k"}),
-        ModelRegistry({"a": entry("a", "anthropic", AdapterConfig())}, {}),
-    ],
-    ids=["a key", "a file"],
-)
+@pytest.mark.parametrize("models", [
+    registry_from_env({"ANTHROPIC_API_KEY": "k"}),
+    ModelRegistry({"a": entry("a", "anthropic", AdapterConfig())}, {}),
+], ids=["a key", "a file"])  # fmt: skip
 def test_configured_models_are_served_as_they_are(models: ModelRegistry) -> None:
     assert serve.served_models(models) is models
 
@@ -78,17 +74,14 @@ def test_it_prints_whether_the_local_model_is_installed(
     assert ("pip install it" in said) is (command is not None)
 
 
-@pytest.mark.parametrize(
-    ("words", "keyless"),
-    [
-        ((), True),
-        (("--host", "127.0.0.2"), True),
-        (("--host", "::1"), True),
-        (("--clients",), False),
-        (("--host", "0.0.0.0"), False),
-        (("--host", "192.0.2.1"), False),
-    ],
-)
+@pytest.mark.parametrize(("words", "keyless"), [
+    ((), True),
+    (("--host", "127.0.0.2"), True),
+    (("--host", "::1"), True),
+    (("--clients",), False),
+    (("--host", "0.0.0.0"), False),
+    (("--host", "192.0.2.1"), False),
+])  # fmt: skip
 def test_only_this_machine_needs_no_key(
     words: tuple[str, ...], keyless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,14 +53,9 @@ class ChatClient(OpenAIClient):
         "response_format": {"type": "json_schema", "json_schema": _schema()}
     }
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": name, "description": f"Does {name}.", "parameters": _parameters(given)},
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"type": "function", "function": {"name": name, "description": f"Does {name}.",
+            "parameters": _parameters(given)}} for name, given in CALLS],
+    }  # fmt: skip
 
     def media(self, page: bytes, media_type: str) -> Any:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}", "detail": "low"}}
@@ -155,17 +150,9 @@ class ResponsesClient(OpenAIClient):
     }
     structured: ClassVar[Mapping[str, Any]] = {"text": {"format": {"type": "json_schema", **_schema()}}}
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "type": "function",
-                "name": name,
-                "description": f"Does {name}.",
-                "parameters": _parameters(given),
-                "strict": False,
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"type": "function", "name": name, "description": f"Does {name}.",
+            "parameters": _parameters(given), "strict": False} for name, given in CALLS],
+    }  # fmt: skip
 
     def media(self, page: bytes, media_type: str) -> Any:
         image = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "low"}
@@ -233,16 +220,9 @@ class MessagesClient(Client):
         "output_config": {"format": {"type": "json_schema", "schema": _schema()["schema"]}}
     }
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "name": name,
-                "description": f"Does {name}.",
-                "input_schema": _parameters(given),
-                "cache_control": {"type": "ephemeral"},
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"name": name, "description": f"Does {name}.", "input_schema": _parameters(given),
+            "cache_control": {"type": "ephemeral"}} for name, given in CALLS],
+    }  # fmt: skip
 
     def __init__(self, url: str, provider: ScriptedProvider, wire: Wire) -> None:
         super().__init__(url, provider, wire)
@@ -310,17 +290,9 @@ class GeminiClient(Client):
     }
     structured: ClassVar[Mapping[str, Any]] = {"response_mime_type": "application/json", "response_schema": City}
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            types.Tool(
-                function_declarations=[
-                    types.FunctionDeclaration(
-                        name=name, description=f"Does {name}.", parameters_json_schema=_parameters(given)
-                    )
-                    for name, given in CALLS
-                ]
-            )
-        ]
-    }
+        "tools": [types.Tool(function_declarations=[types.FunctionDeclaration(name=name,
+            description=f"Does {name}.", parameters_json_schema=_parameters(given)) for name, given in CALLS])],
+    }  # fmt: skip
 
     def __init__(self, url: str, provider: ScriptedProvider, wire: Wire) -> None:
         super().__init__(url, provider, wire)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from callboard.bus import StopReason, TokenUsage
-from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, SourceFile, UnreadablePart
+from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, UnreadablePart
 from callboard.engine.imports.sources.claude_code import ClaudeCode
-from tests.support.session_files import Claude, Record, stamp, usage, write
+from tests.support.session_files import Claude, Record, usage, write
 
 
 @pytest.fixture
@@ -132,19 +131,16 @@ def test_a_sub_agent_in_progress_lines_is_the_same_call_as_in_its_file(tmp_path:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{not json\n", "not valid JSON"),
-        ('{"type":"assistant","usage":}\n', "not valid JSON"),
-        ('{"type":"assistant","message":{"usage":{},"id":7}}\n', "unexpected value at $.message.id"),
-        ('{"type":"assistant","timestamp":"soon","message":{"usage":{}}}\n', "unexpected value at $.timestamp"),
-        ('{"type":"assistant","message":{"usage":{"output_tokens":1}}}\n', "the time is missing or impossible"),
-        ('{"usage":"' + "x" * LONGEST_LINE + '"}\n', "the line is too long"),
-        ('{"usage":' + "[" * 5000 + "]" * 5000 + "}\n", "not valid JSON"),
-        ("\x00\x00\x00\n", "not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "why"), [
+    ("{not json\n", "not valid JSON"),
+    ('{"type":"assistant","usage":}\n', "not valid JSON"),
+    ('{"type":"assistant","message":{"usage":{},"id":7}}\n', "unexpected value at $.message.id"),
+    ('{"type":"assistant","timestamp":"soon","message":{"usage":{}}}\n', "unexpected value at $.timestamp"),
+    ('{"type":"assistant","message":{"usage":{"output_tokens":1}}}\n', "the time is missing or impossible"),
+    ('{"usage":"' + "x" * LONGEST_LINE + '"}\n', "the line is too long"),
+    ('{"usage":' + "[" * 5000 + "]" * 5000 + "}\n", "not valid JSON"),
+    ("\x00\x00\x00\n", "not valid JSON"),
+])  # fmt: skip
 def test_a_line_that_cannot_be_read_costs_one_line_in_the_report(
     line: str, why: str, tmp_path: Path, session: Claude
 ) -> None:
@@ -159,28 +155,3 @@ def test_a_line_that_is_still_written_is_read_again(tmp_path: Path, session: Cla
     assert isinstance(mark, Mark)
     assert mark.line == 1
     assert UnreadablePart(line=2, why="the last line is incomplete") in found
-
-
-def test_reading_goes_on_behind_a_mark_as_if_it_had_not_stopped(tmp_path: Path, session: Claude) -> None:
-    records = [session.prompt(), session.task(1, "toolu_1"), session.result("toolu_1"), session.reply(2)]
-    whole = calls(*records, tmp_path=tmp_path)
-    file = SourceFile(path=tmp_path / "-src-shop" / "one.jsonl", tags={"project": "-src-shop"})
-    data = file.path.read_bytes()
-    cut = data.index(b"\n", len(data) // 2) + 1
-    source = ClaudeCode()
-    *found, mark = source.read(file, BytesIO(data[:cut]))
-    assert isinstance(mark, Mark)
-    rest = BytesIO(data)
-    rest.seek(mark.read_to)
-    found += source.read(file, rest, mark)
-    again = [item for item in found if isinstance(item, ImportedCall)]
-    assert [(call.identity, call.turn, call.line, call.session) for call in again] == [
-        (call.identity, call.turn, call.line, whole[0].session) for call in whole
-    ]
-
-
-def test_the_time_of_a_call_is_that_of_its_first_line(tmp_path: Path, session: Claude) -> None:
-    lines = [session.reply(1, usage(3, 5)), session.reply(1, usage(3, 9))]
-    (call,) = calls(*lines, tmp_path=tmp_path)
-    assert lines[0]["timestamp"] == stamp(1)
-    assert call.started_at == 1_772_355_601_000_000

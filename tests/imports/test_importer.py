@@ -50,32 +50,18 @@ async def run(store: Store | None, folder: Path, **how: object) -> tuple[int, in
     return report.new, report.known, report.corrected, report.unread
 
 
-async def test_importing_again_changes_nothing(store: Store, tmp_path: Path, session: Claude) -> None:
-    write(session.file(tmp_path), [session.prompt(), session.reply(1), session.reply(2)])
+async def test_importing_again_reads_only_what_is_new(store: Store, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.prompt(), session.reply(1), session.reply(2)])
     assert await run(store, tmp_path) == (2, 0, 0, 0)
-    before = await store.last_event_id()
+    before, size = await store.last_event_id(), path.stat().st_size
     report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
     assert (report.unchanged, report.bytes_read, report.changed) == (1, 0, False)
     assert await store.last_event_id() == before
-
-
-async def test_a_file_that_grew_is_read_from_where_it_was(store: Store, tmp_path: Path, session: Claude) -> None:
-    path = write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    size = path.stat().st_size
-    write(path, [session.reply(2)], append=True)
+    write(path, [session.reply(3)], append=True)
     report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
     assert (report.new, report.known, report.bytes_read) == (1, 0, path.stat().st_size - size)
-
-
-async def test_a_moved_and_a_copied_file_bring_nothing_twice(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    path = write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    path = path.rename(path.with_name("moved.jsonl"))
     path.with_name("copy.jsonl").write_bytes(path.read_bytes())
-    assert await run(store, tmp_path) == (0, 2, 0, 0)
+    assert await run(store, tmp_path) == (0, 3, 0, 0)
 
 
 async def test_a_correction_is_an_event_and_the_first_one_stays(
@@ -127,19 +113,6 @@ async def test_a_stated_cost_counts_only_where_the_price_is_unknown(
     )
 
 
-async def test_a_late_import_has_the_costs_of_a_standing_repricing(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    write(session.file(tmp_path), [session.reply(1, usage(0, 1))])
-    await store.reprice(PriceTable([PriceRow(model="*:*", output=1_000_000)], "cheap"))
-    await run(store, tmp_path)
-    (row,) = await store.calls()
-    assert (row.cost and row.cost.nano_usd, row.at_call_time and row.at_call_time.nano_usd) == (1000, 15_000)
-    await store.undo_reprice()
-    (row,) = await store.calls()
-    assert row.cost == row.at_call_time
-
-
 async def test_reports_tell_imported_calls_from_own_ones(store: Store, tmp_path: Path, session: Claude) -> None:
     make = Maker()
     write(session.file(tmp_path), [session.reply(1)])
@@ -188,8 +161,7 @@ async def agent_of(store: Store) -> tuple[str | None, str | None, int | None]:
     return row.parent_call_id, row.parent_tool_use_id, row.depth
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "another process"])
-@pytest.mark.parametrize("first", ["call", "link"])
+@pytest.mark.parametrize(("first", "restarted"), [("call", True), ("link", False)])
 async def test_a_sub_agent_has_its_place_once_it_is_known(
     first: str, restarted: bool, store: Store, tmp_path: Path, session: Claude
 ) -> None:
@@ -280,17 +252,11 @@ async def test_nothing_of_the_content_is_stored(place: Place, tmp_path: Path, se
             assert "Secret" not in repr(rows)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        lambda path: path.write_bytes(b"\xff\xfe" * 500),
-        lambda path: path.write_bytes(os.urandom(5000)),
-        lambda path: path.symlink_to(path.parent / "nowhere"),
-        lambda path: os.mkfifo(path),
-        lambda path: path.mkdir(),
-    ],
-    ids=["no text", "noise", "dangling", "pipe", "folder"],
-)
+@pytest.mark.parametrize("broken", [
+    lambda path: path.symlink_to(path.parent / "nowhere"),
+    lambda path: os.mkfifo(path),
+    lambda path: path.mkdir(),
+], ids=["dangling", "pipe", "folder"])  # fmt: skip
 async def test_a_foreign_file_does_not_end_the_import(broken: object, tmp_path: Path, session: Claude) -> None:
     path = write(session.file(tmp_path), [session.reply(1)])
     broken(path.with_name("broken.jsonl"))  # type: ignore[operator]
@@ -348,17 +314,6 @@ async def test_an_unknown_source_is_named(tmp_path: Path) -> None:
         source_named("nothing")
 
 
-async def test_two_importers_write_each_call_once(place: Place, tmp_path: Path, session: Claude) -> None:
-    records = [session.reply(number) for number in range(1200)]
-    write(session.file(tmp_path), records)
-    async with place.store() as one, place.store() as other:
-        async with anyio.create_task_group() as tasks:
-            for store in (one, other):
-                tasks.start_soon(run, store, tmp_path)
-        assert len(await one.calls(limit=None)) == 1200
-        assert len(await one.events(topic="llm.call_imported", limit=None)) == 1200
-
-
 async def test_an_importer_that_never_gets_its_turn_gives_up(tmp_path: Path, session: Claude) -> None:
     write(session.file(tmp_path), [session.reply(1)])
 
@@ -386,35 +341,6 @@ async def test_watching_brings_what_is_new(tmp_path: Path, session: Claude) -> N
 
             await importer.watch(0.01, changed)
     assert seen == [1, 1, 1]
-
-
-async def test_content_comes_only_if_asked_and_once(store: Store, tmp_path: Path, session: Claude) -> None:
-    tool = [{"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}}]
-    records = [
-        session.prompt("Look"),
-        session.reply(1, content=tool),
-        session.result("toolu_1", "found"),
-        session.reply(2),
-    ]
-    path = write(session.file(tmp_path), records)
-    for _ in range(2):
-        await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
-        path = path.rename(path.with_name("moved.jsonl"))
-    found = await store.messages(session.session)
-    assert [(message.role, message.text) for message in found if message.text] == [
-        ("user", "Look"),
-        ("assistant", "Secret words of the reply"),
-    ]
-    assert [message.role for message in found] == ["user", "assistant", "tool", "assistant"]
-    assert len(await store.events(topic="session.message_appended")) == 4
-
-
-async def test_codexs_messages_are_content_too(tmp_path: Path) -> None:
-    session = Codex()
-    write(session.file(tmp_path), [session.meta(), session.message("Hello"), session.tokens(counts(1, 0, 1))])
-    async with TraceStore(tmp_path / "trace.db") as store:
-        await import_calls(store, "codex", tmp_path, prices=PRICES, content=True)
-        assert [message.text for message in await store.messages(session.session)] == ["Hello"]
 
 
 async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) -> None:
