@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, Quirks
 from callboard.adapters.providers.openai_compatible.request import build_body
-from callboard.adapters.providers.openai_compatible.response import ChatNormaliser, read_whole
-from callboard.adapters.providers.openai_compatible.wire import decode_reply
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.streams.events import StreamEvent
@@ -26,10 +26,14 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.chat_replies import WIRE
 from callboard.engine.gateway.wire import BadRequest, ClientRequest, ReplyInfo
 
+from ..support.fake_http import FakeReply
 from ..support.recordings import CountingClock
+from ..support.wires import WIRES
+from ..support.wires.reading import read_pieces, read_reply
 
 INFO = ReplyInfo(id="1", model="gpt-5", created=1_700_000_000)
 PROVIDER = "openai_compatible"
+CHAT = WIRES[2]
 ABLE = AdapterCapabilities(
     supports_images=True,
     supports_audio=True,
@@ -111,21 +115,15 @@ def chunks_of(stream: bytes) -> list[JsonObject]:
 
 def read_body(body: bytes) -> CanonicalResponse:
     """Read a complete reply with the adapter."""
-    assembler = new_assembler()
-    read_whole(decode_reply(body), body, assembler, QUIRKS["default"])
-    return response_of(assembler)
+    return read_reply(CHAT, FakeReply(body, headers={"content-type": "application/json"}), streamed=False).reply
 
 
 def read_stream(pieces: Iterable[bytes]) -> CanonicalResponse:
     """Read a streamed reply with the adapter. Raises the adapter's error."""
-    assembler = new_assembler()
-    normaliser = ChatNormaliser(assembler, QUIRKS["default"])
-    for piece in pieces:
-        normaliser.feed(piece)
-    normaliser.close()
-    if normaliser.error is not None:
-        raise normaliser.error
-    return response_of(assembler)
+    found = read_pieces(CHAT, pieces)
+    if found.error is not None:
+        raise found.error
+    return found.reply
 
 
 def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
@@ -207,3 +205,35 @@ def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
     for text in texts or ("Hel", "lo"):
         assembler.text("t", text, implicit_end=True)
     return reply_from(assembler, stop, "stop", USAGE)
+
+
+_PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)
+_ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), st.none() | st.text('a"\\☃\n', max_size=5), max_size=2)
+
+
+@st.composite
+def replies(draw: st.DrawFn, tool: str = "read") -> Reply:
+    """Replies in the order of the protocol: reasoning, text, calls."""
+    assembler = new_assembler("anthropic")
+    if draw(st.booleans()):
+        for piece in draw(_PIECES):
+            assembler.thinking("r", piece, implicit_end=True)
+    has_text = draw(st.booleans())
+    if has_text:
+        for piece in draw(_PIECES):
+            assembler.text("t", piece, implicit_end=True)
+    calls = draw(st.integers(0 if has_text else 1, 3))
+    for at in range(calls):
+        assembler.tool_start(at, tool, raw={"id": f"toolu_{at}"})
+        arguments = json.dumps(draw(_ARGUMENTS if tool == "read" else st.builds(dict, input=st.text('ü\n"\\😀a'))))
+        cut = draw(st.integers(0, len(arguments)))
+        for piece in filter(None, (arguments[:cut], arguments[cut:])):
+            assembler.tool_arguments(at, piece)
+        assembler.end(at)
+    counts = draw(st.lists(st.integers(1, 50), min_size=4, max_size=4))
+    usage = TokenUsage(
+        input_tokens=counts[0], output_tokens=counts[1], cached_input_tokens=counts[2],
+        cache_creation_input_tokens=counts[3], reasoning_tokens=counts[1] // 2,
+    )  # fmt: skip
+    stop = StopReason.TOOL_USE if calls else draw(st.sampled_from([StopReason.END_TURN, StopReason.MAX_TOKENS]))
+    return reply_from(assembler, stop, None, usage)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 
-from callboard.adapters import CanonicalResponse
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -23,7 +19,7 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason
 from callboard.engine.gateway.chat_replies import WIRE
 
 from .chat_kit import (
@@ -41,6 +37,7 @@ from .chat_kit import (
     new_assembler,
     read_body,
     read_stream,
+    replies,
     reply_from,
     response,
     streamed,
@@ -52,58 +49,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 # --- The mirror of the adapter ---
-
-_PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)
-_ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), st.none() | st.text('a"\\☃\n', max_size=5), max_size=2)
-
-
-@st.composite
-def replies(draw: st.DrawFn, tool: str = "read") -> Reply:
-    """Replies in the order of the protocol: reasoning, text, calls."""
-    assembler = new_assembler("anthropic")
-    if draw(st.booleans()):
-        for piece in draw(_PIECES):
-            assembler.thinking("r", piece, implicit_end=True)
-    has_text = draw(st.booleans())
-    if has_text:
-        for piece in draw(_PIECES):
-            assembler.text("t", piece, implicit_end=True)
-    calls = draw(st.integers(0 if has_text else 1, 3))
-    for at in range(calls):
-        assembler.tool_start(at, tool, raw={"id": f"toolu_{at}"})
-        arguments = json.dumps(draw(_ARGUMENTS if tool == "read" else st.builds(dict, input=st.text('ü\n"\\😀a'))))
-        cut = draw(st.integers(0, len(arguments)))
-        for piece in filter(None, (arguments[:cut], arguments[cut:])):
-            assembler.tool_arguments(at, piece)
-        assembler.end(at)
-    counts = draw(st.lists(st.integers(0, 50), min_size=4, max_size=4))
-    usage = TokenUsage(
-        input_tokens=counts[0], output_tokens=counts[1], cached_input_tokens=counts[2],
-        cache_creation_input_tokens=counts[3], reasoning_tokens=counts[1] // 2,
-    )  # fmt: skip
-    stop = StopReason.TOOL_USE if calls else draw(st.sampled_from([StopReason.END_TURN, StopReason.MAX_TOKENS]))
-    return reply_from(assembler, stop, None, usage)
-
-
-def facts(reply: CanonicalResponse) -> tuple[object, ...]:
-    usage = reply.usage
-    counts = (
-        usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens,
-        usage.reasoning_tokens,
-    )  # fmt: skip
-    return in_general(reply.content), reply.stop_reason, counts
-
-
-@settings(max_examples=150)
-@given(reply=replies(), data=st.data())
-def test_a_reply_is_read_as_the_same_reply_whole_and_at_every_cut(reply: Reply, data: st.DataObject) -> None:
-    """The body and each chunk are also of the vendor's types."""
-    body, stream = written(asked(), reply.response), b"".join(streamed(WITH_USAGE, reply))
-    cut = data.draw(st.integers(0, len(stream)))
-    assert facts(read_body(body)) == facts(read_stream([stream[:cut], stream[cut:]])) == facts(reply.response)
-    ChatCompletion.model_validate_json(body, strict=True)
-    for chunk in chunks_of(stream):
-        ChatCompletionChunk.model_validate_json(msgspec.json.encode(chunk), strict=True)
 
 
 def test_the_sdk_accumulates_a_stream_to_the_whole_reply() -> None:

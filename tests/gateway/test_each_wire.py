@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from google.genai import errors as genai_errors
 from google.genai import types
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from callboard.adapters import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
@@ -31,12 +32,13 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway import chat_replies, gemini_replies, messages_replies, responses_replies
 from callboard.engine.gateway.wire import BadRequest, ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo
 from tests.support.canonical_requests import canonical_requests
-from tests.support.fake_http import FakeTransport
+from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.json_values import JSON_VALUES
 from tests.support.virtual_time import FakeClock
 from tests.support.wires import WIRES as PROVIDERS
-from tests.support.wires.reading import Reading, read_pieces
+from tests.support.wires.reading import Reading, read_pieces, read_reply
 
+from .chat_kit import Reply, chunks_of, replies
 from .messages_kit import sdk as anthropic_of
 from .responses_cases import sdk_of as openai_of
 
@@ -73,7 +75,7 @@ def written(wire: str, reply: CanonicalResponse, asked: ClientRequest | None = N
 
 
 def streamed(
-    wire: str, reply: CanonicalResponse, *events: StreamEvent, asked: ClientRequest | None = None
+    wire: str, reply: CanonicalResponse, events: Sequence[StreamEvent] = (), *, asked: ClientRequest | None = None
 ) -> bytes:
     """A stream with signs of life between all of its events."""
     writer = WIRES[wire].writer(asked or read(wire), INFO)
@@ -274,11 +276,38 @@ def test_a_call_in_a_reply_that_just_ended_is_a_call() -> None:
 # --- Streams and lists ---
 
 
+def facts(reply: CanonicalResponse) -> tuple[object, ...]:
+    usage, calls = reply.usage, [(call.name, call.input) for call in reply.tool_uses]
+    counts = usage.total_input_tokens, usage.output_tokens, usage.cached_input_tokens
+    return reply.text, reply.thinking, calls, reply.stop_reason, counts
+
+
+@each_wire
+@settings(max_examples=150)
+@given(reply=replies(), data=st.data())
+def test_any_reply_is_the_same_whole_and_streamed_at_every_cut(
+    wire: str, reply: Reply, data: st.DataObject
+) -> None:
+    """The forms of Chat Completions are also of the vendor's types."""
+    asked = msgspec.structs.replace(read(wire), options={"include_usage": True, "include_thoughts": True})
+    body, stream = msgspec.json.encode(written(wire, reply.response, asked)), streamed(wire, *reply, asked=asked)
+    cut = data.draw(st.integers(0, len(stream)))
+    whole = read_reply(ADAPTERS[wire], FakeReply(body, headers={"content-type": JSON}), streamed=False)
+    for found in (whole, read_pieces(ADAPTERS[wire], [stream[:cut], stream[cut:]])):
+        assert facts(found.reply) == facts(reply.response)
+        written_to_cache = reply.response.usage.cache_creation_input_tokens
+        assert wire == "gemini" or found.usage.cache_creation_input_tokens == written_to_cache
+    if wire == "chat":
+        ChatCompletion.model_validate_json(body, strict=True)
+        for chunk in chunks_of(stream):
+            ChatCompletionChunk.model_validate_json(msgspec.json.encode(chunk), strict=True)
+
+
 @each_wire
 def test_signs_of_life_and_half_a_surrogate_pair_do_not_break_a_stream(wire: str) -> None:
     reply = response(TextBlock("a\ufffdb"))
     start, _, end = whole_events(reply, "msg_1")
-    data = streamed(wire, reply, start, TextDelta("a\ud83d", 0, "msg_1"), TextDelta("b", 0, "msg_1"), end)
+    data = streamed(wire, reply, [start, TextDelta("a\ud83d", 0, "msg_1"), TextDelta("b", 0, "msg_1"), end])
     assert read_by_the_adapter(wire, data).reply.text == "a\ufffdb"
 
 

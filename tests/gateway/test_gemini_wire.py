@@ -30,7 +30,7 @@ from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.gemini_requests import read_embeddings, write_embeddings
 
 from ..support.canonical_requests import canonical_requests
-from ..support.fake_http import FakeReply, pieces
+from ..support.fake_http import FakeReply
 from ..support.recordings import FOLDER, needs_recordings
 from ..support.wires.gemini import USAGE, call, chunk, text, thought
 from ..support.wires.reading import read_pieces, read_reply
@@ -44,7 +44,6 @@ from .gemini_clients import (
     own,
     read_written,
     signed_at_its_end,
-    streamed,
     without_ids,
     written,
 )
@@ -156,18 +155,6 @@ def test_the_adapters_replies_are_written_as_they_were(parts: list[Json], finish
         assert found.reply.provider_details == reply.provider_details
         assert found.usage == msgspec.structs.replace(reply.usage, raw=found.usage.raw)
     assert without_ids(read_written(asks(), reply)[0].content) == without_ids(reply.content)
-
-
-@pytest.mark.deep
-def test_a_written_stream_is_the_same_at_every_cut() -> None:
-    parts = [thought("Hm ☃", SIGNATURE), text("It is "), call("f", SIGNATURE, args={"x": "☃"}), call("g")]
-    reply = read_pieces(GEMINI, [GEMINI.stream(chunk(*parts, finish="STOP", usage=USAGE))]).reply
-    body = streamed(asks(), reply)
-    whole = read_pieces(GEMINI, [body])
-    for cut in range(1, len(body)):
-        found = read_pieces(GEMINI, [body[:cut], body[cut:]])
-        assert without_ids(found.content) == without_ids(whole.content)
-    assert without_ids(read_pieces(GEMINI, pieces(body, range(len(body)))).content) == without_ids(whole.content)
 
 
 # -- Embeddings
