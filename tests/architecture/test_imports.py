@@ -122,14 +122,9 @@ def python(code: str, *, path: Path | None = None) -> subprocess.CompletedProces
     places = [str(place) for place in (path, ROOT) if place is not None]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True, timeout=60,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def test_imports_point_one_way() -> None:

@@ -35,14 +35,9 @@ INFO = ReplyInfo(id="1", model="gpt-5", created=1_700_000_000)
 PROVIDER = "openai_compatible"
 CHAT = WIRES[2]
 ABLE = AdapterCapabilities(
-    supports_images=True,
-    supports_audio=True,
-    supports_documents=True,
-    supports_thinking=True,
-    supports_tools=True,
-    supports_structured_output=True,
-    supports_parallel_tool_calls=True,
-)
+    supports_images=True, supports_audio=True, supports_documents=True, supports_thinking=True,
+    supports_tools=True, supports_structured_output=True, supports_parallel_tool_calls=True,
+)  # fmt: skip
 
 
 class Reply(NamedTuple):
@@ -67,27 +62,19 @@ def adapters_body(request: CanonicalRequest, quirks: Quirks = QUIRKS["default"])
 
 def new_assembler(provider: str = PROVIDER) -> Assembler:
     return Assembler(
-        message_id="msg_1",
-        provider=provider,
-        requested_model="gpt-5",
-        clock=CountingClock(),
+        message_id="msg_1", provider=provider, requested_model="gpt-5", clock=CountingClock(),
         estimate_usage=lambda text: TokenUsage(output_tokens=len(text)),
-    )
+    )  # fmt: skip
 
 
 def response_of(assembler: Assembler) -> CanonicalResponse:
     assert assembler.stop_reason is not None
     assert assembler.usage is not None
     return CanonicalResponse(
-        request_id="req_1",
-        model=assembler.model,
-        provider=assembler.provider,
-        content=assembler.final_content,
-        stop_reason=assembler.stop_reason,
-        raw_stop_reason=assembler.raw_stop_reason,
-        usage=assembler.usage,
+        request_id="req_1", model=assembler.model, provider=assembler.provider, content=assembler.final_content,
+        stop_reason=assembler.stop_reason, raw_stop_reason=assembler.raw_stop_reason, usage=assembler.usage,
         provider_details=assembler.details,
-    )
+    )  # fmt: skip
 
 
 def reply_from(assembler: Assembler, stop: StopReason, raw: str | None, usage: TokenUsage) -> Reply:
@@ -168,13 +155,9 @@ def refusal_of(**body: Json) -> tuple[str, str | None, str | None]:
 # --- Replies ---
 
 USAGE = TokenUsage(
-    input_tokens=10,
-    output_tokens=7,
-    cached_input_tokens=4,
-    cache_creation_input_tokens=3,
-    cache_creation_1h_input_tokens=1,
-    reasoning_tokens=2,
-)
+    input_tokens=10, output_tokens=7, cached_input_tokens=4, cache_creation_input_tokens=3,
+    cache_creation_1h_input_tokens=1, reasoning_tokens=2,
+)  # fmt: skip
 WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
 SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
 

@@ -299,18 +299,6 @@ async def test_a_changed_budget_includes_earlier_spending(
         assert await engine.budgets() == []
 
 
-async def test_spending_is_reported_by_client(stores: Stores, command: Store) -> None:
-    """`callboard cost --by tag:client` reads the tag that every call of a client has."""
-    async with engine_on(stores(), *[Say("x")] * 3) as engine:
-        clients = Clients(engine)
-        for name, calls in (("acme", 2), ("zoo", 1)):
-            key = await added(command, Client(name=name))
-            for _ in range(calls):
-                await asked(engine, clients, key)
-    rows = await command.costs(by=["tag:client"])
-    assert sorted((row.key, row.calls) for row in rows) == [(("acme",), 2), (("zoo",), 1)]
-
-
 # --- Rates ---
 
 
@@ -353,11 +341,3 @@ async def test_tokens_count_by_their_estimate_and_then_by_their_use() -> None:
         lost = await clients.admit(client, 100, 100)
         lost.over()
         assert (await clients.admit(client, 10, 10)).rates.remaining_tokens == 180
-
-
-async def test_a_client_without_rates_is_always_admitted() -> None:
-    """The reply has no headers about limits."""
-    async with Engine(trace=False) as engine:
-        admission = await Clients(engine).admit(ACME, 1, 1)
-        admission.over(None)
-        assert admission.rates.limit_requests is None

@@ -177,13 +177,9 @@ def usage_of(usage: TokenUsage) -> Any:
 
 def test_usage_has_geminis_names() -> None:
     usage = TokenUsage(
-        input_tokens=10,
-        output_tokens=20,
-        cached_input_tokens=30,
-        cache_creation_input_tokens=5,
-        reasoning_tokens=8,
-        details={"audio_input": 4, "image_cache_read": 6, "web_search": 1},
-    )
+        input_tokens=10, output_tokens=20, cached_input_tokens=30, cache_creation_input_tokens=5,
+        reasoning_tokens=8, details={"audio_input": 4, "image_cache_read": 6, "web_search": 1},
+    )  # fmt: skip
     told = usage_of(usage)
     assert told == {
         **{"promptTokenCount": 45, "cachedContentTokenCount": 30, "candidatesTokenCount": 12},

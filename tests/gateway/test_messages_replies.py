@@ -121,14 +121,9 @@ def test_a_stream_has_the_events_of_the_vendor_in_their_order() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_has_all_counts_of_the_call(stream: bool) -> None:
     usage = TokenUsage(
-        input_tokens=10,
-        output_tokens=5,
-        cached_input_tokens=100,
-        cache_creation_input_tokens=30,
-        cache_creation_1h_input_tokens=20,
-        reasoning_tokens=2,
-        details={"web_search": 3},
-    )
+        input_tokens=10, output_tokens=5, cached_input_tokens=100, cache_creation_input_tokens=30,
+        cache_creation_1h_input_tokens=20, reasoning_tokens=2, details={"web_search": 3},
+    )  # fmt: skip
     reply = response(TextBlock("a"), usage=usage, provider="openai")
     told: Json = (
         sent_events(streamed(reply))[-2]["usage"] if stream else WIRE.write_reply(read(), INFO, reply)["usage"]

@@ -40,7 +40,6 @@ from callboard.engine.gateway.openai_extras import (
 from callboard.engine.gateway.wire import BadRequest
 
 from ..support.engines import entry, model, serving
-from ..support.recordings import FOLDER, needs_recordings
 from ..support.scripted import adapter_type
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -127,20 +126,6 @@ def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None
 ])  # fmt: skip
 def test_a_wrong_request_for_embeddings_is_refused_in_the_vendors_words(body: JsonObject, said: str) -> None:
     assert said in refusal(read_embeddings, body)
-
-
-@needs_recordings
-def test_recorded_requests_for_embeddings_are_written_again_as_they_were() -> None:
-    path = FOLDER / "embeddings_openai.jsonl"
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for case in cases:
-        body: dict[str, Any] = {name: value for name, value in case["request_body"].items() if value is not None}
-        asked = read_embeddings(body)
-        request = msgspec.structs.replace(asked.request, encoding=asked.encoding)
-        sent = json.loads(OpenAIEmbeddings().write(request, "openai").body)
-        if isinstance(body["input"], str) or isinstance(body["input"][0], int):
-            body["input"] = [body["input"]]
-        assert sent == {"encoding_format": "float", **body}
 
 
 @pytest.mark.parametrize(("tokens", "sent"), [([5, 6, 7], [[5, 6, 7]]), ([[5], [6, 7]], [[5], [6, 7]])])

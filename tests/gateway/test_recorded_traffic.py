@@ -23,6 +23,7 @@ from google.genai import types
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from callboard.bus.values.base import JsonObject
+from tests.support.json_values import differences
 from tests.support.recordings import FOLDER, PROTOCOLS, needs_recordings
 from tests.support.wires import WIRES, Wire
 
@@ -157,21 +158,6 @@ def plain(value: Any) -> Any:
 
 
 # --- The comparison ---
-
-
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """The paths at which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            if name in one and name in other:
-                yield from differences(one[name], other[name], f"{path}.{name}")
-            else:
-                yield f"{path}.{name}"
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for first, second in zip(one, other, strict=True):
-            yield from differences(first, second, f"{path}[]")
-    elif one != other or type(one) is not type(other):
-        yield path
 
 
 def sent(provider: ScriptedProvider, at: int) -> JsonObject:

@@ -106,12 +106,9 @@ def test_the_text_that_json_mode_needs_is_written_once() -> None:
     """
     hello = Message(Role.DEVELOPER, (TextBlock("Hi"),))
     request = CanonicalRequest(
-        request_id="",
-        model="openai:gpt-5",
-        messages=(hello,),
-        max_output_tokens=16,
+        request_id="", model="openai:gpt-5", messages=(hello,), max_output_tokens=16,
         output_schema={"type": "object"},
-    )
+    )  # fmt: skip
     body = build(request)
     assert items_of(build(read_again(body))) == items_of(body)
     assert str(body).count("JSON object") == 1

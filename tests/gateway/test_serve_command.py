@@ -119,15 +119,9 @@ async def test_the_live_view_is_served_with_the_gateway(path: str, status: int) 
 
 def test_a_request_is_logged_in_one_line() -> None:
     served = ServedRequest(
-        method="POST",
-        path="/v1/messages",
-        status=200,
-        seconds=1.5,
-        client="acme",
-        model="claude-x",
-        served_by="openai:gpt-5.2",
-        nano_usd=1_500_000,
-    )
+        method="POST", path="/v1/messages", status=200, seconds=1.5, client="acme", model="claude-x",
+        served_by="openai:gpt-5.2", nano_usd=1_500_000,
+    )  # fmt: skip
     assert serve.log_line(served) == "acme  POST /v1/messages  200  claude-x -> openai:gpt-5.2  1.50 s  $0.0015"
 
 

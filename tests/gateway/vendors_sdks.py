@@ -260,13 +260,10 @@ class MessagesClient(Client):
         return Said(
             "".join(block.text for block in blocks if block.type == "text"),
             [(block.id, block.name, block.input) for block in blocks if block.type == "tool_use"],
-            "".join(block.thinking for block in thoughts),
-            message.stop_reason,
-            (usage.input_tokens + cached, cached, usage.output_tokens),
-            [],
-            [{"role": "assistant", "content": [block.to_dict() for block in blocks]}],
-            message,
-        )
+            "".join(block.thinking for block in thoughts), message.stop_reason,
+            (usage.input_tokens + cached, cached, usage.output_tokens), [],
+            [{"role": "assistant", "content": [block.to_dict() for block in blocks]}], message,
+        )  # fmt: skip
 
     async def deltas(self, history: Any) -> AsyncIterator[str]:
         async with self.sdk.beta.messages.stream(model=self.model, max_tokens=9, messages=history) as events:
@@ -333,18 +330,13 @@ class GeminiClient(Client):
         made = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
         return Said(
             "".join(part.text or "" for part in parts if not part.thought),
-            [
-                (part.function_call.id, part.function_call.name, part.function_call.args)
-                for part in parts
-                if part.function_call
-            ],
-            "".join(part.text or "" for part in parts if part.thought),
-            finishes[-1].value,
+            [(part.function_call.id, part.function_call.name,
+                part.function_call.args) for part in parts if part.function_call],
+            "".join(part.text or "" for part in parts if part.thought), finishes[-1].value,
             ((usage.prompt_token_count or 0), usage.cached_content_token_count or 0, made),
             [b64encode(part.inline_data.data or b"").decode() for part in parts if part.inline_data],
-            [content for content in contents if content and content.parts],
-            chunks,
-        )
+            [content for content in contents if content and content.parts], chunks,
+        )  # fmt: skip
 
     async def deltas(self, history: Any) -> AsyncIterator[str]:
         reply: Any = await self.sdk.aio.models.generate_content_stream(model=self.model, contents=history)

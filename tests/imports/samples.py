@@ -112,18 +112,11 @@ def opencode(folder: Path) -> Path:
     ]
     return database(
         folder / "opencode.db",
-        {
-            "session": ("id, directory, parent_id", [("s1", "/src/shop", None)]),
-            "message": (
-                "id, session_id, time_created, data",
-                [(name, "s1", place, json.dumps(data)) for place, (name, data) in enumerate(messages)],
-            ),
-            "part": (
-                "id, message_id, session_id, time_created, data",
-                [(name, of, "s1", place, json.dumps(data)) for place, (name, of, data) in enumerate(parts)],
-            ),
-        },
-    )
+        {"session": ("id, directory, parent_id", [("s1", "/src/shop", None)]),
+            "message": ("id, session_id, time_created, data", [(name, "s1", place, json.dumps(data)) for place,
+            (name, data) in enumerate(messages)]), "part": ("id, message_id, session_id, time_created, data",
+            [(name, of, "s1", place, json.dumps(data)) for place, (name, of, data) in enumerate(parts)])},
+    )  # fmt: skip
 
 
 SPEND: Record = {

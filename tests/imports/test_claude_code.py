@@ -87,13 +87,9 @@ def test_a_file_of_a_sub_agent_hangs_below_the_reply_that_started_it(tmp_path: P
     source = ClaudeCode()
     prompt = session.prompt()
     main = calls(
-        prompt,
-        session.task(1, "toolu_1"),
-        session.result("toolu_1", toolUseResult={"agentId": "a1"}),
-        session.reply(2),
-        tmp_path=tmp_path,
-        source=source,
-    )
+        prompt, session.task(1, "toolu_1"), session.result("toolu_1", toolUseResult={"agentId": "a1"}),
+        session.reply(2), tmp_path=tmp_path, source=source,
+    )  # fmt: skip
     (side,) = calls(session.reply(3, isSidechain=True, agentId="a1"), tmp_path=tmp_path, source=source)
     assert (main[0].turn, main[1].turn, main[0].depth) == (prompt["uuid"], prompt["uuid"], None)
     assert (side.parent, side.parent_tool_use_id, side.depth) == ("msg_1:req_1", "toolu_1", 1)

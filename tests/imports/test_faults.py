@@ -112,7 +112,16 @@ def storable() -> list[Any]:
     return [None, "", "x\0\x1b[31m", "a" * 5000, -1, 0, 2**62, 1e308, b"\xff\xfe"]
 
 
-@pytest.mark.parametrize("source", SAMPLES)
+@pytest.mark.parametrize(
+    ("place", "source"),
+    quick_if(
+        itertools.product(("sqlite", "postgres"), SAMPLES),
+        lambda n: n % 2 == 0,
+        "each source on both stores",
+        rows=True,
+    ),
+    indirect=["place"],
+)
 async def test_odd_values_at_every_place_cost_lines_and_no_import(
     source: str, place: Place, tmp_path: Path
 ) -> None:

@@ -345,13 +345,9 @@ async def test_watching_brings_what_is_new(tmp_path: Path, session: Claude) -> N
 
 async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) -> None:
     call = ImportedCall(
-        identity="trace/span",
-        line=0,
-        provider="anthropic",
-        model="claude-opus-4-6",
-        started_at=1_772_356_000_000_000,
-        usage=TokenUsage(1, 1),
-    )
+        identity="trace/span", line=0, provider="anthropic", model="claude-opus-4-6",
+        started_at=1_772_356_000_000_000, usage=TokenUsage(1, 1),
+    )  # fmt: skip
     importer = Importer(store, "otlp", prices=PRICES)
     for new in (1, 0):
         report = await importer.take([call, UnreadablePart(line=0, why="not valid JSON")], "POST /v1/traces")

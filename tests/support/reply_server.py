@@ -419,12 +419,9 @@ def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator
     """Run the server. Yields its URL."""
     pace = [] if per_second is None else [str(per_second)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+        [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     try:

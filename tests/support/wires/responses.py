@@ -192,14 +192,9 @@ def done(index: int, item: JsonObject) -> JsonObject:
 
 def text_delta(index: int, delta: Json, part: int = 0, **fields: Json) -> JsonObject:
     return event(
-        "output_text.delta",
-        item_id="msg_1",
-        output_index=index,
-        content_index=part,
-        delta=delta,
-        logprobs=[],
+        "output_text.delta", item_id="msg_1", output_index=index, content_index=part, delta=delta, logprobs=[],
         **fields,
-    )
+    )  # fmt: skip
 
 
 def arguments_delta(index: int, delta: Json, number: int = 1) -> JsonObject:
