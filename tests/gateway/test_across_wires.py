@@ -397,9 +397,12 @@ async def test_images_by_their_own_endpoint() -> None:
     async with client_of(ChatClient, GEMINI, "gemini-2.5-flash-image") as found:
         found.provider.says(*[whole(image_of(GEMINI))] * 2)
         asked: dict[str, Any] = {"model": found.model, "prompt": "A cat."}
-        events = await found.sdk.images.generate(**asked, stream=True)
-        assert [event.b64_json async for event in events] == [PICTURE]
-        assert [image.b64_json for image in (await found.sdk.images.generate(**asked)).data] == [PICTURE]
+        events = [event async for event in await found.sdk.images.generate(**asked, stream=True)]
+        assert [(event.type, event.b64_json) for event in events] == [("image_generation.completed", PICTURE)]
+        made = await found.sdk.images.generate(**asked)
+        assert ([image.b64_json for image in made.data], made.output_format) == ([PICTURE], "png")
+        assert made.created > 1_700_000_000
+        assert made.usage.input_tokens == 12
     assert "A cat." in str(found.sent)
 
 

@@ -203,6 +203,12 @@ def test_a_failure_in_mid_stream_ends_it(wire: str, kind: FailureKind, error: ty
         assert mark not in body
     found = read_by_the_adapter(wire, body)
     assert found.said == ["Half"]
+    if wire == "responses":  # the error is also in the failed response
+        events = [msgspec.json.decode(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: ")]
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+        failed = events[-1]["response"]
+        assert (failed["status"], failed["error"]["message"]) == ("failed", "No.")
+        assert failed["error"]["code"] == events[-2]["error"]["code"]
     # Anthropic has no code for a content filter
     assert isinstance(found.error, errors.InvalidRequestError if (wire, kind) == NO_CODE else error)
 

@@ -9,7 +9,7 @@ import pytest
 from callboard.bus import StopReason, TokenUsage
 from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, UnreadablePart
 from callboard.engine.imports.sources.claude_code import ClaudeCode
-from tests.support.session_files import Claude, Record, usage, write
+from tests.support.session_files import Claude, Record, stamp, usage, write
 
 
 @pytest.fixture
@@ -151,3 +151,10 @@ def test_a_line_that_is_still_written_is_read_again(tmp_path: Path, session: Cla
     assert isinstance(mark, Mark)
     assert mark.line == 1
     assert UnreadablePart(line=2, why="the last line is incomplete") in found
+
+
+def test_the_time_of_a_call_is_that_of_its_first_line(tmp_path: Path, session: Claude) -> None:
+    lines = [session.reply(1, usage(3, 5)), session.reply(1, usage(3, 9))]
+    (call,) = calls(*lines, tmp_path=tmp_path)
+    assert lines[0]["timestamp"] == stamp(1)
+    assert call.started_at == 1_772_355_601_000_000
