@@ -174,20 +174,26 @@ async def test_middleware_that_may_change_a_reply_takes_the_providers_bytes_away
 
 
 SECRET = "c2VjcmV0IG9mIHRoZSBwcm92aWRlcg=="
+HI, GO_ON = {"role": "user", "content": "Hi"}, {"role": "user", "content": "Go on"}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": SECRET}
+YES = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]}
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET}
+DETAIL = {"type": "reasoning.encrypted", "data": SECRET, "format": "of-tomorrow"}
+SIGNED = {"role": "model", "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]}
 HISTORIES: Mapping[str, Any] = {
-    "anthropic": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant",
-        "content": [{"type": "thinking", "thinking": "Hm.", "signature": SECRET},
-        {"type": "text", "text": "Yes."}]}, {"role": "user", "content": "Go on"}]},
-    "openai": {"input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "id": "rs_1", "summary": [],
-        "encrypted_content": SECRET}, {"type": "message", "role": "assistant",
-        "content": [{"type": "output_text", "text": "Yes."}]}, {"role": "user", "content": "Go on"}]},
-    "openai_compatible": {"messages": [{"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes.", "reasoning_details": [{"type": "reasoning.encrypted",
-        "data": SECRET, "format": "of-tomorrow"}]}, {"role": "user", "content": "Go on"}]},
-    "gemini": {"generationConfig": {"thinkingConfig": {"includeThoughts": True}},
-        "contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model",
-        "parts": [{"text": "Yes.", "thoughtSignature": SECRET}]}, {"role": "user", "parts": [{"text": "Go on"}]}]},
-}  # fmt: skip
+    "anthropic": {
+        "messages": [HI, {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "Yes."}]}, GO_ON]
+    },
+    "openai": {"input": [HI, REASONING, YES, GO_ON]},
+    "openai_compatible": {
+        "messages": [HI, {"role": "assistant", "content": "Yes.", "reasoning_details": [DETAIL]}, GO_ON]
+    },
+    "gemini": {
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+        "contents": [{"role": "user", "parts": [{"text": text}]} for text in ("Hi", "Go on")],
+    },
+}
+HISTORIES["gemini"]["contents"].insert(1, SIGNED)
 """Conversations with data that only the provider can read."""
 
 

@@ -49,9 +49,6 @@ def test_tokens_go_into_disjoint_buckets_with_the_hour_apart(tmp_path: Path, ses
     told = usage(3, 50, 1000, 200, 300, server_tool_use={"web_search_requests": 2}, service_tier="priority")
     (call,) = calls(session.reply(1, told), tmp_path=tmp_path)
     assert call.usage == TokenUsage(3, 50, 1000, 500, 300, details={"web_search": 2}, service_tier="priority")
-
-
-def test_a_fast_reply_has_the_tier_fast(tmp_path: Path, session: Claude) -> None:
     (call,) = calls(session.reply(1, usage(speed="fast")), tmp_path=tmp_path)
     assert call.usage is not None
     assert call.usage.service_tier == "fast"

@@ -78,7 +78,10 @@ async def test_a_correction_is_an_event_and_the_first_one_stays(
     assert [event.data.usage.output_tokens for event in events] == [10, 200]  # type: ignore[attr-defined]
 
 
-async def test_a_row_has_its_source(store: Store, tmp_path: Path, session: Claude) -> None:
+async def test_a_row_has_its_source_and_reports_tell_it_from_own_calls(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    """Imported calls count in budgets only if asked."""
     path = write(session.file(tmp_path), [session.prompt(), session.reply(1)])
     await run(store, tmp_path)
     (row,) = await store.calls()
@@ -88,6 +91,15 @@ async def test_a_row_has_its_source(store: Store, tmp_path: Path, session: Claud
     assert row.tags == {"project": "/src/shop", "branch": "main"}
     (of,) = await store.sessions()
     assert of.tags == {"origin": "claude-code", "project": "/src/shop", "branch": "main"}
+    asked = [query_of(Budget(max_cost_usd=1, counts_imported=counts), 0) for counts in (False, True)]
+    spending = await store.spending(asked, "run_none")
+    assert [sum(row.calls for row in rows) for rows in spending.rows] == [0, 1]
+    make = Maker()
+    await store.write([make.started(), make.completed()])
+    sums = {row["origin"]: row.calls for row in await store.costs(by=("origin",))}
+    assert sums == {"claude-code": 1, "callboard": 1}
+    for origin, calls in ((OWN, 1), (IMPORTED, 1), ("claude-code", 1), ("codex", 0), (None, 2)):
+        assert len(await store.calls(CallFilter(origin=origin))) == calls
 
 
 async def test_a_call_has_the_price_of_its_own_time(store: Store, tmp_path: Path, session: Claude) -> None:
@@ -111,27 +123,6 @@ async def test_a_stated_cost_counts_only_where_the_price_is_unknown(
         250_000_000,
         "provider",
     )
-
-
-async def test_reports_tell_imported_calls_from_own_ones(store: Store, tmp_path: Path, session: Claude) -> None:
-    make = Maker()
-    write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    await store.write([make.started(), make.completed()])
-    sums = {row["origin"]: row.calls for row in await store.costs(by=("origin",))}
-    assert sums == {"claude-code": 1, "callboard": 1}
-    for origin, calls in ((OWN, 1), (IMPORTED, 1), ("claude-code", 1), ("codex", 0), (None, 2)):
-        assert len(await store.calls(CallFilter(origin=origin))) == calls
-
-
-async def test_imported_calls_count_in_budgets_only_if_asked(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    asked = [query_of(Budget(max_cost_usd=1, counts_imported=counts), 0) for counts in (False, True)]
-    spending = await store.spending(asked, "run_none")
-    assert [sum(row.calls for row in rows) for rows in spending.rows] == [0, 1]
 
 
 async def test_sub_agents_are_children_of_their_turn(store: Store, tmp_path: Path, session: Claude) -> None:
