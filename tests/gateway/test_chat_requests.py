@@ -276,74 +276,34 @@ def test_a_prefix_is_the_beginning_of_the_reply(field: str) -> None:
 # --- Requests that can't be read ---
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "param", "code"),
-    [
-        ({"model": None}, "you must provide a model parameter", "model", None),
-        ({"messages": None}, "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"),
-        (
-            {"messages": "Hi"},
-            "Invalid type for 'messages': expected an array, but got a string instead.",
-            "messages",
-            "invalid_type",
-        ),
-        (
-            {"messages": [{"role": "wizard", "content": "x"}]},
-            "Invalid value: 'wizard'. Supported values are: 'system', 'assistant', 'user', 'function', 'tool', "
-            "'developer'.",
-            "messages[0].role",
-            "invalid_value",
-        ),
-        (
-            {"messages": [{"role": "user"}]},
-            "Missing required parameter: 'messages[0].content'.",
-            "messages[0].content",
-            "missing_required_parameter",
-        ),
-        (
-            {"messages": [{"role": "tool", "content": "x"}]},
-            "Missing required parameter: 'messages[0].tool_call_id'.",
-            "messages[0].tool_call_id",
-            "missing_required_parameter",
-        ),
-        (
-            {"temperature": "hot"},
-            "Invalid type for 'temperature': expected a decimal, but got a string instead.",
-            "temperature",
-            "invalid_type",
-        ),
-        (
-            {"max_tokens": 0},
-            "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead.",
-            "max_tokens",
-            "integer_below_min_value",
-        ),
-        (
-            {"n": 0},
-            "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.",
-            "n",
-            "integer_below_min_value",
-        ),
-        (
-            {"tool_choice": "required"},
-            "'tool_choice' is only allowed when 'tools' are specified.",
-            "tool_choice",
-            None,
-        ),
-        (
-            {"tools": [READ], "tool_choice": {"type": "function", "function": {"name": "write"}}},
-            "Invalid value for 'tool_choice': no tool named 'write' was specified.",
-            "tool_choice",
-            None,
-        ),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "Missing required parameter: 'response_format.json_schema'.",
-            "response_format.json_schema",
-            "missing_required_parameter",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "message", "param", "code"), [
+    ({"model": None}, "you must provide a model parameter", "model", None),
+    ({"messages": None}, "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"),
+    ({"messages": "Hi"}, "Invalid type for 'messages': expected an array, but got a string instead.",
+        "messages", "invalid_type"),
+    ({"messages": [{"role": "wizard", "content": "x"}]},
+        "Invalid value: 'wizard'. Supported values are: 'system', 'assistant', 'user', 'function', 'tool', "
+        "'developer'.", "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "user"}]}, "Missing required parameter: 'messages[0].content'.",
+        "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "tool", "content": "x"}]},
+        "Missing required parameter: 'messages[0].tool_call_id'.", "messages[0].tool_call_id",
+        "missing_required_parameter"),
+    ({"temperature": "hot"}, "Invalid type for 'temperature': expected a decimal, but got a string instead.",
+        "temperature", "invalid_type"),
+    ({"max_tokens": 0},
+        "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+        "max_tokens", "integer_below_min_value"),
+    ({"n": 0}, "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.", "n",
+        "integer_below_min_value"),
+    ({"tool_choice": "required"}, "'tool_choice' is only allowed when 'tools' are specified.", "tool_choice",
+        None),
+    ({"tools": [READ], "tool_choice": {"type": "function", "function": {"name": "write"}}},
+        "Invalid value for 'tool_choice': no tool named 'write' was specified.", "tool_choice", None),
+    ({"response_format": {"type": "json_schema"}},
+        "Missing required parameter: 'response_format.json_schema'.", "response_format.json_schema",
+        "missing_required_parameter"),
+])  # fmt: skip
 def test_an_error_has_the_vendors_words(body: JsonObject, message: str, param: str, code: str | None) -> None:
     assert refusal_of(**body) == (message, param, code)
 

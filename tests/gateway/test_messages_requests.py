@@ -77,6 +77,33 @@ CLOSED: JsonObject = {"type": "object", "properties": {}, "additionalProperties"
 WEB_SEARCH: JsonObject = {"type": "web_search_20250305", "name": "web_search"}
 
 
+CITED: Json = {
+    "type": "web_search_result_location", "url": "https://a.example", "title": "A", "encrypted_index": "x",
+    "cited_text": "So",
+}  # fmt: skip
+CALLING: JsonObject = {"role": "assistant", "content": [
+    {"type": "thinking", "thinking": "Hm", "signature": "c2ln"},
+    {"type": "redacted_thinking", "data": "eHh4"},
+    {"type": "text", "text": "Let me see."},
+    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"a": 1}},
+    {"type": "tool_use", "id": "call.2", "name": "weather", "input": {}},
+]}  # fmt: skip
+RESULTS: list[Json] = [
+    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Sun"},
+    {"type": "tool_result", "tool_use_id": "call.2", "content": [{"type": "text", "text": "Rain"}],
+     "is_error": True, "cache_control": {"type": "ephemeral"}},
+]  # fmt: skip
+SEARCHING: JsonObject = {"role": "assistant", "content": [
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "a"}},
+    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+    {"type": "text", "text": "So.", "citations": [CITED]},
+]}  # fmt: skip
+
+
+def sourced(kind: str, source: Json, **more: Json) -> JsonObject:
+    return {"messages": [user({"type": kind, "source": source, **more})]}
+
+
 @pytest.mark.parametrize("fields", [
     {},
     {"stream": True},
@@ -84,34 +111,20 @@ WEB_SEARCH: JsonObject = {"type": "web_search_20250305", "name": "web_search"}
     {"system": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind.",
         "cache_control": {"type": "ephemeral", "ttl": "1h"}}]},
     {"messages": [user({"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}})]},
-    {"messages": [user({"type": "image", "source": {"type": "base64", "media_type": "image/png",
-        "data": PNG}})]},
-    {"messages": [user({"type": "image", "source": {"type": "url", "url": "https://a.example/a.png"}})]},
-    {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "file_1"}})]},
-    {"messages": [user({"type": "document", "source": {"type": "base64", "media_type": "application/pdf",
-        "data": PDF}, "title": "A", "context": "B", "citations": {"enabled": True}})]},
-    {"messages": [user({"type": "document", "source": {"type": "url", "url": "https://a.example/a.pdf"}})]},
-    {"messages": [user({"type": "document", "source": {"type": "text", "media_type": "text/plain",
-        "data": "Words"}})]},
-    {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "file_1"}})]},
-    {"messages": [user({"type": "document", "source": {"type": "content", "content": "Words"}})]},
-    {"messages": [user({"type": "document", "source": {"type": "content", "content": [SAID]}, "title": "A"})]},
-    {"messages": [user({"type": "document", "source": {"type": "content", "content": [PICTURE]}})]},
+    sourced("image", {"type": "base64", "media_type": "image/png", "data": PNG}),
+    sourced("image", {"type": "url", "url": "https://a.example/a.png"}),
+    sourced("image", {"type": "file", "file_id": "file_1"}),
+    sourced("document", {"type": "base64", "media_type": "application/pdf", "data": PDF},
+        title="A", context="B", citations={"enabled": True}),
+    sourced("document", {"type": "url", "url": "https://a.example/a.pdf"}),
+    sourced("document", {"type": "text", "media_type": "text/plain", "data": "Words"}),
+    sourced("document", {"type": "file", "file_id": "file_1"}),
+    sourced("document", {"type": "content", "content": "Words"}),
+    sourced("document", {"type": "content", "content": [SAID]}, title="A"),
+    sourced("document", {"type": "content", "content": [PICTURE]}),
     {"messages": [user(SEARCH_RESULT)]},
-    {"tools": [WEATHER], "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": "c2ln"},
-        {"type": "redacted_thinking", "data": "eHh4"}, {"type": "text", "text": "Let me see."},
-        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"a": 1}},
-        {"type": "tool_use", "id": "call.2", "name": "weather", "input": {}}]},
-        user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "Sun"},
-        {"type": "tool_result", "tool_use_id": "call.2", "content": [{"type": "text", "text": "Rain"}],
-        "is_error": True, "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "And now?"})]},
-    {"messages": [user({"type": "text", "text": "Hi"}), {"role": "assistant",
-        "content": [{"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search",
-        "input": {"query": "a"}}, {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1",
-        "content": []}, {"type": "text", "text": "So.", "citations": [{"type": "web_search_result_location",
-        "url": "https://a.example", "title": "A", "encrypted_index": "x", "cited_text": "So"}]}]},
-        user({"type": "text", "text": "And?"})]},
+    {"messages": [user(SAID), CALLING, user(*RESULTS, SAID)], "tools": [WEATHER]},
+    {"messages": [user(SAID), SEARCHING, user(SAID)]},
     {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 2}]},
     {"tools": [{"type": "bash_20250124", "name": "bash"}]},
     {"tools": [{"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9}]},

@@ -234,75 +234,36 @@ def test_what_the_gateway_serves_itself_is_among_the_options() -> None:
     assert asked.request.provider_options == {}
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"input": "Hi"}, "model", "you must provide a model parameter"),
-        (
-            {"model": "m"},
-            "input",
-            "One of 'input', 'previous_response_id', 'prompt' or 'conversation' must be provided.",
-        ),
-        (
-            {"input": 5},
-            "input",
-            "Invalid type for 'input': expected a string or an array, but got an integer instead.",
-        ),
-        (
-            {"input": ["x"]},
-            "input[0]",
-            "Invalid type for 'input[0]': expected an object, but got a string instead.",
-        ),
-        (
-            {"input": [{"role": "tool", "content": ""}]},
-            "input[0].role",
-            "Invalid value: 'tool'. Supported values are: 'assistant', 'system', 'developer', 'user'.",
-        ),
-        ({"input": [{"role": "user"}]}, "input[0].content", "Missing required parameter: 'input[0].content'."),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
-            "input[0].content[0].text",
-            "Missing required parameter: 'input[0].content[0].text'.",
-        ),
-        (
-            {"input": [{"type": "function_call", "name": "a"}]},
-            "input[0].call_id",
-            "Missing required parameter: 'input[0].call_id'.",
-        ),
-        ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing required parameter: 'tools[0].name'."),
-        (
-            {"tool_choice": {"type": "function", "name": "a"}},
-            "tool_choice",
-            "Tool choice 'a' not found in 'tools' parameter.",
-        ),
-        (
-            {"reasoning": {"effort": "huge"}},
-            "reasoning.effort",
-            "Invalid value: 'huge'. Supported values are: 'none', 'minimal', 'low', 'medium', 'high', 'xhigh', "
-            "'max'.",
-        ),
-        (
-            {"max_output_tokens": 0},
-            "max_output_tokens",
-            "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead.",
-        ),
-        (
-            {"text": {"format": {"type": "json_schema"}}},
-            "text.format.schema",
-            "Missing required parameter: 'text.format.schema'.",
-        ),
-        (
-            {"temperature": "hot"},
-            "temperature",
-            "Invalid type for 'temperature': expected a decimal, but got a string instead.",
-        ),
-        (
-            {"background": "yes"},
-            "background",
-            "Invalid type for 'background': expected a boolean, but got a string instead.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "param", "message"), [
+    ({"input": "Hi"}, "model", "you must provide a model parameter"),
+    ({"model": "m"}, "input",
+        "One of 'input', 'previous_response_id', 'prompt' or 'conversation' must be provided."),
+    ({"input": 5}, "input",
+        "Invalid type for 'input': expected a string or an array, but got an integer instead."),
+    ({"input": ["x"]}, "input[0]",
+        "Invalid type for 'input[0]': expected an object, but got a string instead."),
+    ({"input": [{"role": "tool", "content": ""}]}, "input[0].role",
+        "Invalid value: 'tool'. Supported values are: 'assistant', 'system', 'developer', 'user'."),
+    ({"input": [{"role": "user"}]}, "input[0].content", "Missing required parameter: 'input[0].content'."),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text",
+        "Missing required parameter: 'input[0].content[0].text'."),
+    ({"input": [{"type": "function_call", "name": "a"}]}, "input[0].call_id",
+        "Missing required parameter: 'input[0].call_id'."),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "Missing required parameter: 'tools[0].name'."),
+    ({"tool_choice": {"type": "function", "name": "a"}}, "tool_choice",
+        "Tool choice 'a' not found in 'tools' parameter."),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort",
+        "Invalid value: 'huge'. Supported values are: 'none', 'minimal', 'low', 'medium', 'high', 'xhigh', "
+        "'max'."),
+    ({"max_output_tokens": 0}, "max_output_tokens",
+        "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead."),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema",
+        "Missing required parameter: 'text.format.schema'."),
+    ({"temperature": "hot"}, "temperature",
+        "Invalid type for 'temperature': expected a decimal, but got a string instead."),
+    ({"background": "yes"}, "background",
+        "Invalid type for 'background': expected a boolean, but got a string instead."),
+])  # fmt: skip
 def test_a_wrong_request_is_refused_in_the_vendors_words(body: JsonObject, param: str, message: str) -> None:
     given = body if "model" in body or param == "model" else {"model": "m", "input": "Hi", **body}
     with pytest.raises(BadRequest) as found:
