@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import pytest
 from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalResponse
@@ -21,10 +20,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
 )
-from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.chat_replies import WIRE
-from callboard.engine.gateway.wire import BadRequest, ClientRequest, ReplyInfo
+from callboard.engine.gateway.wire import ClientRequest, ReplyInfo
 
 from ..support.fake_http import FakeReply
 from ..support.recordings import CountingClock
@@ -117,77 +115,6 @@ def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
     """The content without ids and without data of a provider."""
     blocks: list[JsonObject] = [msgspec.to_builtins(block) for block in content]
     return [{name: block[name] for name in block if name not in ("id", "provider_raw")} for block in blocks]
-
-
-# --- Requests ---
-
-PNG = "data:image/png;base64,iVBORw0KGgo="
-PDF = "data:application/pdf;base64,JVBERi0="
-OBJECT: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-READ: JsonObject = {"type": "function", "function": {"name": "read", "parameters": OBJECT}}
-
-
-def read_message(*messages: JsonObject) -> tuple[Message, ...]:
-    given: list[Json] = [*messages]
-    return asked(messages=given).request.messages
-
-
-def said(part: JsonObject) -> ContentBlock:
-    (message,) = read_message({"role": "user", "content": [part]})
-    return message.content[0]
-
-
-def replied(**fields: Json) -> tuple[ContentBlock, ...]:
-    return read_message({"role": "user", "content": "Hi"}, {"role": "assistant", **fields})[1].content
-
-
-def losses_of(**body: Json) -> str:
-    return "\n".join(warning.message for warning in asked(**body).losses)
-
-
-def refusal_of(**body: Json) -> tuple[str, str | None, str | None]:
-    with pytest.raises(BadRequest) as caught:
-        asked(**body)
-    failure = caught.value.failure
-    return failure.message, failure.param, failure.code
-
-
-# --- Replies ---
-
-USAGE = TokenUsage(
-    input_tokens=10, output_tokens=7, cached_input_tokens=4, cache_creation_input_tokens=3,
-    cache_creation_1h_input_tokens=1, reasoning_tokens=2,
-)  # fmt: skip
-WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
-SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
-
-
-def response(
-    *content: ContentBlock, stop: StopReason = StopReason.END_TURN, raw: str | None = None, **more: Any
-) -> CanonicalResponse:
-    fields: dict[str, Any] = {"usage": USAGE, **more}
-    return CanonicalResponse(
-        request_id="req_1", model="m", provider="p", content=content, stop_reason=stop, raw_stop_reason=raw,
-        **fields,
-    )  # fmt: skip
-
-
-def message_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
-    message: dict[str, Any] = choice_of(reply, request)["message"]
-    return message
-
-
-def choice_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
-    body: Any = WIRE.write_reply(request or asked(), INFO, reply)
-    choice: dict[str, Any] = body["choices"][0]
-    return choice
-
-
-def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
-    assembler = new_assembler()
-    for text in texts or ("Hel", "lo"):
-        assembler.text("t", text, implicit_end=True)
-    return reply_from(assembler, stop, "stop", USAGE)
 
 
 _PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)

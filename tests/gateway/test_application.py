@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,8 @@ def large(bytes_: int) -> bytes:
 
 
 @pytest.mark.parametrize(("body", "headers", "status"), [
+    (gzip.compress(large(10)), {"content-encoding": "gzip"}, 200),
+    (zstd.compress(large(10)), {"content-encoding": "zstd"}, 200),
     (large(2000), {}, 413),
     (b"", {"content-length": "2000"}, 413),
     (gzip.compress(large(200_000), mtime=0), {"content-encoding": "gzip"}, 413),
@@ -225,18 +227,13 @@ def large(bytes_: int) -> bytes:
     (large(10), {f"x-{number}": "1" for number in range(200)}, 431),
     (large(10), {"x-long": "1" * 100_000}, 431),
 ])  # fmt: skip
-async def test_a_request_out_of_bounds_is_refused(body: bytes, headers: dict[str, str], status: int) -> None:
+async def test_a_compressed_body_is_read_and_a_request_out_of_bounds_is_refused(
+    body: bytes, headers: dict[str, str], status: int
+) -> None:
     async with running(Say("Hi")) as (engine, _):
         app = gateway(engine, keyless=True, limits=GatewayLimits(body_bytes=1000))
         answer = await post(app, body, headers=headers)
     assert answer.status == status
-
-
-@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
-async def test_a_compressed_body_is_read(encoding: str, compress: Callable[[bytes], bytes]) -> None:
-    async with serving(Say("Hi")) as app:
-        answer = await post(app, compress(large(10)), headers={"content-encoding": encoding})
-    assert answer.status == 200
 
 
 async def test_without_its_library_zstd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

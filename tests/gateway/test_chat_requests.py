@@ -28,22 +28,45 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.engine.gateway.chat_replies import WIRE
+from callboard.engine.gateway.wire import BadRequest
 
 from ..support.canonical_requests import canonical_requests
 from .chat_kit import (
-    OBJECT,
-    PDF,
-    PNG,
     PROVIDER,
-    READ,
     adapters_body,
     asked,
-    losses_of,
-    read_message,
-    refusal_of,
-    replied,
-    said,
 )
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+PDF = "data:application/pdf;base64,JVBERi0="
+OBJECT: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+READ: JsonObject = {"type": "function", "function": {"name": "read", "parameters": OBJECT}}
+
+
+def read_message(*messages: JsonObject) -> tuple[Message, ...]:
+    given: list[Json] = [*messages]
+    return asked(messages=given).request.messages
+
+
+def said(part: JsonObject) -> ContentBlock:
+    (message,) = read_message({"role": "user", "content": [part]})
+    return message.content[0]
+
+
+def replied(**fields: Json) -> tuple[ContentBlock, ...]:
+    return read_message({"role": "user", "content": "Hi"}, {"role": "assistant", **fields})[1].content
+
+
+def losses_of(**body: Json) -> str:
+    return "\n".join(warning.message for warning in asked(**body).losses)
+
+
+def refusal_of(**body: Json) -> tuple[str, str | None, str | None]:
+    with pytest.raises(BadRequest) as caught:
+        asked(**body)
+    failure = caught.value.failure
+    return failure.message, failure.param, failure.code
+
 
 # --- The mirror of the adapter ---
 

@@ -29,34 +29,64 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.chat_replies import WIRE
+from callboard.engine.gateway.wire import ClientRequest
 from tests.support.depth import each_nth_is_quick
 from tests.support.json_values import differences
 
 from ..support.recordings import FOLDER, needs_recordings
 from .chat_kit import (
     INFO,
-    SQL,
-    USAGE,
-    WITH_USAGE,
     Reply,
     adapters_body,
     asked,
-    choice_of,
     chunks_of,
-    hello,
     in_general,
-    message_of,
     new_assembler,
     read_body,
     read_stream,
     replies,
     reply_from,
-    response,
     response_of,
     streamed,
     written,
 )
 from .responses_cases import sdk_of
+
+USAGE = TokenUsage(
+    input_tokens=10, output_tokens=7, cached_input_tokens=4, cache_creation_input_tokens=3,
+    cache_creation_1h_input_tokens=1, reasoning_tokens=2,
+)  # fmt: skip
+WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
+SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
+
+
+def response(
+    *content: ContentBlock, stop: StopReason = StopReason.END_TURN, raw: str | None = None, **more: Any
+) -> CanonicalResponse:
+    fields: dict[str, Any] = {"usage": USAGE, **more}
+    return CanonicalResponse(
+        request_id="req_1", model="m", provider="p", content=content, stop_reason=stop, raw_stop_reason=raw,
+        **fields,
+    )  # fmt: skip
+
+
+def message_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = choice_of(reply, request)["message"]
+    return message
+
+
+def choice_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    body: Any = WIRE.write_reply(request or asked(), INFO, reply)
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
+    assembler = new_assembler()
+    for text in texts or ("Hel", "lo"):
+        assembler.text("t", text, implicit_end=True)
+    return reply_from(assembler, stop, "stop", USAGE)
+
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

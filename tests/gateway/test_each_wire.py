@@ -433,7 +433,7 @@ SCHEMAS: list[Json] = [
     {}, {"properties": {"a": {}}}, {"type": "object", "required": ["a"], "properties": {}}, {"anyOf": [OBJECT]},
     {"type": ["object", "null"]}, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, {"anyOf": []},
     {"type": "object", "required": ["x"]}, {"type": "object", "required": None},
-    {"type": "object", "properties": None},
+    {"type": "object", "properties": None}, {"type": "object", "required": [[None]]},
 ]  # fmt: skip
 
 
@@ -511,7 +511,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @each_wire
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(request=canonical_requests(["p:m"]), data=st.data())
 def test_any_value_in_any_place_is_read_or_refused(
     wire: str, request: CanonicalRequest, data: st.DataObject
