@@ -168,7 +168,7 @@ def test_a_canonical_request_comes_back_as_itself(
     ({"max_tokens": -1}, {"default_output_limit": True}),
     ({"stop": "END"}, {"stop_sequences": ("END",)}),
     ({"stop": ["a", "b"]}, {"stop_sequences": ("a", "b")}),
-    ({"seed": 7, "temperature": 0, "top_p": 0.5}, {"seed": 7, "temperature": 0, "top_p": 0.5}),
+    ({"seed": 7.0, "temperature": 0, "top_p": 0.5}, {"seed": 7, "temperature": 0, "top_p": 0.5}),
     ({"safety_identifier": "u_1"}, {"user": "u_1"}),
     ({"verbosity": "low", "reasoning_effort": "minimal"}, {"verbosity": "low", "reasoning_effort": "minimal"}),
     ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
@@ -302,6 +302,8 @@ def test_a_prefix_is_the_beginning_of_the_reply(field: str) -> None:
 @pytest.mark.parametrize(("body", "message", "param", "code"), [
     ({"model": None}, "you must provide a model parameter", "model", None),
     ({"messages": None}, "Missing required parameter: 'messages'.", "messages", "missing_required_parameter"),
+    ({"messages": []}, "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an "
+        "empty array instead.", "messages", "empty_array"),
     ({"messages": "Hi"}, "Invalid type for 'messages': expected an array, but got a string instead.",
         "messages", "invalid_type"),
     ({"messages": [{"role": "wizard", "content": "x"}]},
@@ -508,6 +510,7 @@ def test_a_free_form_tool_keeps_its_grammar_on_both_of_openais_protocols() -> No
     ({"type": "function", "function": {"name": "read"}}, ToolChoice("named", "read")),
     ({"function": {"name": "read"}}, ToolChoice("named", "read")),
     ({"type": "auto"}, ToolChoice()),
+    ({"type": "any"}, ToolChoice("required")),
     ({"type": "tool", "name": "read"}, ToolChoice("named", "read")),
 ])  # fmt: skip
 def test_a_tool_choice_is_read_in_every_form_that_clients_send(choice: Json, read: ToolChoice) -> None:

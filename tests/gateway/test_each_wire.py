@@ -24,7 +24,14 @@ from callboard.adapters.http.classify import build_error, read_error_value
 from callboard.adapters.providers.gemini.data import CODES
 from callboard.adapters.replies.whole import whole_events
 from callboard.bus import errors
-from callboard.bus.streams.events import StreamEvent, TextDelta
+from callboard.bus.streams.events import (
+    MessageStart,
+    StreamEvent,
+    TextDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import ToolChoice
@@ -215,10 +222,13 @@ def test_a_failure_in_mid_stream_ends_it(wire: str, kind: FailureKind, error: ty
 
 def test_geminis_array_and_an_open_call_end_with_the_failure() -> None:
     array = msgspec.structs.replace(read("gemini"), options={"alt": "json"})
-    call = response(ToolUseBlock("call_1", "a", {"path": "/"}))
+    call = [
+        MessageStart("msg_1", "m", "x"), ToolUseStart("call_1", "a", 0),
+        ToolUseInputDelta("call_1", '{"path": "/', 0), ToolUseEnd("call_1", {"path": "/"}, True, 0),
+    ]  # fmt: skip
     for wire, asked in (("gemini", array), ("messages", read("messages"))):
         writer = WIRES[wire].writer(asked, INFO)
-        body = writer.start() + b"".join(map(writer.write, whole_events(call, "msg_1")[:3]))
+        body = writer.start() + b"".join(map(writer.write, call))
         body += writer.fail(Failure(kind="overloaded", message="Overloaded."))
         if wire == "gemini":
             assert [*map(set, msgspec.json.decode(body))][-1] == {"error"}
@@ -315,6 +325,15 @@ def test_signs_of_life_and_half_a_surrogate_pair_do_not_break_a_stream(wire: str
     start, _, end = whole_events(reply, "msg_1")
     data = streamed(wire, reply, [start, TextDelta("a\ud83d", 0, "msg_1"), TextDelta("b", 0, "msg_1"), end])
     assert read_by_the_adapter(wire, data).reply.text == "a\ufffdb"
+
+
+@each_wire
+def test_a_call_without_arguments_in_its_stream_has_none(wire: str) -> None:
+    reply = response(ToolUseBlock("call_1", "a", {}), stop=StopReason.TOOL_USE)
+    start, *_, end = whole_events(reply, "msg_1")
+    call = [ToolUseStart("call_1", "a", 0, "msg_1"), ToolUseEnd("call_1", {}, False, 0, "msg_1")]
+    found = read_by_the_adapter(wire, streamed(wire, reply, [start, *call, end])).reply
+    assert [(use.name, use.input, use.incomplete) for use in found.tool_uses] == [("a", {}, False)]
 
 
 @each_wire

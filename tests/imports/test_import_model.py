@@ -427,6 +427,7 @@ ACTS = st.one_of(
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CALLS_AT_ONCE", 2)
     monkeypatch.setattr(reading, "MESSAGES_AT_ONCE", 2)
+    monkeypatch.setattr("callboard.engine.imports.sources.claude_code._CALLS_BETWEEN_MARKS", 3)
 
 
 @given(story=st.lists(ACTS, min_size=4, max_size=24))
