@@ -28,6 +28,21 @@ class ProviderServer:
 
 
 @contextmanager
+def in_threads(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server in threads of this process within a block. Yields its URL."""
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@contextmanager
 def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
     """Run a server within a block."""
     over = threading.Event()
@@ -50,17 +65,12 @@ def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = ProviderServer(f"http://127.0.0.1:{http.server_address[1]}")
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        over.set()
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with in_threads(Handler) as url:
+        server = ProviderServer(url)
+        try:
+            yield server
+        finally:
+            over.set()
 
 
 def refusing_url() -> str:
