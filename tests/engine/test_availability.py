@@ -357,17 +357,6 @@ async def asked(
         return requests_of(engine)
 
 
-async def test_without_configuration_a_request_has_only_the_hosts_settings() -> None:
-    """There is no addendum, no forced tool, no filter, and no default."""
-    (one,) = await asked(Say("hello"))
-    assert one.system_prompt == "You are brief."
-    assert [tool.name for tool in one.tools] == ["read", "write", "list", "ask"]
-    assert {tool.strict for tool in one.tools} == {None}
-    unset = (one.tool_choice, one.parallel_tool_calls, one.temperature, one.reasoning_effort)
-    assert unset == (None,) * 4
-    assert (one.max_retries, one.retry) == (None, None)
-
-
 async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_its_adapters() -> None:
     """The addendum comes after a blank line. An empty addendum of a model removes the adapter's."""
     above = {"prompt_addendum": "Use the tools."}

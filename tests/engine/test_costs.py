@@ -204,13 +204,6 @@ async def test_a_turn_reports_its_unknown_calls(tmp_path: Path) -> None:
     assert (turn.cost_nano_usd is None) == (failed.usage is None)
 
 
-async def test_a_result_has_the_counts_of_its_sum() -> None:
-    async with running(Say("one"), prices=TABLE) as (engine, _):
-        result = await engine.generate("s:m", "Hi")
-    assert result.total_cost.nano_usd == result.cost_sum.nano_usd == 20_000
-    assert (result.cost_sum.calls, result.cost_sum.complete) == (1, True)
-
-
 # -- Every command, over a file of a faulty day.
 
 
@@ -236,8 +229,8 @@ def command(
     return run
 
 
-def test_commands_show_unknown_costs(command: Callable[..., str], tmp_path: Path) -> None:
-    """Tables, JSON, CSV and the page show unknown costs."""
+def test_commands_show_unknown_costs_and_unpriced_calls(command: Callable[..., str], tmp_path: Path) -> None:
+    """Tables, JSON, CSV, the page and an export show them."""
     for name, value in {"cost": "--by", "stats": "--by"}.items():
         (row,) = json.loads(f"[{command(name, value, 'total', '--json')}]")
         assert [row[count] == COUNTS[count] for count in ("estimated", "unpriced", "unknown")] == [True] * 3
@@ -248,6 +241,11 @@ def test_commands_show_unknown_costs(command: Callable[..., str], tmp_path: Path
     assert "+ 1 unpriced + 5 unknown" in command("sessions")
     assert "+ 1 unpriced + 5 unknown" in command("traces")
     assert command("traces", "--unknown", "--json").count("\n") == 5
+    (unpriced,) = command("traces", "--unpriced", "--json").splitlines()
+    assert (json.loads(unpriced)["model"], json.loads(unpriced)["cost"]["nano_usd"]) == ("other:thing", None)
+    command("export", "--format", "csv", str(tmp_path / "calls.csv"))
+    exported = {row["model"]: row for row in csv.DictReader(io.StringIO((tmp_path / "calls.csv").read_text()))}
+    assert (exported["other:thing"]["cost_nano_usd"], exported["other:thing"]["cost_source"]) == ("", "unpriced")
     (session,) = json.loads(f"[{command('sessions', '--json')}]")
     assert session["unknown"] == 5
     (tmp_path / "p.yaml").write_text("label: later\nprices:\n  - {model: 'openai:*', input: 2, output: 2}\n")

@@ -48,7 +48,7 @@ from callboard.engine.middleware.ready_made import key_of
 from callboard.tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
 
 from ..definition_of_done.rows import row
-from ..support.engines import registry, requests_of, said, serving, topics
+from ..support.engines import registry, said, serving, topics
 from ..support.logs import captured_logs
 from ..support.present import present
 from ..support.scripted import Say, ScriptedAdapter, scripted_type
@@ -92,16 +92,6 @@ async def test_a_layer_sees_each_tool_round_and_its_cost() -> None:
     assert reply.text == "Noon"
     assert [(messages, model) for messages, model, _ in seen] == [(1, "s:m"), (3, "s:m")]
     assert all(cost.source is CostSource.UNPRICED for *_, cost in seen)
-
-
-async def test_a_changed_request_is_sent() -> None:
-    async def shout(request: CanonicalRequest, next: Next) -> CallOutcome:
-        return await next(msgspec.structs.replace(request, system_prompt="LOUD", temperature=0.5))
-
-    async with around(shout, replies=[Say("Hi")]) as (engine, _):
-        await engine.session("s:m").send("x")
-        sent = requests_of(engine)
-    assert [(request.system_prompt, request.temperature) for request in sent] == [("LOUD", 0.5)]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

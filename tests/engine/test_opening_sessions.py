@@ -19,7 +19,6 @@ from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, Mes
 from callboard.adapters.providers import scripted
 from callboard.adapters.requests.history_target import WireCall
 from callboard.bus import (
-    AuthError,
     CallboardError,
     ConfigurationError,
     SessionCreated,
@@ -346,19 +345,6 @@ async def test_a_turn_during_a_deletion_starts_the_session_again(
         assert [message.text for message in session.messages] == ["b", "two"]
     async with keeping(path) as engine:
         assert [message.text for message in (await engine.resume("ses_x")).messages] == ["b", "two"]
-
-
-async def test_an_error_has_its_turn() -> None:
-    """The turn has its steps, messages and cost so far. An error outside of a turn has none."""
-    async with running(Say("Reading.", calls=[("read", {})]), Say(fails=AuthError("no"))) as (engine, _):
-        with pytest.raises(AuthError) as caught:
-            await engine.session("s:m", tools=[READ]).send("a")
-    turn = caught.value.turn
-    assert turn.status == "failed"
-    assert [step.message.text for step in turn.steps] == ["Reading."]
-    assert [result.content for result in turn.steps[0].tool_results] == ["text"]
-    assert len(turn.messages) == 3
-    assert CallboardError("elsewhere").turn is None
 
 
 def test_each_status_of_a_turn_is_in_the_documentation() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import signal
 import sqlite3
 from pathlib import Path
 
@@ -45,7 +43,7 @@ from callboard.tracestore.writing.overflow import SpillFile
 
 from ..support.engines import keeping, registry, requests_of
 from ..support.present import present
-from ..support.programs import CHECKOUT, ended
+from ..support.programs import CHECKOUT
 from ..support.scripted import Say
 from ..support.virtual_time import run_virtual, runs_on
 from ..tracestore.trace_making import Maker
@@ -271,37 +269,6 @@ async def test_a_session_without_a_reply_is_resumed_empty(path: Path) -> None:
             await engine.session("s:m", session_id="x").send("First")
     async with keeping(path) as engine:
         assert (await engine.resume("x")).messages == ()
-
-
-PROGRAM = """
-import asyncio, json, os, signal, sys
-from pathlib import Path
-from callboard import Engine
-from tests.support.engines import registry
-from tests.support.scripted import Say
-
-async def main():
-    engine = Engine(models=registry(Say("One."), Say("Two.")), store=Path(sys.argv[1]), capture_content=True)
-    session = engine.session("s:m", session_id="x", system_prompt="Be kind.")
-    await session.send("First")
-    await session.send("Second")
-    await engine.flush()
-    print(json.dumps([message.id for message in session.messages]), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
-    """The next process has every message and continues."""
-    killed = ended(PROGRAM, path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    async with keeping(path, Say("Three.")) as engine:
-        session = await engine.resume("x")
-        assert [message.text for message in session.messages] == ["First", "One.", "Second", "Two."]
-        assert [message.id for message in session.messages] == json.loads(killed.stdout)
-        assert (await session.send("Third")).text == "Three."
 
 
 # -- Two engines with one session.

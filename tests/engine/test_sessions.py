@@ -182,11 +182,14 @@ async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None
 
 async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
     """Changed tools are used too. From then on, both are settings of the session."""
-    async with talking(Say("one"), Say("two"), system_prompt="Brief.") as (session, _):
+    async with running(Say("one"), Say("two")) as (engine, _):
+        session = engine.session("s:m", system_prompt="Brief.")
         await session.send("a")
         session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
         assert (session.system_prompt, session.tools[0].name) == ("Long.", "lookup")
         await session.send("b")
+        sent = [(each.system_prompt, [tool.name for tool in each.tools]) for each in requests_of(engine)]
+        assert sent == [("Brief.", []), ("Long.", ["lookup"])]
 
 
 async def test_a_deleted_session_leaves_its_costs_and_no_content(tmp_path: Path) -> None:

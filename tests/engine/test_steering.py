@@ -51,7 +51,7 @@ from callboard.engine.conversation.context import (
     Truncate,
 )
 from callboard.engine.conversation.turn_context import SteeringQueue, provider_waits, steering_message
-from callboard.engine.middleware import Cache, Middleware, Next
+from callboard.engine.middleware import Middleware, Next
 
 from ..support.engines import keeping, registry, requests_of, running, said, serving
 from ..support.present import present
@@ -134,38 +134,6 @@ async def test_a_message_during_the_last_reply_adds_a_step(stage: Stage, streame
         assert texts(session.messages) == ["Greet.", "Hello.", "In French.", "Bonjour."]
         ends = [each.data for each in events.take() if each.topic == "session.turn_completed"]
         assert [(each.status, each.calls) for each in ends] == [("completed", 2)]  # type: ignore[attr-defined]
-
-
-async def test_waiting_messages_are_delivered_together_in_order(stage: Stage) -> None:
-    """One step gets all messages. The history has the messages that `steer` returned."""
-    async with running(WORK, WORK, Say("done")) as (engine, _):
-        session = stage.opened(engine)
-        kept: list[Message] = []
-
-        async def act() -> None:
-            kept.extend(session.steer(text) for text in ("a", "b", "c") if len(kept) < 3)
-
-        session.tools = [stage.tool(act)]
-        await session.send("go", max_tool_rounds=5)
-        assert texts(requests_of(engine)[1].messages)[-3:] == ["a", "b", "c"]
-        assert texts(session.messages) == ["go", "", "", "a", "b", "c", "", "", "done"]
-        assert session.messages[3:6] == tuple(kept)
-
-
-def test_a_plain_tool_can_steer_from_its_thread(stage: Stage) -> None:
-    async def act_it() -> None:
-        async with running(WORK, Say("done")) as (engine, _):
-            session = stage.opened(engine)
-
-            def work(arguments: object) -> str:
-                session.steer("from a thread")
-                return "worked"
-
-            session.tools = [Tool(ToolDefinition("work"), work)]
-            await session.send("go")
-            assert texts(session.messages) == ["go", "", "", "from a thread", "done"]
-
-    anyio.run(act_it)  # Threads need real time.
 
 
 async def test_a_waiting_turn_gets_the_steering_message_with_its_own_message(stage: Stage) -> None:
@@ -411,19 +379,6 @@ async def test_steering_without_a_running_turn_is_an_error(stage: Stage) -> None
         assert (await one.message()).text == "b"
 
 
-async def test_an_empty_message_is_refused(stage: Stage) -> None:
-    """The turn continues."""
-    async with running(WORK, Say("done")) as (engine, _):
-        session = stage.opened(engine)
-
-        async def act() -> None:
-            with pytest.raises(ValueError, match="empty"):
-                session.steer(" ")
-
-        session.tools = [stage.tool(act)]
-        assert (await session.send("go")).text == "done"
-
-
 # -- Stored messages.
 
 
@@ -472,17 +427,6 @@ async def test_a_steered_turn_is_one_turn_for_a_policy(stage: Stage, policy: Con
 
 async def never_asked(text: str) -> str:
     raise AssertionError(text)
-
-
-async def test_a_cache_distinguishes_a_steered_request(stage: Stage) -> None:
-    """The same turn is served from the cache. A turn with another steering message makes a call."""
-    cache = Cache()
-    script = WORK, Say("plain"), Say("steered")
-    async with running(*script, middleware=[cache]) as (engine, _):
-        said_meanwhile: list[list[str]] = [[], ["more"], ["more"]]
-        replies = [(await stage.opened(engine, during_work=more).send("go")).text for more in said_meanwhile]
-        assert replies == ["plain", "steered", "steered"]
-        assert (cache.misses, cache.hits) == (3, 3)
 
 
 async def test_an_object_can_be_steered(stage: Stage) -> None:

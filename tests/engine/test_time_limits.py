@@ -178,15 +178,6 @@ async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
         assert texts == ["The tool took longer than 7 s.", "The tool took longer than 3 s."]
 
 
-async def test_a_cancellation_before_the_time_limit_is_a_cancellation() -> None:
-    async with talking(Say("Well", pause=lambda: wait(2))) as (session, _):
-        async with session.stream("Hello", timeout=10) as turn:
-            await anyio.sleep(3)
-            await turn.cancel()
-            with pytest.raises(CancelledError):
-                await turn.message()
-
-
 class Stubborn(ScriptedAdapter):
     """Shields its calls from cancellation and continues to send events."""
 
@@ -267,29 +258,6 @@ async def test_the_earliest_turn_goes_first() -> None:
             await anyio.lowlevel.checkpoint()
         slots.release()
     assert order == ["1a", "1b", "2a", "3a", "3b"]
-
-
-async def test_a_slot_of_a_cancelled_call_goes_to_the_next_call() -> None:
-    """The cancellation comes at the moment at which the call gets the slot."""
-    slots = CallSlots(1)
-    await slots.acquire()
-    got: list[str] = []
-
-    async def call(name: str, scope: anyio.CancelScope) -> None:
-        with scope:
-            await slots.acquire()
-            got.append(name)
-            slots.release()
-
-    scopes = [anyio.CancelScope(), anyio.CancelScope()]
-    async with anyio.create_task_group() as group:
-        for name, scope in zip("ab", scopes, strict=True):
-            group.start_soon(call, name, scope)
-            await anyio.sleep(0.1)
-        slots.release()
-        scopes[0].cancel()
-    assert got[-1] == "b"
-    assert (slots.used, slots.waiting) == (0, 0)
 
 
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))

@@ -189,15 +189,6 @@ def account_of(budget: Budget) -> tuple[Ledger, Account]:
     return ledger, ledger.accounts(PAYER)[0]
 
 
-def test_a_refused_call_takes_no_room_in_the_accounts_that_had_it() -> None:
-    """Either all accounts admit the call, or no account reserves an amount for it."""
-    wide, narrow = Budget(max_tokens=100), Budget(max_tokens=5, per="session")
-    ledger = Ledger([wide, narrow])
-    (refusal,) = ledger.reserve("a", PAYER, Amount(0, 6), 0)
-    assert (refusal.budget, refusal.value, refusal.why) == (narrow, "s1", "tokens")
-    assert [state.held.tokens for state in ledger.states(0)] == [0, 0]
-
-
 def test_a_budget_of_one_tenant_leaves_the_others_alone() -> None:
     """`of=` names the tenant of the budget."""
     ledger = Ledger([Budget(max_tokens=0, per="tag:tenant", of="zoo")])
@@ -235,16 +226,6 @@ def test_a_budget_is_low_once_in_a_window() -> None:
         ledger.settle(str(number), Amount(0, 4))
         reported.append(account.is_newly_low(now_us))
     assert reported == [False, True, False, False, True]
-
-
-def test_a_call_that_crosses_midnight_counts_on_the_day_of_its_start() -> None:
-    """The account of a day has the same calls as the rows of that day."""
-    ledger, _ = account_of(Budget(max_tokens=10, window="day"))
-    ledger.reserve("a", PAYER, Amount(0, 9), 23 * HOUR_US)
-    assert ledger.reserve("b", PAYER, Amount(0, 9), 25 * HOUR_US) == []
-    ledger.settle("a", Amount(0, 5))
-    (state,) = ledger.states(25 * HOUR_US)
-    assert (state.held.tokens, state.spent.tokens) == (9, 0)
 
 
 def test_a_lost_call_counts_with_its_highest_cost_until_its_cost_is_known() -> None:

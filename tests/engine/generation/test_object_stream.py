@@ -63,12 +63,6 @@ async def test_an_object_grows_and_is_complete_and_typed_at_the_end() -> None:
     assert (result.text, result.output, result.usage.output_tokens) == (TEXT, WHOLE, 5)
 
 
-async def test_the_object_is_the_same_for_every_cut_of_the_text() -> None:
-    for cut in range(len(TEXT) + 1):
-        partials, found = await grown(*filter(None, (TEXT[:cut], TEXT[cut:])))
-        assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
-
-
 THOUGHTFUL = f'<think>{{"name": "Draft"}} or {{</think>\n{TEXT}'
 OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
 

@@ -57,23 +57,12 @@ async def test_a_trace_is_on_the_server_when_the_engine_has_ended(postgres_dsn: 
     assert ended == 1
 
 
-async def test_an_engine_ships_new_events_without_reading_the_file(
+async def test_a_reply_is_on_the_server_before_it_is_returned(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The new events are shipped without reading the file."""
     read: list[object] = []
     monkeypatch.setattr(source, "_events", lambda *arguments: read.append(arguments))
-    path = tmp_path / "trace.db"
-    async with Engine(
-        models=registry(Say("One."), Say("Two.")), store=path, ship_to=postgres_dsn, ship="before_reply"
-    ) as engine:
-        session = engine.session(model="s:m")
-        await session.send("Hi")
-        await session.send("Hi")
-    assert read == []
-    assert await seqs(postgres_dsn, tmp_path) == await local_seqs(path)
-
-
-async def test_a_reply_is_on_the_server_before_it_is_returned(postgres_dsn: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.db"
     async with Engine(
         models=registry(Say("One."), Say("Two.")), store=path, ship_to=postgres_dsn, ship="before_reply"
@@ -86,6 +75,7 @@ async def test_a_reply_is_on_the_server_before_it_is_returned(postgres_dsn: str,
                 done = await store.events(topic="session.turn_completed")
             assert [call.status for call in calls] == ["completed"] * turn
             assert len(done) == turn
+    assert read == []
 
 
 async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and_shipped(tmp_path: Path) -> None:
@@ -316,21 +306,21 @@ def output(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("dry", [True, False])
 def test_prune_reports_events_kept_for_a_store_and_the_command_to_release_them(
-    postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], dry: bool
+    postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.db"
     anyio.run(write, trace, 1)
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--once"]) == 0
     anyio.run(write, trace, 2)
     output(capsys)
-    prune = ["prune", "--db", str(trace), "--max-size", "1", *(["--dry-run"] if dry else [])]
-    assert main(prune) == 0
-    printed = output(capsys)
-    assert "Kept 6 events that postgresql://" in printed
-    assert "callboard ship --forget" in printed
-    assert "@" not in printed
+    prune = ["prune", "--db", str(trace), "--max-size", "1"]
+    for arguments in ([*prune, "--dry-run"], prune):
+        assert main(arguments) == 0
+        printed = output(capsys)
+        assert "Kept 6 events that postgresql://" in printed
+        assert "callboard ship --forget" in printed
+        assert "@" not in printed
     assert main(["ship", "--db", str(trace), "--store", postgres_dsn, "--forget"]) == 0
     assert "no longer copied" in output(capsys)
     assert main(prune) == 0

@@ -39,25 +39,6 @@ class Unit(Enum):
     FAHRENHEIT = "fahrenheit"
 
 
-class Place(TypedDict):
-    lat: float
-    lon: float
-
-
-@dataclass
-class Window:
-    start: str
-    hours: int = 24
-
-
-class Filter(msgspec.Struct):
-    field: str
-
-
-class Reader(pydantic.BaseModel):
-    name: str = pydantic.Field(min_length=1)
-
-
 def schema_of(function: Any) -> JsonObject:
     made: FunctionTool[..., object] = tool(function)
     return made.definition.input_schema
@@ -114,32 +95,6 @@ async def test_the_decorator_s_keywords_replace_the_name_and_docstring() -> None
     assert await look_up("x") == "x"
 
 
-def test_hints_of_every_kind_become_schemas() -> None:
-    """Plain and nested types of the standard library, msgspec and pydantic become schemas."""
-
-    def search(
-        text: str | None,
-        units: list[Unit],
-        place: Place,
-        window: Window,
-        filters: dict[str, Filter],
-        reader: Reader,
-        anything: Any,
-    ) -> None: ...
-
-    schema = schema_of(search)
-    properties = properties_of(search)
-    assert properties["text"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
-    assert properties["units"] == {"type": "array", "items": {"$ref": "#/$defs/Unit"}}
-    assert properties["filters"]["additionalProperties"] == {"$ref": "#/$defs/Filter"}
-    assert properties["anything"] == {}
-    definitions = schema["$defs"]
-    assert isinstance(definitions, dict)
-    assert {"Unit", "Place", "Window", "Filter"} <= definitions.keys()
-    assert "minLength" in str(schema), "the schema must have the constraints of pydantic"
-    assert schema["required"] == [*properties]
-
-
 def test_descriptions_and_constraints_come_from_annotated() -> None:
     """Strings, msgspec's Meta and pydantic's Field give descriptions. They take precedence over the docstring."""
 
@@ -188,18 +143,6 @@ def test_parameters_that_the_engine_fills_in_are_not_shown() -> None:
     ) -> None: ...
 
     assert list(properties_of(run)) == ["query"]
-
-
-def test_a_function_without_parameters_needs_no_hints() -> None:
-    assert schema_of(lambda_named("now")) == {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def lambda_named(name: str) -> Any:
-    def function() -> str:
-        return ""
-
-    function.__name__ = name
-    return function
 
 
 class Library:

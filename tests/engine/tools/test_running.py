@@ -22,7 +22,6 @@ from callboard.adapters import ImageBlock, Message, Role, ServerError, TextBlock
 from callboard.bus import (
     CallboardError,
     CancelledError,
-    StepFinish,
     ToolFinished,
     ToolProgress,
     ToolStarted,
@@ -43,7 +42,7 @@ from callboard.engine import (
 from callboard.engine.tools import running as threads
 
 from ...definition_of_done.rows import row
-from ...support.engines import keeping, registry, requests_of, running, talking, topics
+from ...support.engines import requests_of, running, talking, topics
 from ...support.present import present
 from ...support.programs import ended
 from ...support.scripted import Say
@@ -423,31 +422,6 @@ async def test_an_approval_without_the_waiting_call_is_refused() -> None:
             await session.deny(waiting)
 
 
-async def test_a_submitted_turn_can_be_streamed() -> None:
-    """The tool events come first, then the events of the reply, then the end of the turn."""
-    async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
-        await session.send("go")
-        async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
-            types = [event.type async for event in turn]
-        assert types[:3] == ["tool.started", "tool.finished", "message.start"]
-        assert types[-2:] == ["step.finish", "turn.complete"]
-
-
-async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
-    """The state is in the history. Another engine on the same store approves and runs the call."""
-    path = tmp_path / "trace.db"
-    models = registry(Say(calls=[("pay", {"euros": 9})]), Say("done"))
-    async with keeping(path, models=models) as engine:
-        session = engine.session("s:m", tools=[pay], session_id="ses_1")
-        await session.send("go")
-    async with keeping(path, models=models) as engine:
-        session = await engine.resume("ses_1", tools=[pay])
-        (waiting,) = session.pending_calls
-        assert waiting.input == {"euros": 9}
-        assert (await session.submit({waiting.id: Approved()})).text == "done"
-        assert results(session.messages[2]) == [("paid 9", False)]
-
-
 async def test_a_turn_can_replace_the_approval_hook_of_its_session() -> None:
     """`approve=` of `send` replaces the hook of the session. A new message ends the waiting calls."""
     calls = Say(calls=[("add", {"a": 1, "b": 1})])
@@ -499,14 +473,6 @@ async def test_wrong_answers_are_refused_with_the_open_calls() -> None:
         assert len(session.pending_calls) == 2, "no tool must have run"
 
 
-async def test_no_call_of_a_reply_that_failed_waits() -> None:
-    async with running(Say("a", calls=[("pay", {"euros": 1})], fails=ServerError("cut"))) as (engine, _):
-        session = engine.session("s:m", tools=[pay])
-        with pytest.raises(ServerError):
-            await session.send("go")
-        assert session.pending_calls == ()
-
-
 # -- rounds
 
 
@@ -554,16 +520,6 @@ async def test_rounds_are_limited(rounds: int, calls: int) -> None:
         assert events[-1] == TurnComplete("max_tool_rounds")
         assert len(requests_of(engine)) == calls
         assert list(pending(session)) == ["add"]
-
-
-async def test_a_step_ends_after_its_tools() -> None:
-    """`step.finish` comes between the tool events and the next message."""
-    async with running(*again(1), Say("1")) as (engine, _):
-        async with engine.session("s:m", tools=[add]).stream("go") as turn:
-            types = [event.type async for event in turn if not event.type.startswith("text")]
-    first = types.index("step.finish")
-    assert types[first - 2 : first + 2] == ["tool.started", "tool.finished", "step.finish", "message.start"]
-    assert types.count(StepFinish.type) == 2
 
 
 async def test_progress_text_is_in_the_stream_and_on_the_bus_but_is_not_stored(tmp_path: Path) -> None:

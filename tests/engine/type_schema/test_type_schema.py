@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import decimal
 import functools
-import json
 import sys
 import types
 from collections.abc import Callable
@@ -549,12 +548,3 @@ def test_a_callable_object_can_have_a_name() -> None:
     assert tool(part).definition.name == "read"
     part.__name__ = "read_text"  # type: ignore[attr-defined]
     assert tool(part).definition.name == "read_text"
-
-
-def test_a_value_without_the_wrapper_is_accepted() -> None:
-    """The schema was wrapped, and the reply has the value without the wrapper."""
-    hints: list[tuple[Any, Any]] = [(list[int], [1, 2]), (int, 3), (float, 2.5), (str, "Rome")]
-    for hint, value in [*hints, (Literal["a", "b"], "a"), (ModelCat | ModelDog, DOG)]:
-        schema: ObjectSchema[Any] = ObjectSchema(hint)
-        assert schema.read(value) == schema.read({"value": value})
-        assert schema.read(json.loads(json.dumps(value))) is not None
