@@ -117,6 +117,10 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         registry.adapter_of(registry.resolve("opus").model)
 
 
+X = "adapters:\n  x: {type: openai, %s}"
+Y = "adapters: {x: {type: openai}}\nmodels:\n  x:y: {adapter: x, %s}"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -125,50 +129,26 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ("adapter:\n  x: {type: openai}", r"adapter: unknown key; did you mean 'adapters'"),
         ("adapters:\n  x: {}", r"adapters\.x\.type: expected an adapter type such as anthropic, found nothing"),
         ("adapters:\n  x: {type: 7}", r"adapters\.x\.type: expected a string, found int 7"),
-        ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
-        ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
-        ("adapters:\n  x: {type: openai, timeout: soon}", r"adapters\.x\.timeout: expected a number"),
-        ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
+        (X % "max_retrys: 1", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
+        (X % "max_retries: -1", r"adapters\.x\.max_retries: expected a number"),
+        (X % "timeout: soon", r"adapters\.x\.timeout: expected a number"),
+        (X % "extra_headers: {a: 1}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
         ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: local-chat, "),
-        ("adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, aliases: y}", r"aliases: expected a list"),
+        (Y % "aliases: y", r"aliases: expected a list"),
+        (Y % "can_delegate: maybe", r"can_delegate: expected true or false"),
+        (X % "defaults: {effort: 3}", r"adapters\.x\.defaults\.effort: expected a string"),
+        (X % "tools: {maxi: 3}", r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'"),
+        (X % "tools: {max: 0}", r"tools\.max: expected a whole number, at least 1, found int 0"),
+        (X % "tools: {strict: 1}", r"tools\.strict: expected true or false, found int 1"),
         (
-            "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
-            r"can_delegate: expected true or false",
-        ),
-        (
-            "adapters:\n  x: {type: openai, defaults: {effort: 3}}",
-            r"adapters\.x\.defaults\.effort: expected a string",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {maxi: 3}}",
-            r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {max: 0}}",
-            r"tools\.max: expected a whole number, at least 1, found int 0",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {strict: 1}}",
-            r"tools\.strict: expected true or false, found int 1",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {max: 1, core: [a, b]}}",
+            X % "tools: {max: 1, core: [a, b]}",
             r"tools\.core: expected at most 1 names \(see adapters\.x\.tools\.max\)",
         ),
-        ("adapters:\n  x: {type: openai, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
-        (
-            "adapters:\n  x: {type: openai, retry: {jitter: 2}}",
-            r"retry\.jitter: expected true or false, found int 2",
-        ),
-        (
-            "adapters:\n  x: {type: openai, prompt_addendum: [a]}",
-            r"adapters\.x\.prompt_addendum: expected a string",
-        ),
-        (
-            "adapters: {x: {type: openai}}\nmodels:\n  x:y: {adapter: x, retry: {max_delay: long}}",
-            r"models\.x:y\.retry\.max_delay: expected a number",
-        ),
+        (X % "retry: {base: 1}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
+        (X % "retry: {jitter: 2}", r"retry\.jitter: expected true or false, found int 2"),
+        (X % "prompt_addendum: [a]", r"adapters\.x\.prompt_addendum: expected a string"),
+        (Y % "retry: {max_delay: long}", r"models\.x:y\.retry\.max_delay: expected a number"),
         (
             "adapters: {x: {type: openai}}\n"
             "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",

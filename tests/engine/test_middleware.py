@@ -468,12 +468,11 @@ def test_the_key_of_the_cache_depends_on_settings_that_change_the_reply() -> Non
     assert key_of(msgspec.structs.replace(same, messages=named)) == key_of(ASKED)
 
 
-async def test_a_truncated_reply_is_not_cached() -> None:
+async def test_a_truncated_reply_and_an_empty_one_are_not_cached() -> None:
     short = Say("Hal")
     short.reply = msgspec.structs.replace(short.reply, stop=StopReason.MAX_TOKENS)
-    async with around(Cache(), replies=[short, Say("Whole")]) as (engine, _):
-        await engine.session("s:m").send("x")
-        assert (await engine.session("s:m").send("x")).text == "Whole"
+    async with around(Cache(), replies=[short, Say(), Say("Whole")]) as (engine, _):
+        assert [(await engine.session("s:m").send("x")).text for _ in range(3)] == ["Hal", "", "Whole"]
 
 
 async def test_memory_keeps_recently_used_replies_until_they_expire() -> None:

@@ -193,16 +193,12 @@ async def test_a_session_that_has_lost_content_is_not_created_again(path: Path, 
         assert (await engine.open_session("x", model="s:m")).messages == ()
 
 
-@pytest.mark.parametrize("tried", [True, False])
-async def test_the_engine_that_opens_a_session_owns_it(path: Path, tried: bool) -> None:
-    """The other engine gets an error in its next turn, and can open the session again."""
+async def test_the_engine_that_opens_a_session_owns_it(path: Path) -> None:
+    """The other engine can open the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = await one.open_session("x", model="s:m")
         await first.send("First")
         await (await two.open_session("x", model="s:m")).send("Second")
-        if tried:
-            with pytest.raises(SessionTakenOver):
-                await first.send("Mine?")
         back = await one.open_session("x", model="s:m")
         await back.send("Third")
         assert texts(back) == ["First", "One.", "Second", "Two.", "Third", "Three."]

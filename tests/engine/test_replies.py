@@ -177,13 +177,6 @@ async def test_a_model_can_set_the_number_of_retries(way: str, tmp_path: Path) -
             assert (await ask(engine, way, **options))[0] == text
 
 
-async def test_a_cache_stores_no_empty_reply() -> None:
-    """The next identical request is a call."""
-    async with Engine(models=registry(Say(), Say("Yes.")), trace=False, middleware=[Cache()]) as engine:
-        assert (await engine.generate("s:m", "Hi")).text == ""
-        assert (await engine.generate("s:m", "Hi")).text == "Yes."
-
-
 @pytest.mark.parametrize(
     ("content", "reason", "empty"),
     [

@@ -92,47 +92,29 @@ async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, sto
 
 
 @WIRES
-async def test_each_request_is_a_row_of_the_trace_at_batch_prices(
+async def test_other_processes_resume_a_batch_whose_requests_are_rows_at_batch_prices(
     server: BatchServer, store: Path, wire: str
 ) -> None:
-    """The costs are exact to the nano-dollar. A failed request costs nothing."""
+    """The first engine creates the batch, the second waits for it, and the third reads it again. Nothing counts
+    twice. The costs are exact to the nano-dollar, and a failed request costs nothing.
+    """
+    name, paid = f"resumed-{wire}", nano_of(wire, "one", "a third one")
     async with engine_at(server.url, store) as engine:
-        requests = requests_of(wire, "one", "fail", "a third one")
-        batch = await engine.create_batch(requests, batch_id=f"rows-{wire}", polling=OFTEN)
-        results = await batch.wait()
-        assert [each.request_id for each in results] == ["r0", "r1", "r2"]
-        assert results[0].text == "answer to one"
-        assert isinstance(results[1].error, InvalidRequestError)
-        assert results.cost.nano_usd == nano_of(wire, "one", "a third one")
-        assert results.cost.complete
-        rows = {row.request_id: row for row in await rows_of(engine, "batch")}
-        assert set(rows) == {f"rows-{wire}-{place}" for place in range(3)}
-        assert sum_of(rows.values()) == nano_of(wire, "one", "a third one")
-        assert present(rows[f"rows-{wire}-0"].usage).service_tier == "batch"
-        assert rows[f"rows-{wire}-1"].status == "failed"
-        (creation,) = await rows_of(engine, "batch_create")
-        assert present(creation.cost).nano_usd == 0
-
-
-@WIRES
-async def test_other_processes_resume_a_batch_and_count_nothing_twice(
-    server: BatchServer, store: Path, wire: str
-) -> None:
-    """The first engine creates the batch, the second waits for it, and the third reads it again."""
-    name = f"resumed-{wire}"
-    async with engine_at(server.url, store) as engine:
-        await engine.create_batch(requests_of(wire, "one", "two"), batch_id=name)
+        await engine.create_batch(requests_of(wire, "one", "fail", "a third one"), batch_id=name)
     for _ in range(2):
         async with engine_at(server.url, store) as engine:
-            batch = await engine.resume_batch(name, polling=OFTEN)
-            results = await batch.wait()
-            assert [each.text for each in results] == ["answer to one", "answer to two"]
-            assert [each.request_id for each in results] == ["r0", "r1"]
-            assert results.cost.nano_usd == nano_of(wire, "one", "two")
-            rows = await rows_of(engine, "batch")
-            assert len(rows) == 2
-            assert sum_of(rows) == nano_of(wire, "one", "two")
-    assert billed(server, name) == [f"{name}-0", f"{name}-1"]
+            results = await (await engine.resume_batch(name, polling=OFTEN)).wait()
+            assert [each.request_id for each in results] == ["r0", "r1", "r2"]
+            assert (results[0].text, results[2].text) == ("answer to one", "answer to a third one")
+            assert isinstance(results[1].error, InvalidRequestError)
+            assert (results.cost.nano_usd, results.cost.complete) == (paid, True)
+            rows = {row.request_id: row for row in await rows_of(engine, "batch")}
+            assert [row.status for _, row in sorted(rows.items())] == ["completed", "failed", "completed"]
+            assert sum_of(rows.values()) == paid
+            assert present(rows[f"{name}-0"].usage).service_tier == "batch"
+            (creation,) = await rows_of(engine, "batch_create")
+            assert present(creation.cost).nano_usd == 0
+    assert billed(server, name) == [f"{name}-0", f"{name}-2"]
 
 
 @WIRES

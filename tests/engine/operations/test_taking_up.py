@@ -293,17 +293,6 @@ async def test_open_replies_is_an_error_while_files_cannot_be_read(
         assert (await engine.take_up(reply)).text == WORDS
 
 
-async def test_open_replies_are_stored_in_postgresql(server: BackgroundServer, postgres_dsn: str) -> None:
-    before = made_by(server)
-    await leave(server, postgres_dsn)
-    async with engine_at(server.url, postgres_dsn) as engine:
-        session = await engine.open_session("s1")
-        reply = await session.open_reply()
-        assert reply is not None
-        assert (await session.take_up(reply)).text == WORDS
-        await check_one_call(engine, server, before)
-
-
 async def test_a_resumed_reply_has_the_prices_of_its_start(server: BackgroundServer, tmp_path: Path) -> None:
     """Later prices do not apply. The row of the call has the time of its start."""
     before = made_by(server)
