@@ -114,7 +114,6 @@ async def first_word(session: Session) -> None:
 
 
 async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine() -> None:
-    """Three calls in a row use one connection."""
     async with engine_and_server() as (engine, server):
         session = engine.session("s:m")
         for _ in range(3):
@@ -129,9 +128,6 @@ async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine
 async def test_a_call_that_ends_early_closes_its_connection(
     script: Callable[[asyncio.StreamWriter], Awaitable[None]], timeout: float | None
 ) -> None:
-    """The connection closes immediately, and the engine runs on. The call fails, is invalid, times out, or is left
-    early.
-    """
     async with engine_and_server() as (engine, server):
         server.script, session = script, engine.session("s:m")
         if script is silent and timeout is None:

@@ -218,8 +218,10 @@ async def by_plain_stream(engine: Engine) -> None:
 WAYS = [by_session, by_stream, by_system_prompt, by_history, by_generate, by_plain_stream]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("options", [{}, {"redact": lambda message: None}, {"redact": None}])
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [*[(way, {}) for way in WAYS], (by_session, {"redact": lambda message: None}), (by_session, {"redact": None})],
+)
 async def test_a_stored_error_quotes_nothing(way: Any, options: dict[str, Any], tmp_path: Path) -> None:
     """The errors of the call and of the turn quote no content. With content capture, the text is stored."""
     path, whole = tmp_path / "trace.db", options == {"redact": None}

@@ -92,9 +92,7 @@ async def test_a_session_and_a_turn_can_name_a_key() -> None:
 
 
 async def test_vectors_images_and_jobs_can_name_a_key(tmp_path: Path) -> None:
-    """Each request for a job uses the key that created the job, in another process too. The trace has the key's
-    name.
-    """
+    """Each request for a job uses the key that created the job, in another process too."""
     provider, path = Provider(), tmp_path / "trace.db"
     entries = serving(provider), serving(provider, "o", OpenAIAdapter)
     async with engine_on(*entries, store=path) as engine:
@@ -157,7 +155,6 @@ async def test_a_refused_key_closes_the_provider_only_for_its_tenant() -> None:
 
 
 async def test_a_pool_without_a_ready_key_is_skipped() -> None:
-    """The provider is ready if one of its keys is ready."""
     provider, other = Provider(acme=401), Provider()
     entries = [serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")]
     async with engine_on(*entries) as engine:
@@ -220,9 +217,7 @@ async def test_a_resumed_session_needs_its_key_and_a_fork_keeps_it(tmp_path: Pat
 
 
 async def test_a_session_stays_with_its_last_deployment() -> None:
-    """Two providers have one model, and one of them has the prompt in its cache. The session leaves that provider
-    only if it is down.
-    """
+    """Two providers have one model, and one of them has the prompt in its cache."""
     first, second = Provider(own=503), Provider()
     async with engine_on(serving(first, "a"), serving(second, "b")) as engine:
         session = engine.session(["a:m", "b:m"])

@@ -365,9 +365,7 @@ def engine_of(transport: FakeTransport) -> Engine:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_call_that_waits_for_approval_continues_when_it_is_approved(streamed: bool) -> None:
-    """The first turn ends with the request for approval. The next message has the approval, and its reply has the
-    result.
-    """
+    """The first turn ends with the request for approval."""
     transport = replies(streamed, [MAY_I], [PAID, r.message("Paid.")])
     async with engine_of(transport) as engine:
         session = engine.session("openai:gpt-5.2")
@@ -387,9 +385,6 @@ async def test_a_call_that_waits_for_approval_continues_when_it_is_approved(stre
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_local_tool_runs_while_an_approval_stays_open(streamed: bool) -> None:
-    """The reply has a call of a local tool and a request for approval. The next message can approve the
-    request.
-    """
     call = r.call("add", '{"a": 1, "b": 2}')
     transport = replies(streamed, [call, MAY_I], [r.message("3, and may I?")], [r.message("Paid.")])
     async with engine_of(transport) as engine:

@@ -228,7 +228,6 @@ async def test_layers_are_closed_when_the_engine_stops() -> None:
 
 
 async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
-    """The turn ends immediately, and no call is made."""
     waiting = anyio.Event()
 
     async def stuck(request: CanonicalRequest, next: Next) -> CallOutcome:
@@ -333,9 +332,7 @@ async def filmed(engine: Engine, seconds: int | None = None) -> None:
 
 
 async def test_a_log_line_has_each_call_and_never_its_content() -> None:
-    """The line has the model, the tokens and the cost, and the operation of other calls. A failure is a
-    warning.
-    """
+    """The line has the model, the tokens and the cost, and the operation of other calls."""
     with captured_logs() as logged:
         async with around_all(LogCalls()) as engine:
             await engine.embed("private", model="s:m")
@@ -411,7 +408,6 @@ async def test_another_model_replies_if_the_first_one_refuses() -> None:
 
 
 async def test_another_model_replies_if_the_first_one_fails() -> None:
-    """If both models fail, the first error is raised."""
     down, late = ServerError("first"), ServerError("second")
     others = [Say("up"), Say(fails=late)]
     async with around(TryModels(["b:m"]), replies=[Say(fails=down), Say(fails=down)], b=others) as (engine, _):

@@ -109,9 +109,7 @@ def test_the_default_adapter_is_chosen_or_else_the_adapter_with_a_key(home: Path
 
 
 def test_without_a_file_the_first_provider_with_a_key_is_the_default() -> None:
-    """The order is that of seed 2 §2.2. Unknown names go to the default provider, but names of another vendor do
-    not.
-    """
+    """The order is that of seed 2 §2.2."""
     defaults = {"openai": ALL_KEYS, "anthropic": {"ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}}
     for default, keys in {**defaults, "gemini": {"GOOGLE_API_KEY": "g"}, None: {}}.items():
         assert registry_from_env(keys).default_provider == default
@@ -172,7 +170,6 @@ def test_a_named_provider_is_used(home: Path) -> None:
 
 
 def test_a_model_of_another_provider_than_the_named_one_is_an_error(home: Path) -> None:
-    """An unknown provider is an error too."""
     here = registry(home)
     for name in ("daily", "work:claude-sonnet-5-5", "work:anything"):
         with pytest.raises(ConfigurationError, match=r"belongs to work, not to provider='box'"):

@@ -87,9 +87,6 @@ async def test_open_session_creates_a_session_and_continues_it(path: Path) -> No
 
 
 async def test_an_open_session_is_returned_again(path: Path) -> None:
-    """A host can open a session for each request. Two concurrent requests get the same session, and their turns
-    run in order.
-    """
     async with keeping(path, Say("One."), Say("Two.")) as engine:
         found: list[Session] = []
 
@@ -154,9 +151,7 @@ async def test_a_session_killed_in_its_first_turn_is_opened_without_that_turn(pa
 
 
 async def test_an_engine_without_capture_opens_no_session(path: Path) -> None:
-    """The error is immediate. A session of an engine without capture is not created again, and the error has
-    advice.
-    """
+    """The error is immediate."""
     async with Engine(models=registry(Say("One.")), store=path) as engine:
         with pytest.raises(ConfigurationError, match=r"Engine\(capture_content=True\)"):
             await engine.open_session("x", model="s:m")
@@ -194,7 +189,6 @@ async def test_a_session_that_has_lost_content_is_not_created_again(path: Path, 
 
 
 async def test_the_engine_that_opens_a_session_owns_it(path: Path) -> None:
-    """The other engine can open the session again."""
     async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = await one.open_session("x", model="s:m")
         await first.send("First")
@@ -229,7 +223,6 @@ async def test_of_two_engines_that_open_one_id_concurrently_one_creates_it(path:
 async def test_an_engine_that_read_before_the_other_created_the_session_continues_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine finds no session. Another engine creates it before the first engine does."""
     async with keeping(path, Say("One.")) as one, keeping(path, Say("Two.")) as two:
         store = present(two.store)
         look = store.saved_session
@@ -383,9 +376,7 @@ def forgetful(reply: FakeReply) -> Engine:
 
 
 async def test_losses_of_the_history_are_in_the_reply_and_at_the_start_of_the_stream() -> None:
-    """The metadata of the message has each loss, in the history too. The first event of a stream has the losses
-    before any text.
-    """
+    """The metadata of the message has each loss, in the history too."""
     async with forgetful(whole(*HELLO)) as engine:
         session = engine.session("toy:m")
         reply = await session.send("a")
@@ -427,7 +418,6 @@ def test_every_watcher_is_called_once_even_if_one_fails() -> None:
 
 
 async def test_a_task_awaits_the_abort_of_another_thread() -> None:
-    """`await signal` returns the reason, before and after the abort."""
     controller = AbortController()
     waiting = asyncio.create_task(controller.signal.wait())
     await asyncio.sleep(0)
@@ -451,7 +441,6 @@ def test_an_abort_ignores_watchers_of_a_closed_loop() -> None:
 
 
 def test_a_thread_waits_for_the_abort() -> None:
-    """`wait_in_thread` returns whether there was an abort. After an abort it does not wait."""
     controller = AbortController()
     assert controller.signal.wait_in_thread(0) is False
     controller.abort()

@@ -81,9 +81,7 @@ async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
 
 
 async def test_use_prices_adds_a_table_to_the_published_ones_or_replaces_them(tmp_path: Path) -> None:
-    """The table is an object, a file, or a stored version. An event reports the change. Earlier calls keep their
-    cost.
-    """
+    """The table is an object, a file, or a stored version. An event reports the change."""
     async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, events):
         await price_of_a_new_call(engine)
         events.take()
@@ -119,9 +117,7 @@ async def test_the_undo_of_a_repricing_for_new_calls_restores_their_prices(tmp_p
 
 
 async def test_a_call_in_progress_gets_the_cost_of_a_repricing_at_its_end(tmp_path: Path) -> None:
-    """Another process reprices, and its report has the number of calls in flight. A call that starts later is not
-    repriced.
-    """
+    """Another process reprices, and its report has the number of calls in flight."""
     path, go_on = tmp_path / "trace.db", anyio.Event()
     replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
     async with running(*replies, store=path, prices=CHEAP) as (engine, _):

@@ -62,9 +62,6 @@ async def test_a_reload_reports_changes_and_keeps_unchanged_adapters() -> None:
 
 
 async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
-    """The tool rounds of the turn use that adapter too. Afterwards the old adapter stops, and the next turn uses
-    the new one.
-    """
     reloaded, began = anyio.Event(), anyio.Event()
 
     async def wait(arguments: object) -> str:
@@ -148,7 +145,6 @@ async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_changed_key_makes_a_refused_provider_available() -> None:
-    """The reload makes the changed adapter available. An unchanged adapter can be probed."""
     a, b = adapter("a", Say(fails=AuthError("x"))), adapter("b", Say(fails=AuthError("x")), Say("b is back"))
     last = adapter("c", Say("1"))
     async with running(registry(a, b, last)) as (engine, events):
@@ -187,7 +183,7 @@ async def test_many_reloads_leave_one_adapter() -> None:
     """Each replaced adapter's actor is stopped and removed."""
     async with running(registry(adapter("a", Say("0")))) as (engine, _):
         await engine.session("a:m").send("x")
-        for number in range(20):
+        for number in range(3):
             await engine.reload(registry(adapter("a", Say(str(number)), key=str(number))))
             assert (await engine.session("a:m").send("x")).text == str(number)
         await anyio.sleep(1)
@@ -252,9 +248,7 @@ class TestOverARestart:
         return backend("asyncio")
 
     async def test_a_restarted_engine_keeps_the_unavailable_provider(self, tmp_path: Path) -> None:
-        """The fallback chains of the next run skip a provider that refused its key. One success makes the provider
-        available again.
-        """
+        """The fallback chains of the next run skip a provider that refused its key."""
         path = tmp_path / "trace.db"
         replies: Mapping[str, list[Say]] = {
             "a": [Say(fails=AuthError("x")), Say("a is back")],

@@ -237,7 +237,6 @@ def test_a_hook_that_can_never_work_is_refused(path: Path) -> None:
 
 
 async def test_the_spill_file_of_a_dead_process_is_part_of_the_history(path: Path) -> None:
-    """The messages of the spill file are adopted before the history is read."""
     make = Maker()
     messages = [Message.user("First"), Message.assistant("One.")]
     appended = [SessionMessageAppended(position=at, message=message) for at, message in enumerate(messages)]
@@ -371,7 +370,6 @@ async def test_an_imported_session_replaces_the_stored_one(path: Path) -> None:
 
 FOLDED_AT_ONCE = Limits(retain_streams_seconds=0)
 A_TEXT = ["message.start", "text.delta", "message.complete", "step.finish"]
-A_CALL = ["message.start", "text.delta", "tool.use_start", "tool.use_input_delta", "tool.use_end"]
 
 
 def folding(*replies: Say) -> Engine:
@@ -401,18 +399,6 @@ async def test_a_folded_turn_is_read_as_events() -> None:
             attached = [e.text async for e in engine.attach(reply.stream_id) if isinstance(e, TextDelta)]
     assert [event.type for event in late] == [*A_TEXT, "turn.complete"]
     assert [event.text for event in late if isinstance(event, TextDelta)] == viewed == attached == ["Hello"]
-
-
-async def test_a_folded_turn_with_tools_is_read_in_its_order() -> None:
-    """The order is the message, the tool call, its result, and the next message."""
-    tool = Tool(ToolDefinition("sum"), lambda arguments: "3")
-    async with folding(Say("I add.", calls=[("sum", {"a": 1})]), Say("Th", "ree")) as engine:
-        late = [event async for event in engine.attach(await over(engine.session("s:m", tools=[tool])))]
-    types = [event.type for event in late if not event.type.startswith("tool.execution")]
-    of_tools = types.index("step.finish")
-    assert types[: len(A_CALL) + 1] == [*A_CALL, "message.complete"]
-    assert types[of_tools + 1 :] == [*A_TEXT, "turn.complete"]
-    assert [event.text for event in late if isinstance(event, TextDelta)] == ["I add.", "Three"]
 
 
 async def test_a_reader_that_continues_in_a_folded_part_gets_a_reset() -> None:

@@ -158,7 +158,6 @@ async def test_a_document_in_another_format_is_refused() -> None:
 
 
 async def test_importing_a_session_with_an_unknown_model_is_an_error_with_advice() -> None:
-    """With `model=` the session can be imported."""
     async with running(Say("one"), b=[Say("two")]) as (engine, _):
         session = engine.session("b:m")
         document = session.export()
@@ -181,7 +180,6 @@ async def test_an_imported_session_is_stored_immediately(tmp_path: Path) -> None
 
 
 async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
-    """Changed tools are used too. From then on, both are settings of the session."""
     async with running(Say("one"), Say("two")) as (engine, _):
         session = engine.session("s:m", system_prompt="Brief.")
         await session.send("a")
@@ -212,9 +210,7 @@ async def test_a_deleted_session_leaves_its_costs_and_no_content(tmp_path: Path)
 
 
 async def test_a_session_with_a_running_turn_is_not_deleted() -> None:
-    """The error advises to cancel the turn first. After the deletion the open session starts with an empty
-    history.
-    """
+    """The error advises to cancel the turn first."""
     waiting = anyio.Event()
 
     async def forever() -> None:
@@ -249,7 +245,6 @@ async def test_a_turn_is_added_to_the_history_with_its_metadata() -> None:
 
 
 async def test_a_stream_has_each_event_once_and_ends_with_turn_complete() -> None:
-    """The order is the message's events, the step's end, and the turn's end."""
     async with running(Say("Hel", "lo")) as (engine, _), engine.session("s:m").stream("Hi") as turn:
         types = [event.type async for event in turn]
         assert (await turn.message()).text == "Hello"
@@ -273,7 +268,6 @@ async def test_the_model_is_changed_between_two_turns_with_the_same_history() ->
 
 
 async def test_a_turn_without_a_reply_does_not_change_the_history() -> None:
-    """The exception has the turn."""
     async with talking(Say(fails=ServerError("down")), Say("up again")) as (session, _):
         with pytest.raises(ServerError) as caught:
             await session.send("Hi")

@@ -126,7 +126,6 @@ async def test_a_message_is_sent_after_the_tools_and_before_the_next_call(stage:
 
 @both_ways
 async def test_a_message_during_the_last_reply_adds_a_step(stage: Stage, streamed: bool) -> None:
-    """The turn continues, and its reply is that of the last step."""
     async with running(Say("Hello.", pause=stage.steers("In French.")), Say("Bonjour.")) as (engine, events):
         session = stage.opened(engine)
         reply = await said(session, "Greet.", streamed=streamed)
@@ -229,7 +228,6 @@ async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
 
 
 async def test_a_submitted_turn_gets_the_results_before_the_message(stage: Stage) -> None:
-    """The results of the open calls come before the message."""
     async with running(WORK, Say("done")) as (engine, _):
         session = stage.opened(engine, approve=lambda request: Pending())
         await session.send("go")
@@ -278,7 +276,6 @@ async def test_a_message_without_a_reply_is_returned_to_the_host(stage: Stage, s
 
 
 async def test_a_fallback_gets_the_message_once_and_a_partial_reply_counts_as_delivery(stage: Stage) -> None:
-    """Every model gets the message. The history has it once, before the partial reply."""
     async with running(WORK, Say(fails=ServerError("no")), t=[Say("I would", fails=ServerError("broke"))]) as (
         engine,
         _,
@@ -325,9 +322,7 @@ async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: 
 async def test_a_turn_that_stops_for_another_reason_returns_its_messages(
     stage: Stage, status: str, streamed: bool
 ) -> None:
-    """The reasons are the limit of rounds, a stop condition, and an open call. The reply has the undelivered
-    message.
-    """
+    """The reasons are the limit of rounds, a stop condition, and an open call."""
     script = {
         "max_tool_rounds": [WORK, Say(calls=[("work", {})], pause=stage.steers("more"))],
         "stopped": [WORK],
@@ -556,9 +551,7 @@ def test_the_queue_agrees_with_a_list_and_a_flag(acts: list[Act]) -> None:
 
 
 def test_messages_of_many_threads_are_taken_once_or_refused() -> None:
-    """Threads add messages while one thread takes them and closes the queue. Each message is in exactly one
-    place.
-    """
+    """Threads add messages while one thread takes them and closes the queue."""
     queue, refused, taken = SteeringQueue(), list[str](), list[str]()
 
     def add(thread: int) -> None:

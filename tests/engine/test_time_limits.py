@@ -53,7 +53,6 @@ async def wait(seconds: float) -> None:
 
 
 async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
-    """The call is cancelled, its partial reply is in the history, and the turn ends as failed."""
     async with talking(Say("Well, ", "ever", pause=lambda: wait(2))) as (session, events):
         with pytest.raises(RequestTimeoutError, match="turn took longer than 3 s") as caught:
             async with session.stream("Hello", timeout=3) as turn:
@@ -73,7 +72,6 @@ async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
 
 
 async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> None:
-    """`Timeouts.turn` applies to all turns. `timeout=` of a `send` replaces it."""
     models = registry(Say("late", pause=lambda: wait(3)), Say("late", pause=lambda: wait(3)))
     async with Engine(models=models, trace=False, timeouts=Timeouts(turn=4)) as engine:
         session = engine.session("s:m")
@@ -83,7 +81,6 @@ async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> No
 
 
 async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
-    """A running tool is cancelled, and a turn that has not started is cancelled too."""
     cut: list[str] = []
 
     async def forever(arguments: object) -> str:
@@ -113,7 +110,6 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None:
-    """Only its end is published, and the next turn can run."""
     async with talking(Say("later")) as (session, events):
         turn = session.stream("Hello", timeout=0 if how == "out of time" else None)
         if how == "out of time":
@@ -159,7 +155,6 @@ async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_sl
 
 
 async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
-    """The model gets the time limit in the tool's result."""
 
     async def forever(arguments: object) -> str:
         await SLOW()
@@ -212,7 +207,6 @@ class _Shielded:
 
 
 async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_grace_time() -> None:
-    """The call has one end, and the stream ends properly. Later events of the adapter are ignored."""
     kind = scripted_type(Say("one", "two", "three", "four", pause=lambda: wait(4)), base=Stubborn)
     models = serving(s=entry("s", kind, max_concurrency=1))
     engine = Engine(models=models, trace=False, limits=Limits(calls_per_provider=1))
@@ -241,9 +235,7 @@ async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_gra
 
 
 async def test_the_earliest_turn_goes_first() -> None:
-    """A later request of an earlier turn comes before requests of later turns. Requests of one turn keep their
-    order.
-    """
+    """A later request of an earlier turn comes before requests of later turns."""
     slots, order = CallSlots(1), []
     await slots.acquire()
 
@@ -262,9 +254,7 @@ async def test_the_earliest_turn_goes_first() -> None:
 
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
 def test_no_slot_is_lost_for_any_cancellation(seed: int, total: int, calls: int) -> None:
-    """Waits, durations and cancellations are random. Calls never exceed the slots, and all slots are free at the
-    end.
-    """
+    """Waits, durations and cancellations are random."""
     rng = random.Random(seed)
 
     async def scenario() -> None:
@@ -316,7 +306,6 @@ def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFail
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_closing_the_engine_ends_every_kind_of_call(way: str) -> None:
-    """Every kind of call raises the same error, and each call ends once, as cancelled."""
     engine = an_engine()
     events = engine.bus.subscribe("llm.*", policy=Lossless())
     async with engine, anyio.create_task_group() as group:
@@ -363,7 +352,6 @@ async def test_the_partial_reply_is_kept_with_its_usage() -> None:
 
 
 async def test_closing_the_engine_ends_waiting_turns() -> None:
-    """Turns that have not started end, and a turn with a slow tool ends too."""
     engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
     await engine.start()
     session = engine.session("s:m", tools=[wait_long])
@@ -391,9 +379,7 @@ class Deaf(Slow):
 
 
 async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_time() -> None:
-    """The delay is at most half of the shutdown time. Then its adapter is stopped, with the same error. Meanwhile
-    new calls are refused.
-    """
+    """The delay is at most half of the shutdown time. Then its adapter is stopped, with the same error."""
     engine = an_engine(base=Deaf, timeouts=Timeouts(shutdown=6.0))
     await engine.start()
     async with anyio.create_task_group() as group:
@@ -414,7 +400,6 @@ async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_t
 
 
 async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
-    """The call that started the engine gets an error, and the engine stays closed."""
     engine = an_engine()
     async with anyio.create_task_group() as group:
 

@@ -79,9 +79,7 @@ async def rows_of(engine: Engine) -> dict[str, CallRow]:
 
 
 async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> None:
-    """The child's row has the request, the turn and the root above the child. The rows of the root have no
-    parent.
-    """
+    """The child's row has the request, the turn and the root above the child."""
     trace = tmp_path / "trace.db"
     async with running(asks("look"), Say("Done."), a=[Say("found")], store=trace) as (engine, _):
         look = runs("look", lambda: engine.generate("a:m", "Look."))
@@ -139,25 +137,8 @@ async def test_the_spend_of_tools_counts_in_the_budget_of_the_turns_tag(tmp_path
     assert (detached_row.tags, detached_row.parent_turn_id, reply.tree_cost.calls) == ({}, None, 4)
 
 
-async def test_a_tool_in_a_thread_makes_children(tmp_path: Path) -> None:
-    """The thread has the trace context of the tool call."""
-    async with running(asks("look"), Say("."), a=[Say("found")]) as (engine, _):
-        seen: list[dict[str, str]] = []
-
-        @tool
-        def look() -> str:
-            """Look."""
-            seen.append(trace_context())
-            return "found"
-
-        await engine.session("s:m", tools=[look]).send("Go.")
-    assert "callboard-turn=trn_" in seen[0]["baggage"]
-
-
 async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
-    """The context from `trace_context` can be headers or environment variables. Calls with that context are
-    children.
-    """
+    """The context from `trace_context` can be headers or environment variables."""
     carried: dict[str, str] = {}
 
     async def look() -> str:
@@ -185,7 +166,6 @@ async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
 
 
 async def test_a_child_above_the_limit_fails_in_its_tool_and_the_parent_continues() -> None:
-    """The tool's result names the limit."""
     script = {"a": [Say("one"), Say("never")]}
     async with running(asks("a", "a"), Say("Done."), **script) as (engine, _):
         session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
@@ -232,7 +212,6 @@ async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
 
 
 async def test_a_child_has_the_remaining_time_of_its_parent() -> None:
-    """Child and parent end when the parent's time limit is over."""
     async with running(asks("a"), Say("never"), a=[Say("x", pause=lambda: anyio.sleep(60))]) as (engine, _):
         ended: list[float] = []
 

@@ -98,9 +98,6 @@ def replies_for(ask: Ask) -> list[Say]:
 
 @pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
 async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Path) -> None:
-    """`timeout` has the seconds for the turn and for each call. The turn's tags are added to the session's tags,
-    or replace them.
-    """
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
         assert requests_of(engine)[-1].timeout_seconds == 7.0
@@ -247,9 +244,7 @@ def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequ
 
 
 async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: Path) -> None:
-    """Each attempt has a row with its own usage and cost. The session has one reply, and the turn's cost includes
-    all attempts.
-    """
+    """Each attempt has a row with its own usage and cost."""
     provider = TextProvider(TEXT, [20, 9])
     async with engine_with(provider, tmp_path / "t.db") as engine:
         session = await engine.open_session("s", model=MODEL)

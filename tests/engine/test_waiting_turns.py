@@ -205,7 +205,6 @@ async def test_an_imported_and_a_forked_session_keep_the_options_of_a_turn(tmp_p
 
 
 async def test_calls_wait_again_when_the_approve_hook_is_lost(tmp_path: Path) -> None:
-    """A hook is not stored. Further calls of the turn wait for a decision."""
     ran: list[str] = []
 
     @tool

@@ -73,7 +73,6 @@ async def test_watch_yields_failed_and_cancelled_calls() -> None:
 
 
 async def test_a_call_has_its_operation() -> None:
-    """The text of the call has the operation too. A retried call is one call with all its attempts."""
     kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
     async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
         await engine.embed(["x"], model="a:small", max_retries=1)
@@ -115,9 +114,7 @@ async def test_a_slow_reader_gets_the_number_of_skipped_calls() -> None:
 
 
 async def test_no_subscription_remains_without_a_watcher() -> None:
-    """A watcher that is garbage-collected ends at the next call. Closing a watcher ends it and its reader
-    immediately.
-    """
+    """A watcher that is garbage-collected ends at the next call."""
     async with an_engine(*[Say("x") for _ in range(3)]) as engine:
 
         def watchers() -> list[str]:
@@ -249,7 +246,6 @@ def test_a_function_that_fails_affects_no_call(in_the_sync_thread: Engine) -> No
 
 
 def test_an_engine_of_a_closed_loop_delays_no_close() -> None:
-    """The engine was never closed."""
     engine = an_engine(Say("x"))
 
     async def ask() -> None:

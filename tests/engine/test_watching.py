@@ -44,9 +44,7 @@ async def test_an_idle_engine_has_no_work_in_progress() -> None:
 
 
 async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
-    """A turn has the stage `asking` before its first token and `replying` after it. No character is counted
-    twice.
-    """
+    """A turn has the stage `asking` before its first token and `replying` after it."""
     steps = [anyio.Event() for _ in range(3)]
     waits = iter(steps)
     script = Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())
@@ -127,9 +125,7 @@ async def test_a_call_without_a_turn_is_in_progress() -> None:
 
 
 async def test_a_turn_is_cancelled_by_its_id() -> None:
-    """The caller of the turn gets the error with the content so far. A second cancel and a cancel of another id
-    return False.
-    """
+    """The caller of the turn gets the error with the content so far."""
     async with an_engine() as engine:
         stream = engine.session("s:m").stream("Hi")
         caught: list[CancelledError] = []
@@ -267,9 +263,6 @@ class Person:
 
 
 async def test_the_repr_of_a_result_fits_a_screen() -> None:
-    """The repr of a long result is short. It has the start of the text, the status, the model and the numbers of
-    steps and messages.
-    """
     async with running(Say("Hello " * 5000)) as (engine, _):
         result = await engine.generate("s:m", "Hi " * 5000)
     shown = repr(result)
@@ -303,7 +296,6 @@ async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
 
 
 async def test_the_deprecated_names_of_a_result_work_and_warn() -> None:
-    """`reasoning` and `tool_calls` are deprecated names on a result and on a step."""
     async with running(Say("Hello", thinking="Hm")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
     for each in (result, result.steps[0]):
@@ -363,7 +355,6 @@ async def test_a_result_becomes_plain_values() -> None:
 
 
 async def test_a_notebook_shows_the_text_and_the_cost() -> None:
-    """A notebook shows the text, the model, the tokens and the cost of a result and of a reply as Markdown."""
     async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
         reply = await engine.session("s:m").send("Hi")
@@ -395,9 +386,6 @@ async def test_an_engine_uses_the_adapters_of_the_host() -> None:
 async def test_an_adapter_of_the_host_replaces_one_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The adapter of the host is used with and without a key in the environment. A name that models.yaml has is
-    refused.
-    """
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")

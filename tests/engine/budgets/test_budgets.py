@@ -133,7 +133,6 @@ async def test_a_cheaper_model_is_chosen_if_the_first_does_not_fit() -> None:
 
 
 async def test_a_call_is_shortened_to_the_remaining_tokens() -> None:
-    """If less than `shorten_to` is left, the call is refused."""
     for least, made in ((20, True), (60, False)):
         budget = Budget(max_tokens=SENT + 50, shorten_to=least)
         async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
@@ -177,7 +176,6 @@ async def test_the_spend_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_repricing_changes_the_spend_of_budgets_that_follow_it(tmp_path: Path) -> None:
-    """One budget follows the repricing, and the other does not. After the undo, their spend is equal again."""
     budgets = [Budget(max_cost_usd=1), Budget(max_cost_usd=1, follows_repricing=True)]
     double = PriceTable([PriceRow(model="s:m", input=2_000_000, output=4_000_000)], label="double")
     async with running(Say("x"), store=tmp_path / "t.db", budgets=budgets, prices=TABLE) as (engine, _):
@@ -207,7 +205,6 @@ async def test_a_repricing_changes_the_spend_of_budgets_that_follow_it(tmp_path:
     ids=["chat", "embeddings", "image", "video"],
 )
 async def test_every_kind_of_call_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
-    """Each kind counts at its price. A full budget refuses every kind."""
     models = serving(s=scripted_type(base=Maker))
     async with Engine(models=models, trace=False, prices=PRICES, budgets=[Budget(max_cost_usd=10_000)]) as engine:
         await spend(engine)
@@ -220,7 +217,6 @@ async def test_every_kind_of_call_is_counted(spend: Callable[[Engine], Awaitable
 
 
 async def test_a_video_is_reserved_until_it_is_complete() -> None:
-    """Creating the video costs nothing. The price of the video is reserved until the video is complete."""
     models = serving(s=scripted_type(base=Maker))
     budget = Budget(max_cost_usd=10_000)
     async with Engine(models=models, trace=False, prices=PRICES, budgets=[budget]) as engine:

@@ -31,12 +31,7 @@ COSTS = 10 * 1000 + 5 * 2000
 
 def room_for(calls: int, *, nano: int = 0, window: Any = "day") -> Budget:
     """A budget that has room for `number` of the most expensive calls, in addition to the spent amount."""
-    return Budget(
-        max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}",
-        per="tag:client",
-        of="acme",
-        window=window,
-    )
+    return Budget(max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}", per="tag:client", of="acme", window=window)
 
 
 async def asked(engine: Engine, **options: Any) -> object:
@@ -100,7 +95,6 @@ async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_in_sums", [False, True])
 async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Path, is_in_sums: bool) -> None:
-    """The call counts once whether the sums of the trace include it or not."""
     ends = asyncio.Event()
     async with running(Say("x", pause=ends.wait), store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])

@@ -20,7 +20,7 @@ from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError
-from callboard.engine.budgets.budget import FOREVER, Budget, Payer, Window
+from callboard.engine.budgets.budget import Budget, Payer, Window
 from callboard.engine.budgets.budgets import Budgets, Counted
 from callboard.engine.budgets.ledger import Account, Amount, Ledger
 from callboard.engine.budgets.worst_case import (
@@ -190,7 +190,6 @@ def account_of(budget: Budget) -> tuple[Ledger, Account]:
 
 
 def test_a_budget_of_one_tenant_leaves_the_others_alone() -> None:
-    """`of=` names the tenant of the budget."""
     ledger = Ledger([Budget(max_tokens=0, per="tag:tenant", of="zoo")])
     assert ledger.reserve("a", PAYER, Amount(0, 6), 0) == []
     assert ledger.reserve("b", msgspec.structs.replace(PAYER, tags={"tenant": "zoo"}), Amount(0, 6), 0)
@@ -218,7 +217,6 @@ def test_a_call_can_wait_for_the_end_of_another_without_a_window() -> None:
 
 
 def test_a_budget_is_low_once_in_a_window() -> None:
-    """The next window reports a low budget again."""
     ledger, account = account_of(Budget(max_tokens=10, window="hour"))
     reported = []
     for number, now_us in enumerate((0, 1, 2, HOUR_US, HOUR_US + 1)):
@@ -229,7 +227,6 @@ def test_a_budget_is_low_once_in_a_window() -> None:
 
 
 def test_a_lost_call_counts_with_its_highest_cost_until_its_cost_is_known() -> None:
-    """The ledger first counts the reservation of the call, and then its actual cost."""
     ledger, account = account_of(Budget(max_cost_usd="0.00000001"))
     ledger.reserve("a", PAYER, Amount(8, 100), 0)
     ledger.lose("a")
@@ -312,10 +309,6 @@ def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
     spent_at = us("2026-06-01T12:34:56")
     forgotten = window.forgets_us(window.slot(spent_at))
     assert 3_600_000_000 <= forgotten - spent_at <= 3_660_000_000
-
-
-def test_without_a_window_spend_counts_forever() -> None:
-    assert Window().slot(0) == Window().slot(us("2262-01-01T00:00")) == FOREVER
 
 
 @pytest.mark.parametrize(
@@ -431,7 +424,6 @@ def test_a_call_without_bounds_has_no_worst_case(
 def test_tools_of_the_provider_count_at_their_limit_of_uses(
     options: dict[str, object], fees: dict[str, int] | None
 ) -> None:
-    """A tool without a limit has no worst case."""
     assert tool_fees(options) == fees  # type: ignore[arg-type]
 
 
@@ -440,7 +432,6 @@ def test_tools_of_the_provider_count_at_their_limit_of_uses(
     ("openai", "anthropic", True), ("mine", "some.module:Adapter", True),
 ])  # fmt: skip
 def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: str, counts: bool) -> None:
-    """An adapter does not send the tools of another protocol."""
     options: dict[str, Any] = {"openai": {"tools": [{"type": "web_search"}]}}
     found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)
     assert (found is None) is counts

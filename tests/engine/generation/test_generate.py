@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import msgspec
 import pytest
 
 from callboard.adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
@@ -33,15 +32,6 @@ async def test_a_prompt_is_answered() -> None:
         ("assistant", "Hello"),
     ]
     assert again.text == "Hello again"
-
-
-async def test_a_whole_conversation_is_answered() -> None:
-    """8.4: `messages=` has the conversation. A prompt can also be a list of blocks."""
-    conversation = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
-    async with running(Say("3"), Say("4")) as (engine, _):
-        result = await engine.generate("s:m", messages=conversation)
-        assert [message.text for message in result.messages] == ["1+1?", "2", "And 1 more?", "3"]
-        assert (await engine.generate("s:m", [TextBlock("Hi")])).messages[0].text == "Hi"
 
 
 async def test_plain_mappings_are_messages() -> None:
@@ -126,14 +116,6 @@ async def test_the_provider_decides_between_models_of_one_name(
     async with running(t=[Say("from t")]) as (engine, _):
         result = await engine.generate(model, "Hi", provider=provider)
         assert (result.text, result.response.model) == ("from t", meant)
-
-
-async def test_an_alias_is_looked_up_and_not_sent() -> None:
-    models = registry(Say("Hello"))
-    entry = models.models["s:m"]
-    named = ModelRegistry(models.adapters, {"s:m": msgspec.structs.replace(entry, aliases=("mine",))})
-    async with Engine(models=named, trace=False) as engine:
-        assert (await engine.generate("mine", "Hi", provider="s")).response.model == "s:m"
 
 
 async def test_without_a_model_the_default_model_is_called() -> None:
@@ -289,7 +271,6 @@ async def test_an_unknown_argument_is_a_type_error() -> None:
 async def test_an_argument_of_a_wrong_type_is_refused_before_a_turn(
     arguments: dict[str, object], advice: str
 ) -> None:
-    """The error has the right type of the argument."""
     async with running() as (engine, events):
         with pytest.raises(TypeError, match=advice):
             await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]

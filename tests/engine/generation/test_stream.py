@@ -114,12 +114,11 @@ async def test_tools_run_between_two_messages() -> None:
     ]
     assert [step.text for step in result.steps] == [step.text for step in plain.steps] == ["Let me see.", "3"]
     assert (result.total_usage, result.total_cost) == (plain.total_usage, plain.total_cost)
+    assert (streamed.usage, streamed.cost) == (result.total_usage, result.total_cost)
 
 
 async def test_a_streamed_request_has_the_response_of_complete() -> None:
-    """4.1, 4.2: A CanonicalRequest keeps its id and runs no tools. Its events add up to the response of
-    `complete`.
-    """
+    """4.1, 4.2: A CanonicalRequest keeps its id and runs no tools."""
     request = CanonicalRequest(
         request_id="req_mine",
         messages=(Message.user("1+2?"),),
@@ -267,7 +266,6 @@ async def test_cancelling_ends_the_events_in_order() -> None:
 
 
 async def test_leaving_the_context_cancels_unless_it_was_detached() -> None:
-    """The call ends with the context. A detached call continues to its end."""
     async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
         async with engine.stream("s:m", "Hi") as result:
             await anext(result)

@@ -153,50 +153,6 @@ async def test_a_stream_that_never_started_costs_nothing(open_: Open) -> None:
         assert (stream.usage, stream.cost.usd, stream.model, stream.status) == (TokenUsage(), 0, None, "cancelled")
 
 
-async def test_a_stream_of_several_steps_counts_them_all() -> None:
-    """The cost is that of the turn, as in `total_cost`."""
-    calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
-
-    def weather(city: str) -> str:
-        """Return the city."""
-        return city
-
-    async with priced(calls, Say("Rain.")) as engine, engine.stream("s:m", "Hi", tools=[weather]) as stream:
-        result = await stream.result()
-        assert len(result.steps) == 2
-        assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
-
-
-async def test_the_text_of_a_reader_continues_after_a_fold_of_the_log() -> None:
-    """The text continues after the last piece and repeats nothing."""
-    gate = asyncio.Event()
-    steps = iter(range(99))
-
-    async def pause() -> None:
-        if next(steps) >= 1:
-            await gate.wait()
-
-    async with priced(Say("Hel", "lo", " you", pause=pause)) as engine:
-        stream = engine.session("s:m").stream("Hi")
-        text = stream.reader().text_stream
-        assert await anext(text) == "Hel"
-        gate.set()
-        await stream.result()
-        stream._run.turn.log.fold()
-        assert "".join([piece async for piece in text]) == "lo you"
-
-
-async def test_a_stream_with_a_fallback_has_the_model_that_served() -> None:
-    """The routing and the model are those of the last call."""
-    replies = {"t": [Say("Hello")]}
-    async with running(Say(fails=ServerError("overloaded")), prices=PRICES, **replies) as (engine, _):
-        async with engine.stream("s:m", "Hi", fallback=["t:m"]) as stream:
-            result = await stream.result()
-        assert (stream.model, result.model) == ("t:m", "t:m")
-        assert stream.routing == result.routing
-        assert result.routing.requested == "s:m"
-
-
 def test_a_sync_stream_has_the_same_properties() -> None:
     """The properties can be read in another thread than the call's."""
     engine = Engine(models=registry(Say(*["word "] * 50)), trace=False, prices=PRICES)
@@ -225,18 +181,30 @@ ASK: dict[str, Ask] = {
 }
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
-async def test_an_error_has_the_cost_of_its_call(ask: Ask) -> None:
-    """A refusal costs nothing. A broken stream costs the part that arrived."""
-    async with priced(Say("Hel", fails=ServerError("broken", provider_status=529))) as engine:
-        with pytest.raises(ServerError) as raised:
-            await ask(engine)
+async def test_an_error_has_the_cost_of_its_call(ask: Ask, cancelled: bool) -> None:
+    """A refusal costs nothing. A broken or cancelled stream costs the part that arrived."""
+    started = asyncio.Event()
+
+    async def pause() -> None:
+        started.set()
+        if cancelled:
+            await asyncio.Event().wait()
+
+    async with priced(Say("Hel", fails=ServerError("broken", provider_status=529), pause=pause)) as engine:
+        call = asyncio.ensure_future(ask(engine))
+        await started.wait()
+        if cancelled:
+            (item,) = engine.in_progress().items
+            await engine.cancel(item.id)
+        with pytest.raises(CancelledError if cancelled else ServerError) as raised:
+            await call
     assert raised.value.cost.usd is not None
     assert raised.value.cost.usd >= Decimal(0)
 
 
 async def test_the_cost_of_a_call_without_a_reply_is_unknown() -> None:
-    """An unknown cost is a Cost without an amount. A request that was not sent costs nothing."""
     async with priced(Say(fails=ServerError("lost"))) as engine:
         with pytest.raises(ServerError) as raised:
             await engine.generate("s:m", "Hi")
@@ -244,29 +212,6 @@ async def test_the_cost_of_a_call_without_a_reply_is_unknown() -> None:
         with pytest.raises(AdapterError) as refused:
             await engine.generate("s:m", "Hi", requires=Requirements(min_context_tokens=10**9))
         assert refused.value.cost.usd == 0
-
-
-@pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
-async def test_a_cancelled_call_has_its_cost(ask: Ask) -> None:
-    """Another task calls `engine.cancel` while the call is in progress."""
-    started = asyncio.Event()
-
-    async def pause() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    async with priced(Say("Hel", "lo", pause=pause)) as engine:
-
-        async def asked() -> object:
-            return await ask(engine)
-
-        task = asyncio.create_task(asked())
-        await started.wait()
-        (item,) = engine.in_progress().items
-        await engine.cancel(item.id)
-        with pytest.raises(CancelledError) as raised:
-            await task
-    assert raised.value.cost.usd is not None
 
 
 # -- The text of each reader.
@@ -371,9 +316,7 @@ def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_recorded_streams_add_up_to_their_responses(name: str) -> None:
-    """All events add up to the response, and so do the deltas alone. A part of the events adds up to a partial
-    response.
-    """
+    """All events add up to the response, and so do the deltas alone."""
     _, options, talk = CONVERSATIONS[name]
     adapter, _ = replaying_adapter(FOLDER / f"{name}.json", options)
     replies = await talk(adapter)
@@ -428,9 +371,7 @@ def test_consecutive_blocks_of_one_kind_stay_separate() -> None:
 
 
 def test_a_truncated_stream_has_closing_events() -> None:
-    """An open call is marked as incomplete. A message that has not started, or has ended, needs no closing
-    events.
-    """
+    """An open call is marked as incomplete."""
     events = reply()
     place = next(place for place, event in enumerate(events) if isinstance(event, ToolUseStart))
     cut = accumulated(events[: place + 2])

@@ -280,7 +280,6 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
 
 
 async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
-    """A call in the thread of a loop blocks that loop. A call in another thread gives no warning."""
     engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
     in_thread = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
     assert in_thread.text == "thread"
@@ -322,7 +321,6 @@ def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> Non
 
 
 def test_the_sync_functions_use_the_hosts_default_engine(engines: list[Engine]) -> None:
-    """The default engine must not have a loop yet."""
     set_default_engine(an_engine(engines, Say("Hello")))
     try:
         assert generate_sync("s:m", "Hi").text == "Hello"

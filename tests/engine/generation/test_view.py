@@ -200,7 +200,6 @@ def joined(events: Sequence[ViewEvent]) -> list[object]:
 @settings(max_examples=150)
 @given(st.data())
 def test_a_slow_reader_sees_every_event_once(data: st.DataObject) -> None:
-    """The test tries every place of the reader and every place of the fold."""
     events = two_steps()
     first = data.draw(st.integers(0, len(events)), "read")
     folded = data.draw(st.integers(first, len(events)), "folded")
@@ -289,15 +288,6 @@ def test_each_loop_has_its_own_engine_that_ends_with_it(home: Path) -> None:
             return [row.status for row in await store.calls()]
 
     assert asyncio.run(rows()) == ["completed"] * 4
-
-
-def test_an_exception_of_the_program_is_raised_by_its_run() -> None:
-    async def fail() -> None:
-        await generate("s:m", "Hi")
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(fail())
 
 
 def test_a_closed_default_engine_is_replaced() -> None:

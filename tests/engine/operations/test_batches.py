@@ -95,9 +95,7 @@ async def test_a_batch_in_a_tool_is_a_child_of_the_turn(server: BatchServer, sto
 async def test_other_processes_resume_a_batch_whose_requests_are_rows_at_batch_prices(
     server: BatchServer, store: Path, wire: str
 ) -> None:
-    """The first engine creates the batch, the second waits for it, and the third reads it again. Nothing counts
-    twice. The costs are exact to the nano-dollar, and a failed request costs nothing.
-    """
+    """The first engine creates the batch, the second waits for it, and the third reads it again."""
     name, paid = f"resumed-{wire}", nano_of(wire, "one", "a third one")
     async with engine_at(server.url, store) as engine:
         await engine.create_batch(requests_of(wire, "one", "fail", "a third one"), batch_id=name)
@@ -214,23 +212,6 @@ async def test_a_lost_part_is_distinguished_from_the_known_parts(
         assert billed(server, "parts") == [f"parts-{place}" for place in range(4)]
 
 
-async def test_a_large_batch_becomes_several_jobs(
-    server: BatchServer, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The results are one sequence. A second process resumes the jobs that were sent."""
-    two_in_each_job(monkeypatch)
-    texts = ["one", "two", "three", "four", "five"]
-    requests = requests_of("openai", *texts)
-    async with engine_at(server.url, store) as engine:
-        batch = await engine.create_batch(requests, batch_id="large", polling=OFTEN)
-        assert len(batch.jobs) == 3
-    async with engine_at(server.url, store) as engine:
-        batch = await engine.resume_batch("large", polling=OFTEN)
-        results = await batch.wait()
-        assert [each.text for each in results] == [f"answer to {text}" for text in texts]
-        assert results.cost.nano_usd == nano_of("openai", *texts)
-
-
 @WIRES
 async def test_a_cancelled_batch_is_billed_for_its_completed_requests(
     server: BatchServer, store: Path, wire: str
@@ -265,9 +246,7 @@ async def test_a_failed_poll_is_repeated(server: BatchServer) -> None:
 async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
     server: BatchServer, store: Path
 ) -> None:
-    """A batch that does not fit is not sent. Another process has the same reservation. At the end the cost
-    counts.
-    """
+    """A batch that does not fit is not sent. Another process has the same reservation."""
     requests = requests_of("openai", "one", "two")
     small, large = Budget(max_cost_usd="0.000001"), Budget(max_cost_usd="1")
     async with engine_at(server.url, store, [small]) as engine:

@@ -95,27 +95,10 @@ async def check_paid_once(server: BatchServer, store: Path, wire: str, name: str
 
 
 @pytest.mark.parametrize("wire", first_is_quick(MODELS, "a kill on each wire"))
-async def test_killed_after_the_sending_and_before_the_answer(wire: str, tmp_path: Path) -> None:
-    """The provider restarts, and the next program finds the job in the provider's list."""
-    with batch_server(tmp_path) as server:
-        server.fail("hold create")
-        killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, tmp_path / "trace.db", wire, "night", 0)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        server.kill()
-        server.start()
-        await check_paid_once(server, tmp_path / "trace.db", wire, "night")
-
-
-async def killed_with_a_job(server: BatchServer, store: Path) -> None:
-    server.fail("hold create")
-    killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, store, "anthropic", "night", 0)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-
-
-async def test_the_files_of_a_dead_program_are_read_before_a_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_killed_after_the_sending_and_before_the_answer(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading the files can take long. Their job is found first."""
+    """The provider restarts, and the next program finds the job in the provider's list."""
 
     async def at_length(*args: object, **options: object) -> bool:
         for _ in range(3000):  # Other tasks of the event loop can run during these checkpoints.
@@ -123,9 +106,19 @@ async def test_the_files_of_a_dead_program_are_read_before_a_request(
         return await adopt_leftovers(*args, **options)  # type: ignore[arg-type]
 
     with batch_server(tmp_path) as server:
-        await killed_with_a_job(server, tmp_path / "trace.db")
+        server.fail("hold create")
+        killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, tmp_path / "trace.db", wire, "night", 0)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        server.kill()
+        server.start()
         monkeypatch.setattr(writer, "adopt_leftovers", at_length)
-        await check_paid_once(server, tmp_path / "trace.db", "anthropic", "night")
+        await check_paid_once(server, tmp_path / "trace.db", wire, "night")
+
+
+async def killed_with_a_job(server: BatchServer, store: Path) -> None:
+    server.fail("hold create")
+    killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, store, "anthropic", "night", 0)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
 async def test_nothing_is_sent_while_those_files_cannot_be_read(
@@ -146,7 +139,6 @@ async def test_nothing_is_sent_while_those_files_cannot_be_read(
 
 
 async def test_killed_while_results_are_counted(tmp_path: Path) -> None:
-    """Counted results are not counted again, and the others are counted."""
     with batch_server(tmp_path) as server:
         killed = ended(KILLED_WHILE_COUNTING, server.url, tmp_path / "trace.db", "openai", "night", 0)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -200,9 +192,6 @@ async def test_concurrent_engines_send_a_batch_once(server: BatchServer, tmp_pat
 async def test_engines_that_share_a_database_send_a_batch_once(
     server: BatchServer, tmp_path: Path, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engines share only the database, as on several machines. An engine without a trace keeps the batch in
-    memory.
-    """
     async with AsyncExitStack() as stack:
         engines = []
         for host in range(3):
@@ -242,9 +231,6 @@ async def test_a_waiting_program_continues_after_another_was_killed(server: Batc
 async def test_parts_that_another_engine_has_sent_are_not_sent_again(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first engine fails at the first of three parts. The second engine sends all parts, and the first one
-    continues.
-    """
     monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=1, max_bytes=10**6))
     monkeypatch.setattr(HttpBatches, "split", lambda _, items: (1,) * len(items))
     requests = requests_of("openai", "one", "two", "three")
@@ -351,7 +337,6 @@ async def test_a_function_that_fails_is_called_again_with_the_same_result(
 async def test_another_process_passes_all_results_and_counts_none_again(
     batch_provider: BatchServer, tmp_path: Path
 ) -> None:
-    """The first process ended after two results."""
     store = tmp_path / "trace.db"
     first: list[BatchResult] = []
 

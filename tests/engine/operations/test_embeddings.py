@@ -230,21 +230,6 @@ async def test_a_batch_that_fails_is_one_failed_call_and_the_others_are_kept() -
     assert ends == [LlmCallCompleted, LlmCallFailed, LlmCallCompleted]
 
 
-async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
-    models = serving(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
-    async with engine_of(models) as (engine, events):
-        await engine.embed(["x"], model="a:small", max_retries=1)
-        published = await seen(events, engine)
-    assert [type(event) for event in published] == [
-        LlmCallStarted,
-        LlmCallFailed,
-        LlmCallStarted,
-        LlmCallCompleted,
-    ]
-    assert isinstance(published[1], LlmCallFailed)
-    assert published[1].will_retry
-
-
 async def test_cancelling_embed_ends_every_call_in_progress() -> None:
     kind = embedder_type("Slow", pause=staticmethod(anyio.sleep_forever))
     async with engine_of(serving(small("a"), a=kind)) as (engine, events):
@@ -302,7 +287,6 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
 
 @pytest.mark.parametrize("listed", [True, False])
 async def test_a_fallback_to_another_model_is_refused(listed: bool) -> None:
-    """A fallback in models.yaml and one in the `fallback` argument are refused."""
     other = small("b", id="b:large", wire_name="large")
     models = serving(
         small("a", fallback=("b:large",) if listed else ()),
@@ -437,14 +421,12 @@ async def test_batch_size_can_be_below_the_providers_limit_and_not_above() -> No
 
 
 async def test_the_function_is_the_engine_s_method() -> None:
-    """The function accepts the options of the method, and an engine."""
     async with engine_of(serving(small("a"), a=embedder_type("Function"))) as (engine, _):
         result = await embed(["four"], model="a:small", engine=engine, dimensions=2)
         assert [list(vector) for vector in result.vectors] == [[4.0, 4.0]]
 
 
 def test_the_sync_function_reports_progress() -> None:
-    """Progress is reported in the sync thread before the function returns."""
     reported: list[tuple[int, int]] = []
 
     def report(done: int, total: int) -> None:

@@ -121,7 +121,6 @@ async def test_an_image_with_a_lost_reply_is_not_made_again(server: MediaServer,
 
 
 async def test_a_paid_request_is_not_resent_after_a_kept_connection_broke(server: MediaServer) -> None:
-    """The transport resends other requests over a new connection."""
     server.faults["image"] = ["", "lost"]
     async with engine_at(server) as engine:
         await engine.generate_image("A red boat.", model=GPT)

@@ -190,7 +190,6 @@ async def test_a_budget_counts_the_highest_cost_of_a_reply_until_its_end(
 
 
 async def test_a_cancelled_reply_ends_with_the_providers_usage(server: BackgroundServer) -> None:
-    """The usage is reported by the provider and not estimated."""
     before = made_by(server)
     async with engine_at(server.url, None) as engine:
         async with engine.session(MODEL).stream("the moon?", background=True) as turn:
@@ -277,7 +276,6 @@ async def test_a_reply_that_the_provider_lost_is_closed_in_the_trace(
 async def test_open_replies_is_an_error_while_files_cannot_be_read(
     server: BackgroundServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of a dead process can have open replies."""
 
     async def not_now(*args: object, **options: object) -> bool:
         return False

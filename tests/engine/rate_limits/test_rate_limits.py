@@ -133,22 +133,6 @@ async def test_a_cancelled_waiting_call_lets_the_next_one_go() -> None:
         assert s.rate_limit_queues == ()
 
 
-async def test_calls_of_earlier_turns_go_first() -> None:
-    config = AdapterConfig(requests_per_minute=1)
-    async with limited([Say(str(number)) for number in range(4)], config) as (engine, _):
-        await engine.generate("s:m", "x")
-        texts: list[tuple[str, str]] = []
-
-        async def call(name: str) -> None:
-            texts.append((name, (await engine.generate("s:m", "x")).text))
-
-        async with anyio.create_task_group() as group:
-            for name in "abc":
-                group.start_soon(call, name)
-                await anyio.sleep(0.01)
-    assert texts == [("a", "1"), ("b", "2"), ("c", "3")]
-
-
 async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
     """Retry-After applies to later calls too."""
     refused = RateLimitError("slow down", retry_after_seconds=20, retryable=False)
@@ -167,7 +151,6 @@ async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
 
 
 async def test_a_new_configuration_changes_a_limit_in_use() -> None:
-    """Requests that were sent before count in the new limit."""
     before = AdapterConfig(requests_per_minute=1)
     async with limited([Say("a")] * 3, before) as (engine, _):
         await engine.generate("s:m", "x")
@@ -178,9 +161,7 @@ async def test_a_new_configuration_changes_a_limit_in_use() -> None:
 
 
 async def test_calls_of_every_kind_wait_for_one_limit() -> None:
-    """Conversations, embeddings, images and videos count together. Each kind is the fourth call once, and waits a
-    minute.
-    """
+    """Conversations, embeddings, images and videos count together."""
     for last in WAYS:
         config = AdapterConfig(requests_per_minute=3)
         models = serving(s=entry("s", scripted_type(base=Maker), config))

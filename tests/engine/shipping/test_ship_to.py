@@ -243,9 +243,7 @@ async def test_a_deletion_reaches_the_server(postgres_dsn: str, tmp_path: Path) 
 @pytest.mark.deep("another outage of the target")
 @of_our_own
 async def test_a_deletion_without_the_server_happens_when_it_is_back(tmp_path: Path) -> None:
-    """The next engine with that file deletes the session on the server. Events that were never shipped arrive
-    without content.
-    """
+    """The next engine with that file deletes the session on the server."""
     path = tmp_path / "trace.db"
     with own_server() as server, server.database() as dsn:
         async with engine_on(path, dsn) as engine:

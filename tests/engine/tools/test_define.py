@@ -51,9 +51,7 @@ def properties_of(function: Any) -> dict[str, Any]:
 
 
 def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
-    """The name, the docstring and the hints become the definition. The tool can still be called as the
-    function.
-    """
+    """The name, the docstring and the hints become the definition."""
 
     @tool
     def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
@@ -159,7 +157,6 @@ class Library:
 
 
 def test_a_method_is_a_tool_of_its_object() -> None:
-    """`self` is not in the schema. The tool of each object works on that object."""
     first, second = Library(["A"]), Library(["B"])
     assert list(first.find.definition.input_schema["properties"]) == ["title"]  # type: ignore[arg-type]
     assert first.find("A")
@@ -254,9 +251,7 @@ def test_a_function_without_the_needed_hints_or_name_is_refused_with_advice(func
 
 
 def test_a_type_that_json_cannot_express_is_refused() -> None:
-    """The error names the tool and the type to use instead. A path is text in JSON. A classmethod object is
-    refused too.
-    """
+    """The error names the tool and the type to use instead. A path is text in JSON."""
 
     def read(path: Path) -> str:
         return str(path)
@@ -324,9 +319,7 @@ SPHINX = """Find a book
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
 def test_each_docstring_style_gives_the_description_and_the_parameters(text: str) -> None:
-    """Three styles of the same docstring give the same description. Line breaks within a paragraph become
-    spaces.
-    """
+    """Three styles of the same docstring give the same description."""
     found = read_docstring(text)
     assert found.description == "Find a book in the catalogue.\n\nBy title, or by author."
     assert found.parameters["title"] == "What it is called, in any language."
@@ -489,9 +482,7 @@ def double(n: int) -> int:
 
 
 async def test_a_hook_can_repair_arguments() -> None:
-    """The hook gets the call, the error and the tool. The arguments that it returns are checked, and the tool
-    runs.
-    """
+    """The hook gets the call, the error and the tool."""
     asked: list[object] = []
 
     def repair(call: ToolUseBlock, error: InvalidToolCallError, made: Tool) -> JsonObject:

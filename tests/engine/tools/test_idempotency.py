@@ -58,9 +58,6 @@ async def test_each_call_has_a_key_of_its_own() -> None:
 
 
 async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:
-    """A process that resumes or imports the session gives the call the same key. A fork gives the call another
-    key.
-    """
     path = tmp_path / "trace.db"
     models = registry(PAY, Say("done"), Say("done"))
     async with keeping(path, models=models) as engine:
@@ -131,9 +128,7 @@ def test_a_context_that_a_test_makes_has_a_key() -> None:
 
 
 def test_the_key_never_changes() -> None:
-    """A call may wait for its approval in a trace file. The next version of Callboard must give that call the same
-    key.
-    """
+    """A call may wait for its approval in a trace file."""
     reply = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "pay", {}),), id="msg_1")
     assert idempotency_key("ses_1", [reply], "tu_1") == "a1043eb1-c0d9-5e45-bc79-401386d90aa9"
     nameless = msgspec.structs.replace(reply, id=None)
@@ -233,7 +228,6 @@ async def test_a_tool_that_needs_approval_waits_without_a_hook() -> None:
 
 
 async def test_a_tool_decides_for_each_call_whether_it_needs_approval() -> None:
-    """`needs_approval` can be a function of the request. With False, the hook is not called."""
     ran: list[str] = []
     careful = make(ran, needs_approval=lambda request: request.arguments["path"].startswith("/etc"))
     calls = [call("delete", {"path": path}, tool_use_id=path) for path in ("/etc/x", "/tmp/y")]

@@ -214,7 +214,6 @@ async def test_a_late_answer_is_refused_with_the_result_of_the_call() -> None:
 
 
 async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason() -> None:
-    """An answer is also refused if other messages followed the call."""
     script = [Say("a", calls=[("pay", {"euros": 1})], fails=StreamError("cut")), Say(calls=[("ask", {})])]
     async with talking(*script, Say("fine"), tools=TOOLS) as (session, _):
         with pytest.raises(StreamError):
@@ -336,7 +335,6 @@ async def test_a_pause_with_calls_runs_them() -> None:
 
 
 async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
-    """Middleware changes the stop reason of the reply to a bad one."""
 
     async def filtered(request: CanonicalRequest, next: Next) -> CallOutcome:
         outcome = await next(request)
@@ -352,7 +350,6 @@ async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
 
 @pytest.mark.parametrize("reason", BAD, ids=str)
 def test_a_stored_reply_that_ended_badly_has_no_open_calls(reason: StopReason) -> None:
-    """A reply has no open calls even if its calls are not marked as incomplete."""
     metadata = MessageMetadata(
         provider="s", model="s:m", usage=TokenUsage(1, 1), cost=Cost(0, CostSource.COMPUTED), stop_reason=reason
     )

@@ -19,14 +19,7 @@ import pydantic
 import pytest
 
 from callboard.adapters import ImageBlock, Message, Role, ServerError, TextBlock, ToolDefinition, ToolResultBlock
-from callboard.bus import (
-    CallboardError,
-    CancelledError,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
-    TurnComplete,
-)
+from callboard.bus import CallboardError, CancelledError, ToolFinished, ToolProgress, ToolStarted, TurnComplete
 from callboard.engine import (
     AbortSignal,
     Approved,
@@ -54,7 +47,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 8
 
 
 async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> None:
-    """The loop runs on meanwhile. The thread has the context variables of the caller."""
     WHO.set("me")
     released = threading.Event()
 
@@ -87,7 +79,6 @@ async def test_a_plain_function_can_run_its_own_event_loop() -> None:
 
 
 async def test_a_thread_past_its_timeout_gets_the_signal_and_its_result_is_dropped() -> None:
-    """The result of the call is an error. Progress after the timeout is dropped too."""
     heard = threading.Event()
     over = threading.Event()
 
@@ -223,9 +214,7 @@ async def test_an_exception_of_a_tool_is_an_error_for_the_model(
 
 
 async def test_one_bad_tool_does_not_touch_the_others() -> None:
-    """8.7: every call has a result, in the order of the calls. The model gets errors for failures and unknown
-    names.
-    """
+    """8.7: every call has a result, in the order of the calls."""
 
     @tool
     async def fine(n: int) -> int:
@@ -274,15 +263,11 @@ class Model(pydantic.BaseModel):
     ],
 )
 async def test_results_become_text(value: Any, text: str) -> None:
-    """Text stays as it is. Other values become JSON."""
     result = await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
     assert (result.content, result.is_error) == (text, False)
 
 
 async def test_results_can_be_blocks() -> None:
-    """A result is one block, or several with text between them. A value that JSON lacks gives an error with
-    advice.
-    """
 
     async def given(value: Any) -> ToolResultBlock:
         return await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
@@ -386,9 +371,7 @@ async def test_some_answers_leave_the_rest_open() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) -> None:
-    """The host passes the call itself. The model is called when all calls have an answer. A call with an answer is
-    refused.
-    """
+    """The host passes the call itself. The model is called when all calls have an answer."""
     both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
     async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
         await session.send("go")

@@ -148,7 +148,6 @@ def test_a_schema_that_only_refers_to_itself_is_a_fault() -> None:
 
 
 def test_no_reference_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reference is fetched from the network or from a disk."""
 
     def fetched(*_: object, **__: object) -> None:
         raise AssertionError("a reference was fetched")
@@ -161,9 +160,7 @@ def test_no_reference_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
-    """The encoder or the reader can't process such a schema. A schema with a dialect that is no text is refused
-    too.
-    """
+    """The encoder or the reader can't process such a schema."""
     for depth in (400, 5000):
         schema: JsonObject = functools.reduce(lambda inner, _: {"items": inner}, range(depth), {"type": "integer"})
         with pytest.raises(SchemaError):

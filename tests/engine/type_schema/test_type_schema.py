@@ -83,9 +83,7 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("of", "value", "expected"), SAMPLES, ids=lambda value: name_of(value)[:30])
 def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value: Json, expected: object) -> None:
-    """Each provider accepts the schema. It has no reference at the root, and every other reference has its
-    definition.
-    """
+    """Each provider accepts the schema."""
     schema = json_schema(of)
     check(value, schema)
     converted = convert(value, of)
@@ -219,7 +217,6 @@ def test_two_models_of_one_name_have_separate_definitions() -> None:
 
 
 def test_a_json_schema_is_returned_unchanged() -> None:
-    """A mapping that is no JSON Schema is refused."""
     schema_: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
     assert json_schema(schema_) == schema_
     assert json_schema(types.MappingProxyType({"type": "object"})) == {"type": "object"}
@@ -492,9 +489,7 @@ def test_a_value_that_fits_no_member_is_refused_with_the_reason() -> None:
             convert({"kind": "dog", "barks": "loudly"}, cat | dog)
 
 
-def test_a_value_becomes_the_member_that_has_its_field_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_value_becomes_the_member_that_has_its_field_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members may have only optional fields. A union of dataclasses works without pydantic."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 
