@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import msgspec
 import pytest
@@ -328,57 +330,40 @@ async def asked(
         return requests_of(engine)
 
 
-async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_its_adapters() -> None:
-    """The addendum comes after a blank line. An empty addendum of a model removes the adapter's."""
-    above = {"prompt_addendum": "Use the tools."}
-    assert (await asked(Say("x"), adapter=above))[0].system_prompt == "You are brief.\n\nUse the tools."
-    other = await asked(Say("x"), adapter=above, model={"prompt_addendum": "Read first."})
-    assert other[0].system_prompt == "You are brief.\n\nRead first."
-    (one,) = await asked(Say("x"), adapter=above, model={"prompt_addendum": ""})
-    assert one.system_prompt == "You are brief."
+ADDENDUM, FORCING = {"prompt_addendum": "Use the tools."}, {"tools": ToolSettings(force_first_turn=True)}
+OFF, USUAL = {"tools": ToolSettings(parallel=False)}, {"defaults": ModelDefaults(max_output_tokens=8192)}
+TRIES: dict[str, object] = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
+ONCE: dict[str, object] = {"max_retries": 0, "retry": RetryPolicy(base_delay=0)}
+
+
+@pytest.mark.parametrize(("settings", "options", "sent"), [
+    ({"adapter": ADDENDUM}, {}, {"system_prompt": "You are brief.\n\nUse the tools."}),
+    ({"adapter": ADDENDUM, "model": {"prompt_addendum": "Ask."}}, {}, {"system_prompt": "You are brief.\n\nAsk."}),
+    ({"adapter": ADDENDUM, "model": {"prompt_addendum": ""}}, {}, {"system_prompt": "You are brief."}),
+    ({"adapter": FORCING}, {"tool_choice": ToolChoice("none")}, {"tool_choice": ToolChoice("none")}),
+    ({"adapter": FORCING, "can": {"supports_tool_choice": False}}, {}, {"tool_choice": None}),
+    ({"adapter": FORCING, "model": {"tools": ToolSettings(force_first_turn=False)}}, {}, {"tool_choice": None}),
+    ({"adapter": OFF}, {}, {"parallel_tool_calls": False}),
+    ({"adapter": OFF}, {"parallel_tool_calls": True}, {"parallel_tool_calls": True}),
+    ({"adapter": OFF, "can": {"supports_parallel_tool_calls": False}}, {}, {"parallel_tool_calls": None}),
+    ({"model": TRIES}, {}, TRIES),
+    ({"model": TRIES}, ONCE, ONCE),
+    ({"adapter": USUAL}, {}, {"max_output_tokens": 8192}),
+    ({"adapter": USUAL, "model": {"capabilities": {"max_output_tokens": 4096}}}, {}, {"max_output_tokens": 4096}),
+    ({"adapter": USUAL, "model": {"max_output_tokens": 100}}, {}, {"max_output_tokens": 100}),
+])  # fmt: skip
+async def test_the_caller_comes_before_the_model_and_the_model_before_its_adapter(
+    settings: dict[str, Any], options: dict[str, Any], sent: dict[str, object]
+) -> None:
+    """A model without an option gets no value of it. An adapter's default output is cut to the model's limit."""
+    (one,) = await asked(Say("x"), **settings, **options)
+    assert {name: getattr(one, name) for name in sent} == sent
 
 
 async def test_a_tool_is_forced_only_in_the_first_reply_of_a_conversation() -> None:
     """No tool is forced after the tool's result or in the second turn."""
-    forcing = {"tools": ToolSettings(force_first_turn=True)}
-    requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=forcing)
+    requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=FORCING)
     assert [request.tool_choice for request in requests] == [ToolChoice("required"), None, None]
-
-
-async def test_no_tool_is_forced_against_the_caller_or_the_models_capabilities() -> None:
-    forcing = {"tools": ToolSettings(force_first_turn=True)}
-    (one,) = await asked(Say("x"), adapter=forcing, tool_choice=ToolChoice("none"))
-    assert one.tool_choice == ToolChoice("none")
-    (one,) = await asked(Say("x"), adapter=forcing, can={"supports_tool_choice": False})
-    assert one.tool_choice is None
-    (one,) = await asked(Say("x"), adapter=forcing, model={"tools": ToolSettings(force_first_turn=False)})
-    assert one.tool_choice is None
-
-
-async def test_the_setting_of_parallel_calls_is_the_default_of_the_caller() -> None:
-    """The caller's value takes precedence. A model without the option gets no value."""
-    off = {"tools": ToolSettings(parallel=False)}
-    assert (await asked(Say("x"), adapter=off))[0].parallel_tool_calls is False
-    assert (await asked(Say("x"), adapter=off, parallel_tool_calls=True))[0].parallel_tool_calls is True
-    (one,) = await asked(Say("x"), adapter=off, can={"supports_parallel_tool_calls": False})
-    assert one.parallel_tool_calls is None
-
-
-async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them() -> None:
-    settings = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
-    (one,) = await asked(Say("x"), model=settings)
-    assert (one.max_retries, one.retry) == (5, RetryPolicy(base_delay=2))
-    (one,) = await asked(Say("x"), model=settings, max_retries=0, retry=RetryPolicy(base_delay=0))
-    assert (one.max_retries, one.retry) == (0, RetryPolicy(base_delay=0))
-
-
-async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
-    usual = {"defaults": ModelDefaults(max_output_tokens=8192)}
-    assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192
-    small = {"capabilities": {"max_output_tokens": 4096}}
-    assert (await asked(Say("x"), adapter=usual, model=small))[0].max_output_tokens == 4096
-    settings = {"max_output_tokens": 100}
-    assert (await asked(Say("x"), adapter=usual, model=settings))[0].max_output_tokens == 100
 
 
 def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> ModelInput:

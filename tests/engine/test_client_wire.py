@@ -132,31 +132,23 @@ async def test_the_body_is_sent_and_the_client_gets_the_raw_reply(
     assert len(provider.heard) == (len(MESSAGES.chunks("Hello")) if streamed else 1)
 
 
-@both_ways
-async def test_a_request_that_middleware_changed_is_sent_from_its_canonical_form(streamed: bool) -> None:
-    """The client's own body does not have the change."""
+@pytest.mark.parametrize(("layers", "entry", "own", "reply", "streamed"), [
+    ([shouting], {}, False, "Hello", False), ([shouting], {}, False, "Hello", True),
+    ([Filtered()], {}, True, "Hello", False), ([Filtered()], {}, True, "Hello", True),
+    ([reworded], {}, True, "Bye", False), ([], {"prompt_addendum": "Be brief."}, False, "Hello", False),
+])  # fmt: skip
+async def test_the_client_gets_no_raw_reply_of_a_changed_call(
+    layers: list[MiddlewareLike], entry: dict[str, Any], own: bool, reply: str, streamed: bool
+) -> None:
+    """A request that middleware or the model's addendum changed is sent from its canonical form. If only events or
+    the reply are changed, the client's own body is sent.
+    """
     provider = Provider(hello(streamed=streamed))
-    async with provider.engine(shouting) as engine:
-        assert await provider.ask(engine, streamed=streamed) == "Hello"
-    assert provider.body()["temperature"] == 0.1
-    assert "of_tomorrow" not in provider.body()
-    assert provider.heard == []
-
-
-@both_ways
-async def test_the_client_gets_no_raw_reply_if_events_are_filtered(streamed: bool) -> None:
-    """The client's own body is still sent."""
-    provider = Provider(hello(streamed=streamed))
-    async with provider.engine(Filtered()) as engine:
-        assert await provider.ask(engine, streamed=streamed) == "Hello"
-    assert provider.body()["of_tomorrow"] == 1
-    assert provider.heard == []
-
-
-async def test_the_client_gets_no_raw_reply_if_middleware_replaced_it() -> None:
-    provider = Provider(hello(streamed=False))
-    async with provider.engine(reworded) as engine:
-        assert await provider.ask(engine, streamed=False) == "Bye"
+    async with provider.engine(*layers, entry=entry) as engine:
+        assert await provider.ask(engine, streamed=streamed) == reply
+    assert ("of_tomorrow" in provider.body()) is own
+    assert provider.body().get("temperature") == (0.1 if layers == [shouting] else None)
+    assert ("Be brief." in str(provider.body().get("system"))) is bool(entry)
     assert provider.heard == []
 
 
@@ -186,15 +178,6 @@ async def test_a_fallback_of_another_protocol_gets_the_canonical_request(streame
         assert await provider.ask(engine, streamed=streamed) == "Hello"
     assert provider.body()["of_tomorrow"] == 1
     assert b"of_tomorrow" not in provider.other.requests[0].body
-    assert provider.heard == []
-
-
-async def test_a_model_with_a_prompt_addendum_gets_the_canonical_request() -> None:
-    """Settings of models.yaml apply to every client."""
-    provider = Provider(hello(streamed=False))
-    async with provider.engine(entry={"prompt_addendum": "Be brief."}) as engine:
-        assert await provider.ask(engine, streamed=False) == "Hello"
-    assert "Be brief." in str(provider.body()["system"])
     assert provider.heard == []
 
 

@@ -323,7 +323,6 @@ async def test_a_crash_of_an_adapter_without_usage_is_estimated(streamed: bool) 
 
 
 async def test_the_turns_cost_includes_failed_attempts() -> None:
-
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ScriptedAdapter:
         broken = ScriptedReply("a part", usage=TokenUsage(700, 1), stop=StopReason.ERROR)
         fine = ScriptedReply("Fine.", usage=TokenUsage(10, 5))

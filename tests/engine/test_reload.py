@@ -220,26 +220,6 @@ async def test_reload_without_an_argument_reads_the_engines_file(tmp_path: Path)
         assert entry.defaults == ModelDefaults(max_output_tokens=99, temperature=0.2, effort="low")
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("fallback: b", r"models\.a:m\.fallback: expected a list of names"),
-        ("fallback: [b]", r"models\.a:m\.fallback: unknown model 'b'"),
-        ("capabilities: {supports_tool: true}", r"supports_tool: unknown key; did you mean 'supports_tools'"),
-        ("capabilities: {supports_tools: 1}", r"capabilities\.supports_tools: expected true or false"),
-        ("capabilities: {max_context_tokens: big}", r"capabilities\.max_context_tokens: expected a number"),
-        ("defaults: {temprature: 1}", r"defaults\.temprature: unknown key; did you mean 'temperature'"),
-        ("defaults: {effort: 3}", r"defaults\.effort: expected a string"),
-    ],
-)
-def test_mistakes_in_the_settings_of_a_model_are_refused(tmp_path: Path, line: str, complaint: str) -> None:
-    """The error names the key and the expected value."""
-    path = tmp_path / "models.yaml"
-    path.write_text(f"adapters: {{a: {{type: openai}}}}\nmodels:\n  a:m:\n    adapter: a\n    {line}\n")
-    with pytest.raises(ConfigurationError, match=complaint):
-        Engine(models=path, trace=False)
-
-
 class TestOverARestart:
     """These tests use a store and a real loop."""
 

@@ -155,7 +155,6 @@ async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_sl
 
 
 async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
-
     async def forever(arguments: object) -> str:
         await SLOW()
         return ""

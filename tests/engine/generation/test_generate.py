@@ -204,6 +204,9 @@ MISUSED: list[tuple[dict[str, object], str]] = [
     ({}, "pass a prompt or messages"),
     ({"messages": []}, "messages is empty.*at least one message"),
     ({"prompt": "Hi", "model": ModelChoice(), "provider": "s"}, r"Limit a ModelChoice with among="),
+    ({"model": "What is 1+1?"}, r"first argument is the model, here 'What is 1\+1\?'.*prompt="),
+    ({"prompt": "Hi", "model": "m", "provider": "x"}, r"'x' is not an adapter in .*adapters there: s"),
+    ({"prompt": "Hi", "model": None, "provider": "s"}, "name one of its models"),
 ]
 
 
@@ -216,13 +219,6 @@ async def test_wrong_arguments_are_refused(arguments: dict[str, object], advice:
             with pytest.raises(CallboardError, match=advice):
                 await ask(**{"model": "s:m", **arguments})  # type: ignore[operator]
         assert topics(events.take(), "llm.") == []
-
-
-async def test_a_prompt_in_place_of_the_model_is_refused() -> None:
-    """The error says how to pass a prompt without a model."""
-    async with running() as (engine, _):
-        with pytest.raises(CallboardError, match=r"first argument is the model, here 'What is 1\+1\?'.*prompt="):
-            await engine.generate("What is 1+1?")
 
 
 async def test_an_unknown_argument_is_a_type_error() -> None:
@@ -275,12 +271,3 @@ async def test_an_argument_of_a_wrong_type_is_refused_before_a_turn(
         with pytest.raises(TypeError, match=advice):
             await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]
         assert topics(events.take(), "session.") == []
-
-
-async def test_an_unknown_provider_is_an_error_with_the_known_ones() -> None:
-    """A provider without a model and without a default is refused too."""
-    async with running() as (engine, _):
-        with pytest.raises(ConfigurationError, match=r"'x' is not an adapter in .*adapters there: s"):
-            await engine.generate("m", "Hi", provider="x")
-        with pytest.raises(ConfigurationError, match="name one of its models"):
-            await engine.generate(prompt="Hi", provider="s")

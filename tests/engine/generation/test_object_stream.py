@@ -75,16 +75,18 @@ async def test_an_object_within_reasoning_is_no_part_of_the_reply(text: str, siz
     assert all(is_prefix(before, after) for before, after in pairwise(partials))
 
 
-async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
-    text = json.dumps({"name": "<think> and </think>", "age": 1})
-    partials, found = await grown(*text)
-    assert (partials[-1], found.name) == (json.loads(text), "<think> and </think>")
+MARKED = {"name": "<think>", "age": 1}
 
 
-async def test_a_value_that_is_no_object_grows_without_its_wrapper() -> None:
-    partials, found = await grown(*'{"value": [1, 2, "x"]}', schema=list[int | str])
-    assert partials == [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]
-    assert found == [1, 2, "x"]
+@pytest.mark.parametrize(("pieces", "options", "grows"), [
+    ('{"value": [1, 2, "x"]}', {"schema": list[int | str]}, [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]),
+    (["```json\n", '{"name": "A', 'da", "age": 36}', "\n```"], {"schema": PERSON, "can": ONLY_WORDS},
+     [{"name": "A"}, {"name": "Ada", "age": 36}]),
+    ([json.dumps(MARKED)[:14], json.dumps(MARKED)[14:]], {"schema": PERSON}, [{"name": "<thi"}, MARKED]),
+], ids=["a value in its wrapper", "a code fence", "a mark of reasoning within a string"])  # fmt: skip
+async def test_a_value_grows_without_its_surroundings(pieces: Any, options: dict[str, Any], grows: object) -> None:
+    partials, found = await grown(*pieces, **options)
+    assert (partials, found) == (grows, partials[-1])
 
 
 async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
@@ -96,13 +98,6 @@ async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
             late = [partial async for partial in stream]
     assert partials[-1] == {"name": "Ada", "age": 36}
     assert late == partials[-1:]
-
-
-async def test_a_value_in_a_code_fence_grows_like_one_without() -> None:
-    partials, _ = await grown(
-        "```json\n", '{"name": "A', 'da", "age": 36}', "\n```", schema=PERSON, can=ONLY_WORDS
-    )
-    assert partials == [{"name": "A"}, {"name": "Ada", "age": 36}]
 
 
 async def test_the_text_can_be_read_with_the_partials() -> None:

@@ -336,13 +336,6 @@ async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
     assert [named.model for named in expand(models, ModelChoice()).named] == ["b:small"]
 
 
-def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "models.yaml"
-    path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: sound}}\n")
-    with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat, embedding, image or video"):
-        read_models_yaml(path, {})
-
-
 async def test_a_refused_key_makes_the_provider_unavailable() -> None:
     models = serving(small("a"), a=embedder_type("Refused", faults=[AuthError("bad key")]))
     async with engine_of(models) as (engine, _):

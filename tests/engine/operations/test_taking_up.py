@@ -276,7 +276,6 @@ async def test_a_reply_that_the_provider_lost_is_closed_in_the_trace(
 async def test_open_replies_is_an_error_while_files_cannot_be_read(
     server: BackgroundServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     async def not_now(*args: object, **options: object) -> bool:
         return False
 

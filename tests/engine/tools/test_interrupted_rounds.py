@@ -335,7 +335,6 @@ async def test_a_pause_with_calls_runs_them() -> None:
 
 
 async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
-
     async def filtered(request: CanonicalRequest, next: Next) -> CallOutcome:
         outcome = await next(request)
         response = msgspec.structs.replace(outcome.response, stop_reason=StopReason.CONTENT_FILTER)

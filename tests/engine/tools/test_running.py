@@ -268,7 +268,6 @@ async def test_results_become_text(value: Any, text: str) -> None:
 
 
 async def test_results_can_be_blocks() -> None:
-
     async def given(value: Any) -> ToolResultBlock:
         return await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
 
