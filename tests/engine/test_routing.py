@@ -52,6 +52,10 @@ def capable(**changes: object) -> AdapterCapabilities:
 # -- Capabilities.
 
 
+TOOLS, FORCED = [ToolDefinition("t")], ToolChoice("required")
+CACHES, LONG = Requirements(("prompt_caching",)), Requirements(min_context_tokens=20)
+
+
 @pytest.mark.parametrize(
     ("lacking", "asked", "complaint"),
     [
@@ -62,32 +66,16 @@ def capable(**changes: object) -> AdapterCapabilities:
         ({"supports_documents": False}, {}, "does not accept documents"),
         (
             {"supports_tool_choice": False},
-            {"tools": [ToolDefinition("t")], "tool_choice": ToolChoice("required")},
+            {"tools": TOOLS, "tool_choice": FORCED},
             "can't be forced to call a tool",
         ),
-        ({"supports_tools": False}, {"tools": [ToolDefinition("t")]}, "can't call tools"),
-        (
-            {"supports_parallel_tool_calls": False},
-            {"tools": [ToolDefinition("t")], "parallel_tool_calls": True},
-            "can't call tools in parallel",
-        ),
-        (
-            {"supports_structured_output": False},
-            {"output_schema": {"type": "object"}},
-            "does not support output schemas",
-        ),
+        ({"supports_tools": False}, {"tools": TOOLS}, "can't call tools"),
+        ({"supports_parallel_tool_calls": False}, {"tools": TOOLS, "parallel_tool_calls": True}, "in parallel"),
+        ({"supports_structured_output": False}, {"output_schema": {}}, "does not support output schemas"),
         ({"supports_thinking": False}, {"reasoning_effort": "high"}, "not support reasoning, so effort 'high'"),
         ({"max_output_tokens": 10}, {"max_output_tokens": 11}, "at most 10 output tokens, not 11"),
-        (
-            {"supports_prompt_caching": False},
-            {"requires": (Requirements(("prompt_caching",)),)},
-            "lacks prompt_caching",
-        ),
-        (
-            {"max_context_tokens": 10},
-            {"requires": (Requirements(min_context_tokens=20),)},
-            "has a window of 10 tokens, not 20",
-        ),
+        ({"supports_prompt_caching": False}, {"requires": (CACHES,)}, "lacks prompt_caching"),
+        ({"max_context_tokens": 10}, {"requires": (LONG,)}, "has a window of 10 tokens, not 20"),
     ],
 )
 def test_a_missing_capability_is_refused_before_a_request(

@@ -276,18 +276,6 @@ async def test_a_turn_without_a_reply_does_not_change_the_history() -> None:
         assert (await session.send("Hi")).text == "up again"
 
 
-async def test_the_part_of_a_broken_reply_is_kept() -> None:
-    """The partial message stays in the history with the stop reason error."""
-    async with talking(Say("half ", "way", fails=ServerError("down"))) as (session, _):
-        with pytest.raises(ServerError):
-            async with session.stream("Hi") as turn:
-                await turn.message()
-        assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT]
-        partial = session.messages[-1]
-        assert partial.text == "half way"
-        assert present(partial.metadata).stop_reason is StopReason.ERROR
-
-
 async def test_a_crash_in_an_adapter_fails_only_that_call() -> None:
     """The caller gets an AdapterError, the stream ends properly, and the next call works."""
     async with talking(Say("a", "b", fails=ZeroDivisionError("bug")), Say("fine")) as (session, events):

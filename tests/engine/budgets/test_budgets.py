@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -23,6 +18,7 @@ from callboard.tracestore import PriceRow, PriceTable, TraceStore
 
 from ...support.engines import running, serving
 from ...support.programs import started
+from ...support.provider_server import provider_server
 from ...support.scripted import Say, scripted_type
 from ..test_middleware import PRICES, WAYS, Maker, filmed
 
@@ -246,14 +242,11 @@ def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
 BUDGETS = [Budget(max_tokens=1_000_000), Budget(max_tokens=1_000_000, per="tag:tenant", window="month")]
 SENT_ONCE = 64
 """The highest estimate for the prompt of a killed program, in tokens."""
-REPLY = {
-    "id": "c",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "bench",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27},
-}
+REPLY = (
+    b'{"id": "c", "object": "chat.completion", "model": "bench", "choices": [{"index": 0, "message": '
+    b'{"role": "assistant", "content": "x"}, "finish_reason": "stop"}], '
+    b'"usage": {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27}}'
+)
 
 VICTIM = """
     import asyncio, sys
@@ -280,54 +273,6 @@ VICTIM = """
 """
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    requests = 0
-    answers: int | None = None
-    """How many requests get a reply, or None for all."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.unanswered = threading.Semaphore(0)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.server.requests += 1
-        if self.server.answers is not None and self.server.requests > self.server.answers:
-            self.server.unanswered.release()
-            threading.Event().wait()  # The thread waits until the victim dies, and ends with the tests.
-        body = json.dumps(REPLY).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def handle(self) -> None:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # The victim died.
-            super().handle()
-
-
-@contextlib.contextmanager
-def counting_server() -> Iterator[tuple[_Server, str]]:
-    """A real server that counts its requests."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server, f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 async def recomputed(path: Path) -> tuple[int, int, int]:
     """The spent tokens, the tokens of unknown calls, and the attempts, summed from the rows."""
     async with TraceStore(path) as store:
@@ -343,11 +288,10 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
 async def test_calls_in_progress_at_the_death_of_the_process_count_with_their_highest_cost(tmp_path: Path) -> None:
     """The usage of the six calls in progress is unknown. The ledger is the sum of the rows."""
     path = tmp_path / "trace.db"
-    with counting_server() as (server, url):
-        server.answers = 10
-        with started(VICTIM, url, path) as process:
+    with provider_server(body=REPLY, replies=10) as server:
+        with started(VICTIM, f"{server.url}/v1", path) as process:
             assert process.stdout is not None
-            for _ in range(server.answers):
+            for _ in range(10):
                 process.stdout.readline()
             for _ in range(6):
                 await anyio.to_thread.run_sync(server.unanswered.acquire)

@@ -81,17 +81,10 @@ async def test_a_reply_becomes_a_value_of_the_schema(schema: object, reply: str,
         result = await engine.generate_object("s:m", "Who?", schema=schema)
     assert result.output == output
     assert type(result.output) is type(output)
-    assert result.text == reply
-    assert present(asked[0].output_schema)["type"] == "object"
-
-
-async def test_a_result_has_text_usage_cost_and_steps() -> None:
-    async with running(Say(ADA)) as (engine, _):
-        result = await engine.generate_object("s:m", "Who?", schema=Person)
-    assert (result.text, len(result.steps), result.status, result.repaired) == (ADA, 1, "completed", False)
+    assert (result.text, len(result.steps), result.status, result.repaired) == (reply, 1, "completed", False)
     assert (result.usage.input_tokens, result.total_usage.output_tokens) == (10, 5)
     assert result.total_cost == result.cost
-    assert [message.role for message in result.messages] == [Role.USER, Role.ASSISTANT]
+    assert present(asked[0].output_schema)["type"] == "object"
 
 
 async def test_tools_run_before_the_object_is_returned() -> None:

@@ -320,18 +320,14 @@ async def test_the_turn_ends_and_each_call_is_marked_as_not_executed(reason: Sto
         assert (await session.send("and now?")).text == "fine"
 
 
-async def test_at_the_limit_of_tokens_the_model_gets_an_error_result() -> None:
-    """A shorter call may fit. The call is not run, even with complete arguments."""
-    async with talking(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
+@pytest.mark.parametrize(("reason", "runs"), [(StopReason.MAX_TOKENS, []), (StopReason.PAUSE_TURN, ["sda"])])
+async def test_the_turn_continues_after_the_limit_of_tokens_and_after_a_pause(
+    reason: StopReason, runs: list[str]
+) -> None:
+    """At the limit the model gets an error result, because a shorter call may fit. A paused call runs."""
+    async with talking(ended(reason, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
-        assert ran == []
-
-
-async def test_a_pause_with_calls_runs_them() -> None:
-    """The engine sends the results of the calls, and the turn continues."""
-    async with talking(ended(StopReason.PAUSE_TURN, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
-        assert (await session.send("go")).text == "fine"
-        assert ran == ["sda"]
+        assert ran == runs
 
 
 async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
