@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -351,32 +352,21 @@ async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
 
 
 async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
-    held = anyio.Event()
-    async with running(Say("Fine.", pause=held.wait), Say("never"), prices=EARLY_PRICES) as (engine, events):
-        first, second = engine.session("s:m"), engine.session("s:m")
-        caught: list[CancelledError] = []
-
-        async def waits() -> None:
-            with pytest.raises(CancelledError) as cancelled:
-                await second.send("Hi")
-            caught.append(cancelled.value)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(first.send, "Hi")
-            await anyio.sleep(1)
-            slots = engine._runtime.adapters["s"].slots
-            while slots.try_acquire():
-                pass
-            group.start_soon(waits)
-            await anyio.sleep(1)
-            await second.cancel()
-            await anyio.sleep(1)
-            held.set()
-        (error,) = caught
+    """The call waits for a slot."""
+    async with running(Say("never"), prices=EARLY_PRICES) as (engine, events):
+        (await engine._runtime.adapters.acquire("s")).release()
+        while engine._runtime.adapters["s"].slots.try_acquire():
+            pass
+        session = engine.session("s:m")
+        waiting = asyncio.ensure_future(session.send("Hi"))
+        await anyio.sleep(1)
+        await session.cancel()
+        with pytest.raises(CancelledError) as cancelled:
+            await waiting
         (end,) = failures([envelope.data for envelope in events.take()])
-        assert error.usage == NOTHING_USED
-        assert error.cost == end.cost == Cost(0, CostSource.COMPUTED, None, "the request was not sent")
-        assert end.usage is None
+        assert (cancelled.value.usage, end.usage) == (NOTHING_USED, None)
+        cost = Cost(0, CostSource.COMPUTED, None, "the request was not sent")
+        assert cancelled.value.cost == end.cost == cost
 
 
 # The vendor whose published prices apply to an adapter's models.

@@ -88,17 +88,15 @@ async def test_open_session_creates_a_session_and_continues_it(path: Path) -> No
 
 async def test_an_open_session_is_returned_again(path: Path) -> None:
     async with keeping(path, Say("One."), Say("Two.")) as engine:
-        found: list[Session] = []
 
-        async def ask(text: str) -> None:
-            found.append(await engine.open_session("x", model="s:m"))
-            await found[-1].send(text)
+        async def ask(text: str) -> Session:
+            session = await engine.open_session("x", model="s:m")
+            await session.send(text)
+            return session
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask, "a")
-            group.start_soon(ask, "b")
-        assert texts(found[0]) == texts(found[1])
-        assert len(found[0].messages) == 4
+        one, two = await asyncio.gather(ask("a"), ask("b"))
+        assert texts(one) == texts(two)
+        assert len(one.messages) == 4
 
 
 async def test_arguments_override_the_stored_settings_and_the_rest_stays(path: Path) -> None:
@@ -202,18 +200,10 @@ async def test_the_engine_that_opens_a_session_owns_it(path: Path) -> None:
 async def test_of_two_engines_that_open_one_id_concurrently_one_creates_it(path: Path) -> None:
     """No message is overwritten."""
     async with keeping(path, Say("a")) as one, keeping(path, Say("b")) as two:
-        found: dict[str, Session] = {}
-
-        async def begin(name: str, engine: Engine) -> None:
-            found[name] = await engine.open_session("x", model="s:m")
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(begin, "one", one)
-            group.start_soon(begin, "two", two)
         answers = []
-        for name in ("one", "two"):
+        for session in await asyncio.gather(*(each.open_session("x", model="s:m") for each in (one, two))):
             with contextlib.suppress(SessionTakenOver):
-                answers.append((await found[name].send(name)).text)
+                answers.append((await session.send("Hi")).text)
     async with keeping(path) as engine:
         session = await engine.open_session("x")
         assert [message.text for message in session.messages if message.role == "assistant"] == answers
@@ -321,16 +311,16 @@ async def test_a_turn_during_a_deletion_starts_the_session_again(
     async with keeping(path, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", session_id="ses_x")
         await session.send("a")
-        delete, group = engine.store.delete_session, anyio.create_task_group()
+        delete, turns = engine.store.delete_session, []
 
         async def slowly(session_id: str) -> bool:
-            group.start_soon(session.send, "b")
+            turns.append(asyncio.ensure_future(session.send("b")))
             await anyio.sleep(0.05)
             return await delete(session_id)
 
         monkeypatch.setattr(engine.store, "delete_session", slowly)
-        async with group:
-            assert await engine.delete_session("ses_x")
+        assert await engine.delete_session("ses_x")
+        await asyncio.gather(*turns)
         assert [message.text for message in session.messages] == ["b", "two"]
     async with keeping(path) as engine:
         assert [message.text for message in (await engine.resume("ses_x")).messages] == ["b", "two"]

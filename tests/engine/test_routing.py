@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import msgspec
 import pytest
@@ -420,14 +422,13 @@ async def test_while_all_candidates_are_probed_a_refusal_has_no_time() -> None:
         with pytest.raises(AuthError):
             await session.send("x")
         at.clock.advance(601)
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.send, "x")
-            group.start_soon(other.send, "x")
-            await anyio.sleep(1)
-            with pytest.raises(NoModelAvailable, match="probe in progress") as caught:
-                await at.engine.session(["a:m", "b:m"]).send("x")
-            assert caught.value.retry_after_seconds is None
-            gate.set()
+        probes = [asyncio.ensure_future(each.send("x")) for each in (session, other)]
+        await anyio.sleep(1)
+        with pytest.raises(NoModelAvailable, match="probe in progress") as caught:
+            await at.engine.session(["a:m", "b:m"]).send("x")
+        assert caught.value.retry_after_seconds is None
+        gate.set()
+        await asyncio.gather(*probes)
 
 
 async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:

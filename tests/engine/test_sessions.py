@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import anyio
@@ -321,23 +322,19 @@ async def test_cancelling_ends_the_stream_and_frees_the_session() -> None:
 async def test_turns_of_one_session_run_in_the_order_of_their_requests() -> None:
     """Three concurrent sends are three turns, and each has the history of the previous ones."""
     async with talking(Say("1"), Say("2"), Say("3")) as (session, _):
-        async with anyio.create_task_group() as group:
-            for text in ("a", "b", "c"):
-                group.start_soon(session.send, text)
-                await anyio.lowlevel.checkpoint()
+        await asyncio.gather(*(session.send(text) for text in "abc"))
         assert [message.text for message in session.messages] == ["a", "1", "b", "2", "c", "3"]
 
 
 async def test_too_many_waiting_turns_are_refused() -> None:
     """Sixteen turns can wait. The next send raises SessionBusy immediately."""
     async with talking(Say("x", pause=anyio.sleep_forever)) as (session, _):
-        async with anyio.create_task_group() as group:
-            for _ in range(17):
-                group.start_soon(session.send, "x")
-            await anyio.sleep(1)
-            with pytest.raises(SessionBusy):
-                await session.send("one too many")
-            group.cancel_scope.cancel()
+        waiting = [asyncio.ensure_future(session.send("x")) for _ in range(17)]
+        await anyio.sleep(1)
+        with pytest.raises(SessionBusy):
+            await session.send("one too many")
+        assert all(each.cancel() for each in waiting)
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_sessions_run_concurrently() -> None:

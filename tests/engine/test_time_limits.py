@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -91,19 +92,9 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 
     tool = Tool(ToolDefinition("dig", "Dig."), forever, timeout=1000)
     async with talking(Say(calls=[("dig", {})]), tools=[tool]) as (session, _):
-        failures: list[type[Exception]] = []
-
-        async def send(seconds: float) -> None:
-            try:
-                await session.send("Dig", timeout=seconds)
-            except RequestTimeoutError as error:
-                failures.append(type(error))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(send, 5)
-            await anyio.sleep(0.1)
-            group.start_soon(send, 2)
-        assert failures == [RequestTimeoutError] * 2
+        turns = (session.send("Dig", timeout=seconds) for seconds in (5, 2))
+        ends = await asyncio.gather(*turns, return_exceptions=True)
+        assert [type(end) for end in ends] == [RequestTimeoutError] * 2
         assert cut == ["cut"]
         assert anyio.current_time() == pytest.approx(5)
 
@@ -307,16 +298,12 @@ def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFail
 async def test_closing_the_engine_ends_every_kind_of_call(way: str) -> None:
     engine = an_engine()
     events = engine.bus.subscribe("llm.*", policy=Lossless())
-    async with engine, anyio.create_task_group() as group:
-
-        async def close() -> None:
-            await anyio.sleep(2)
-            report = await engine.aclose()
-            assert present(report).clean
-
-        group.start_soon(close)
+    async with engine:
+        call = asyncio.ensure_future(WAYS[way](engine))
+        await anyio.sleep(2)
+        assert present(await engine.aclose()).clean
         with pytest.raises(CancelledError, match=CLOSED):
-            await WAYS[way](engine)
+            await call
     ends = check_ends(events.take())
     assert way.startswith("video") or ends
     for end in ends:
@@ -354,20 +341,12 @@ async def test_closing_the_engine_ends_waiting_turns() -> None:
     engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
     await engine.start()
     session = engine.session("s:m", tools=[wait_long])
-    failures: list[str] = []
-
-    async def ask() -> None:
-        try:
-            await session.send("Hi")
-        except CancelledError as error:
-            failures.append(str(error))
-
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(ask)
-        await anyio.sleep(1)
-        await engine.aclose()
-    assert failures == ["the engine was closed while this call ran"] * 3
+    turns = [asyncio.ensure_future(session.send("Hi")) for _ in range(3)]
+    await anyio.sleep(1)
+    await engine.aclose()
+    for turn in turns:
+        with pytest.raises(CancelledError, match=CLOSED):
+            await turn
 
 
 class Deaf(Slow):
@@ -381,35 +360,27 @@ async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_t
     """The delay is at most half of the shutdown time. Then its adapter is stopped, with the same error."""
     engine = an_engine(base=Deaf, timeouts=Timeouts(shutdown=6.0))
     await engine.start()
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            with pytest.raises(CancelledError, match=CLOSED):
-                await engine.generate("s:m", "Hi")
-
-        group.start_soon(ask)
-        await anyio.sleep(1)
-        began = anyio.current_time()
-        group.start_soon(engine.aclose)
-        await anyio.sleep(1)
-        with pytest.raises(CallboardError, match="this engine is closed"):
-            await engine.generate("s:m", "Hi")
-    assert engine.closed
+    call = asyncio.ensure_future(engine.generate("s:m", "Hi"))
+    await anyio.sleep(1)
+    began = anyio.current_time()
+    closing = asyncio.ensure_future(engine.aclose())
+    await anyio.sleep(1)
+    with pytest.raises(CallboardError, match="this engine is closed"):
+        await engine.generate("s:m", "Hi")
+    with pytest.raises(CancelledError, match=CLOSED):
+        await call
+    await closing
     assert anyio.current_time() - began < 4.0
 
 
 async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
     engine = an_engine()
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            with pytest.raises(CallboardError, match="this engine is closed"):
-                await engine.generate("s:m", "Hi")
-
-        group.start_soon(ask)
-        await anyio.lowlevel.checkpoint()
-        assert present(engine._host.life).state == "starting"
-        await engine.aclose()
+    call = asyncio.ensure_future(engine.generate("s:m", "Hi"))
+    await anyio.lowlevel.checkpoint()
+    assert present(engine._host.life).state == "starting"
+    await engine.aclose()
+    with pytest.raises(CallboardError, match="this engine is closed"):
+        await call
     assert engine.closed
 
 

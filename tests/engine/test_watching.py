@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from callboard import (
     Limits,
     ModelRegistry,
     OpenAIAdapter,
+    Tool,
+    ToolDefinition,
 )
 from callboard.adapters import ImageBlock, Message, TextBlock
 from callboard.adapters.providers import scripted
@@ -32,15 +35,6 @@ from ..support.engines import registry, running
 from ..support.present import present
 from ..support.scripted import ADD, CALLS_ADD, Say
 from .slow_engines import an_engine
-
-
-async def test_an_idle_engine_has_no_work_in_progress() -> None:
-    """Neither an engine before its start nor an engine after a turn has calls in progress."""
-    fresh = Engine(models=registry(Say("Hello")), trace=False)
-    assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
-    async with fresh:
-        await fresh.session("s:m").send("Hi")
-        assert fresh.in_progress().total == 0
 
 
 async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
@@ -97,11 +91,8 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
         seen.append((item.stage, item.calls, item.output_tokens))
         return 3
 
-    from callboard import Tool, ToolDefinition
-
     async with running(CALLS_ADD, Say("Three.", pause=go.wait)) as (engine, _):
-        adder = Tool(ToolDefinition("add", "Adds two numbers"), tool)  # type: ignore[arg-type]
-        session = engine.session("s:m", tools=[adder])
+        session = engine.session("s:m", tools=[Tool(ToolDefinition("add"), tool)])  # type: ignore[arg-type]
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: session.send("Hi", max_tool_rounds=2))
             await anyio.wait_all_tasks_blocked()
@@ -128,19 +119,12 @@ async def test_a_turn_is_cancelled_by_its_id() -> None:
     """The caller of the turn gets the error with the content so far."""
     async with an_engine() as engine:
         stream = engine.session("s:m").stream("Hi")
-        caught: list[CancelledError] = []
-
-        async def read() -> None:
-            try:
-                await stream.message()
-            except CancelledError as error:
-                caught.append(error)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(read)
-            await anyio.wait_all_tasks_blocked()
-            assert await engine.cancel(stream.stream_id) is True
-        assert caught[0].content
+        reading = asyncio.ensure_future(stream.message())
+        await anyio.wait_all_tasks_blocked()
+        assert await engine.cancel(stream.stream_id) is True
+        with pytest.raises(CancelledError) as caught:
+            await reading
+        assert caught.value.content
         assert await engine.cancel(stream.stream_id) is False
         assert await engine.cancel("trn_other") is False
 
@@ -193,8 +177,9 @@ def test_the_time_of_an_identifier_is_read_from_it() -> None:
 # `engine.statistics()`: one snapshot of all counters, before, during and after an engine's run.
 
 
-async def test_an_engine_that_never_started_has_statistics() -> None:
+def test_an_engine_that_never_started_has_statistics_and_no_work_in_progress() -> None:
     fresh = Engine(models=registry(), trace=False)
+    assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
     counted = fresh.statistics()
     assert (counted.state, counted.uptime_seconds, counted.sessions, counted.providers) == ("new", 0.0, 0, ())
     assert (counted.supervisor, counted.writer, counted.prices_version) == (None, None, fresh.prices.version)
