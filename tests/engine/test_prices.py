@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,14 +123,15 @@ async def test_a_call_in_progress_gets_the_cost_of_a_repricing_at_its_end(tmp_pa
     replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
     async with running(*replies, store=path, prices=CHEAP) as (engine, _):
         await price_of_a_new_call(engine)
-        async with anyio.create_task_group() as group, engine.bus.subscribe("llm.call_started") as started:
-            group.start_soon(price_of_a_new_call, engine)
+        async with engine.bus.subscribe("llm.call_started") as started:
+            call = asyncio.ensure_future(price_of_a_new_call(engine))
             await anext(started)
             await engine.flush()
             async with TraceStore(path) as other:
                 report = await other.reprice(DEAR)
                 assert (report.calls, report.in_flight) == (1, 1)
             go_on.set()
+            await call
         await engine.flush()
         await price_of_a_new_call(engine)
         await engine.flush()

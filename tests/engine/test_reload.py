@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,26 +74,17 @@ async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
     old = adapter("a", Say(calls=[("wait", {})]), Say("old to the end"))
     async with running(registry(old)) as (engine, events):
         session = engine.session("a:m", tools=[tool])
-        texts: list[str] = []
-
-        async def send() -> None:
-            texts.append((await session.send("x")).text)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(send)
-            await began.wait()
-            ref = engine._runtime.adapters["a"].ref
-            made = ref.actor.adapter  # type: ignore[union-attr]
-            await engine.reload(registry(adapter("a", Say("new"), key="another")))
-            other = engine.session("a:m")
-            assert (await other.send("y")).text == "new", "a new turn gets the new configuration"
-            assert ref.running
-            assert not made.closed
-            reloaded.set()
-        assert texts == ["old to the end"]
+        turn = asyncio.ensure_future(session.send("x"))
+        await began.wait()
+        ref = engine._runtime.adapters["a"].ref
+        made = ref.actor.adapter  # type: ignore[union-attr]
+        await engine.reload(registry(adapter("a", Say("new"), key="another")))
+        assert (await engine.session("a:m").send("y")).text == "new", "a new turn gets the new configuration"
+        assert (ref.running, made.closed) == (True, False)
+        reloaded.set()
+        assert (await turn).text == "old to the end"
         await anyio.sleep(1)
-        assert not ref.running
-        assert made.closed
+        assert (ref.running, made.closed) == (False, True)
         stopped = [e.data.actor for e in events.take() if e.topic == "actor.stopped"]  # type: ignore[attr-defined]
         assert stopped == ["a"]
 
@@ -163,20 +155,15 @@ async def test_a_changed_key_makes_a_refused_provider_available() -> None:
 async def test_an_engine_can_be_closed_while_a_replaced_adapter_has_a_call() -> None:
     """The call is cancelled, and no task remains."""
     engine = Engine(models=registry(adapter("a", Say("never", pause=anyio.sleep_forever))), trace=False)
-    async with anyio.create_task_group() as group:
-
-        async def send() -> None:
-            with pytest.raises(CallboardError):
-                await engine.session("a:m").send("x")
-
-        await engine.start()
-        group.start_soon(send)
-        await anyio.sleep(1)
-        made = engine._runtime.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
-        await engine.reload(registry(adapter("b")))
-        report = await engine.aclose()
-    assert present(report).clean
+    await engine.start()
+    call = asyncio.ensure_future(engine.session("a:m").send("x"))
+    await anyio.sleep(1)
+    made = engine._runtime.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
+    await engine.reload(registry(adapter("b")))
+    assert present(await engine.aclose()).clean
     assert made.closed
+    with pytest.raises(CallboardError):
+        await call
 
 
 async def test_many_reloads_leave_one_adapter() -> None:

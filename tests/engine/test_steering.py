@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -294,13 +295,14 @@ async def test_a_fallback_gets_the_message_once_and_a_partial_reply_counts_as_de
 @both_ways
 async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: str, streamed: bool) -> None:
     """The error has the undelivered messages, and the turn accepts no more."""
+    closing: list[asyncio.Future[object]] = []
     async with running(WORK) as (engine, _):
         session = stage.opened(engine)
 
         async def act() -> None:
             session.steer("more")
             if how == "close":
-                closing.start_soon(engine.aclose)
+                closing.append(asyncio.ensure_future(engine.aclose()))
             elif how == "cancel":
                 await session.cancel()
                 with pytest.raises(NoTurnRunning, match="was cancelled"):
@@ -308,9 +310,9 @@ async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: 
             await anyio.sleep(60)
 
         session.tools = [stage.tool(act)]
-        async with anyio.create_task_group() as closing:
-            with pytest.raises(CallboardError) as caught:
-                await said(session, "go", streamed=streamed, timeout=5 if how == "timeout" else None)
+        with pytest.raises(CallboardError) as caught:
+            await said(session, "go", streamed=streamed, timeout=5 if how == "timeout" else None)
+        await asyncio.gather(*closing)
         assert texts(present(caught.value.turn).undelivered) == ["more"]
         assert "more" not in texts(session.messages)
         with pytest.raises(NoTurnRunning, match="send"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from callboard.adapters.batches import BatchLimits
@@ -20,7 +20,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from callboard.engine import BatchHandle, Budget, BudgetExceededError, Engine, tool
+from callboard.engine import Budget, BudgetExceededError, Engine, tool
 from callboard.engine.routing.availability import AvailabilityTable
 from callboard.tracestore import CallFilter, CallRow
 from tests.support.batch_engines import OFTEN, PRICES, engine_at, name_of, nano_of, requests_of
@@ -368,14 +368,7 @@ async def test_two_engines_that_count_concurrently_count_each_result_once(
             (before,) = await second.budgets()
             assert before.unknown.money > 0
             other = await second.resume_batch("both", polling=OFTEN)
-            results = []
-
-            async def wait(handle: BatchHandle) -> None:
-                results.append(await handle.wait())
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait, batch)
-                tasks.start_soon(wait, other)
+            results = await asyncio.gather(batch.wait(), other.wait())
             assert [each.cost.nano_usd for each in results] == [paid, paid]
             rows = await rows_of(second, "batch")
             assert len(rows) == len(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
@@ -163,15 +164,8 @@ def server(tmp_path: Path) -> Iterator[BatchServer]:
 
 async def created_by_all(engines: list[Engine], requests: list[CanonicalRequest]) -> list[BatchHandle]:
     """The batch's handle in each engine. Two tasks of each engine create the batch."""
-    handles = []
-
-    async def create(engine: Engine) -> None:
-        handles.append(await engine.create_batch(requests, batch_id="night", polling=OFTEN))
-
-    async with anyio.create_task_group() as group:
-        for engine in engines * 2:
-            group.start_soon(create, engine)
-    return handles
+    tries = (engine.create_batch(requests, batch_id="night", polling=OFTEN) for engine in engines * 2)
+    return await asyncio.gather(*tries)
 
 
 async def test_concurrent_engines_send_a_batch_once(server: BatchServer, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
-import anyio
 import msgspec
 import pytest
 
@@ -100,6 +101,16 @@ async def test_a_killed_session_continues_with_its_reply(
         assert [message.text for message in session.messages] == ["the moon?", WORDS, "and now?", WORDS]
 
 
+async def closed_in_a_reply(engine: Engine, ask: Coroutine[Any, Any, object]) -> None:
+    """Close the engine after the provider has accepted the request."""
+    with engine.bus.subscribe("llm.call_accepted") as events:
+        asking = asyncio.ensure_future(ask)
+        await anext(aiter(events))
+    await engine.aclose()
+    with pytest.raises(CancelledError):
+        await asking
+
+
 async def leave(
     server: BackgroundServer,
     store: Path | str,
@@ -109,22 +120,16 @@ async def leave(
     **options: object,
 ) -> None:
     """Close an engine in the middle of a reply."""
-    async with engine_at(server.url, store, **options) as engine, anyio.create_task_group() as tasks:
+    async with engine_at(server.url, store, **options) as engine:
 
-        async def ask() -> None:
-            with pytest.raises(CancelledError):
-                if session:
-                    talk = await engine.open_session("s1", model=MODEL)
-                    async with talk.stream(words, background=True) as turn:
-                        async for _event in turn:
-                            pass
-                else:
-                    await engine.generate(MODEL, words, background=True, tags={"who": "me"})
+        async def ask() -> object:
+            if session:
+                return (
+                    await (await engine.open_session("s1", model=MODEL)).stream(words, background=True).message()
+                )
+            return await engine.generate(MODEL, words, background=True, tags={"who": "me"})
 
-        with engine.bus.subscribe("llm.call_accepted") as events:
-            tasks.start_soon(ask)
-            await anext(aiter(events))
-        await engine.aclose()
+        await closed_in_a_reply(engine, ask())
 
 
 async def test_a_closed_engine_does_not_cancel_its_replies(server: BackgroundServer, tmp_path: Path) -> None:
@@ -311,17 +316,9 @@ async def test_another_node_resumes_the_reply_of_a_closed_node(
     """The session has the question, and the call is the same."""
     made_before = len(server.books()["made"])
     first = node_engine("one", postgres_dsn, tmp_path, models=registry(server.url), prices=PRICES)
-    async with first, anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            session = await first.open_session("s1", model=MODEL)
-            with pytest.raises(CallboardError):
-                await session.send("the moon?", background=True)
-
-        with first.bus.subscribe("llm.call_accepted") as events:
-            tasks.start_soon(ask)
-            await anext(aiter(events))
-        await first.aclose()
+    async with first:
+        session = await first.open_session("s1", model=MODEL)
+        await closed_in_a_reply(first, session.send("the moon?", background=True))
     second = node_engine("two", postgres_dsn, tmp_path, models=registry(server.url), prices=PRICES)
     async with second:
         session = await second.open_session("s1")

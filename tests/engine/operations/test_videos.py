@@ -4,6 +4,7 @@ lost.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from callboard.engine import Engine, ModelRegistry, VideoHandle
+from callboard.engine import Engine, ModelRegistry
 
 from ...support.media_server import MediaServer, media_server
 from ...support.present import present
@@ -195,11 +196,11 @@ async def test_a_cancelled_creation_waits_for_the_jobs_id_and_stores_it(
     server.hold.clear()
     async with engine_at(server, tmp_path / "trace.db") as engine:
         with engine.bus.subscribe("job.created", policy=Lossless()) as events:
-            async with anyio.create_task_group() as group:
-                group.start_soon(a_video, engine)
-                await anyio.to_thread.run_sync(server.asked_for.wait, 30)
-                group.cancel_scope.cancel()
-                server.hold.set()
+            creation = asyncio.ensure_future(a_video(engine))
+            await anyio.to_thread.run_sync(server.asked_for.wait, 30)
+            creation.cancel()
+            server.hold.set()
+            await asyncio.wait([creation])
             (failed,) = [envelope.data for envelope in events.take()]
         assert isinstance(failed, JobCreated)
         assert await rows(engine) == [("video_create", "completed", 0)]
@@ -224,9 +225,7 @@ async def test_a_time_limit_ends_the_wait_and_not_the_job(server: MediaServer) -
 async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
     """Several waits and resumes count the job once. In one engine each resume returns the same handle."""
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
-        async with anyio.create_task_group() as group:
-            group.start_soon(handle.wait)
-            group.start_soon(handle.wait)
+        await asyncio.gather(handle.wait(), handle.wait())
         assert [row[0] for row in await rows(engine)] == ["video_create", "video"]
         assert await engine.resume_video(handle.id, SORA) is handle
     async with engine_at(server, tmp_path / "trace.db") as engine:
@@ -255,15 +254,8 @@ async def test_a_job_that_is_resumed_twice_concurrently_is_counted_once(
     server.steps = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine)).id
-    handles: list[VideoHandle] = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
-
-        async def resume() -> None:
-            handles.append(await engine.resume_video(job_id, SORA))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(resume)
-            group.start_soon(resume)
+        handles = await asyncio.gather(*(engine.resume_video(job_id, SORA) for _ in range(2)))
         assert [handle.status for handle in handles] == ["completed", "completed"]
         assert handles[0] is handles[1]
         assert len(server.of("look")) == 1
@@ -287,16 +279,12 @@ async def test_a_wait_for_a_cancelled_job_raises(server: MediaServer) -> None:
     server.steps = [10] * 100_000
     heard = anyio.Event()
     async with filming(server) as (_, handle):
-
-        async def wait() -> None:
-            with pytest.raises(CancelledError):
-                await handle.wait(on_progress=lambda job: heard.set())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            await heard.wait()
-            assert (await handle.refresh()).status == "in_progress"
-            assert await handle.cancel() is True
+        waiting = asyncio.ensure_future(handle.wait(on_progress=lambda job: heard.set()))
+        await heard.wait()
+        assert (await handle.refresh()).status == "in_progress"
+        assert await handle.cancel() is True
+        with pytest.raises(CancelledError):
+            await waiting
         assert handle.status == "cancelled"
 
 
@@ -308,16 +296,13 @@ async def test_a_cancel_that_comes_too_late_keeps_the_video(
     server.steps = [10] * 100_000 if waiting else []
     heard = anyio.Event()
     async with filming(server, tmp_path / "trace.db") as (engine, handle):
-
-        async def wait() -> None:
-            await handle.wait(on_progress=lambda job: heard.set())
-
-        async with anyio.create_task_group() as group:
-            if waiting:
-                group.start_soon(wait)
-                await heard.wait()
-                server.steps = []
-            assert await handle.cancel() is False
+        if waiting:
+            call = asyncio.ensure_future(handle.wait(on_progress=lambda job: heard.set()))
+            await heard.wait()
+            server.steps = []
+        assert await handle.cancel() is False
+        if waiting:
+            await call
         assert server.of("delete") == []
         assert (await rows(engine))[-1] == ("video", "completed", 800_000_000)
         assert await handle.download() == server.file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,11 @@ def ids(session: Session, reply: int) -> list[str]:
 
 async def cut_short(turn: Awaitable[Any], end: Callable[[], Awaitable[object]]) -> CallboardError:
     """The error of a turn that `end` interrupts after a second."""
-    async with anyio.create_task_group() as group:
-
-        async def later() -> None:
-            await anyio.sleep(1)
-            await end()
-
-        group.start_soon(later)
-        with pytest.raises(CallboardError) as caught:
-            await turn
+    running = asyncio.ensure_future(turn)
+    await anyio.sleep(1)
+    await end()
+    with pytest.raises(CallboardError) as caught:
+        await running
     return caught.value
 
 

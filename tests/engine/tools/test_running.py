@@ -56,10 +56,8 @@ async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> N
         assert released.wait(10)
         return WHO.get()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(anyio.to_thread.run_sync, lambda: None)
-        asyncio.get_running_loop().call_soon(released.set)
-        assert (await result_of(wait)).text == "me"
+    asyncio.get_running_loop().call_soon(released.set)
+    assert (await result_of(wait)).text == "me"
 
 
 async def test_a_plain_function_can_run_its_own_event_loop() -> None:
@@ -142,10 +140,10 @@ async def test_cancelling_the_round_sets_every_signal() -> None:
         finally:
             cancelled.append("other")
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(run, [call("plain"), call("other", tool_use_id="tu_2")], [plain, other])
-        await running.wait()
-        group.cancel_scope.cancel()
+    calls = asyncio.ensure_future(run([call("plain"), call("other", tool_use_id="tu_2")], [plain, other]))
+    await running.wait()
+    calls.cancel()
+    await asyncio.wait([calls])
     assert await anyio.to_thread.run_sync(heard.wait, 10)
     assert cancelled == ["other"]
 
