@@ -68,5 +68,4 @@ async def rig(
 
 def routing_of(message: object) -> RoutingDecision:
     decision = message.metadata.routing  # type: ignore[attr-defined]
-    assert isinstance(decision, RoutingDecision)
     return decision

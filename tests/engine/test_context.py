@@ -306,8 +306,6 @@ async def test_a_declared_window_has_room_for_prompt_and_reply(wire: str) -> Non
     small = {"capabilities": {"max_context_tokens": 8192}}
     brief = await limit_sent(wire, **small)
     long = await limit_sent(wire, prompt="word " * 4000, **small)
-    assert isinstance(brief, int)
-    assert isinstance(long, int)
     assert (8000 < brief < 8192, 2000 < long < brief - 3000) == (True, True)
     assert await limit_sent(wire, asked=16_384) == 16_384
     assert await limit_sent(wire, max_output_tokens=3000) == 3000

@@ -336,7 +336,6 @@ async def test_the_turns_cost_includes_failed_attempts() -> None:
     assert [end.will_retry for end in failed] == [True, True]
     for end in failed:
         assert (end.usage.input_tokens, end.usage.source) == (700, UsageSource.PARTIAL)
-        assert end.cost is not None
     nano = [end.cost.nano_usd for end in failed if end.cost is not None]
     assert result.total_cost.nano_usd == sum(each or 0 for each in nano) + 10 * 1_000 + 5 * 100_000
 

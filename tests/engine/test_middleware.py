@@ -306,7 +306,6 @@ class Maker(ScriptedAdapter):
         return VideoCapabilities()
 
     def _begin(self, on_attempt: AttemptObserver | None, said: str) -> None:
-        assert on_attempt is not None
         on_attempt(AttemptStarted(1))
         if said == "fail":
             raise ServerError("down", retryable=False)
@@ -422,8 +421,7 @@ async def test_a_stream_with_delivered_text_is_not_retried() -> None:
     half = Say("Half", fails=ServerError("gone"))
     async with around(TryModels(["b:m"]), replies=[half], b=[Say("up")]) as (engine, events):
         with pytest.raises(ServerError, match="gone"):
-            async with engine.session("s:m").stream("x") as turn:
-                await turn.message()
+            await engine.session("s:m").stream("x").message()
         assert calls_made(events) == ["s:m"]
 
 
@@ -435,8 +433,7 @@ async def test_the_same_question_is_served_from_the_cache() -> None:
     cache = Cache()
     async with around(cache, replies=[Say("Hi"), Say("other")]) as (engine, events):
         first = await engine.session("s:m").send("x")
-        async with engine.session("s:m").stream("x") as turn:
-            again = await turn.message()
+        again = await engine.session("s:m").stream("x").message()
         assert (await engine.session("s:m").send("y")).text == "other"
         assert len(calls_made(events)) == 2
     assert (first.text, again.text) == ("Hi", "Hi")

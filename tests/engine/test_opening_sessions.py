@@ -292,7 +292,6 @@ async def test_a_failed_deletion_keeps_the_session(tmp_path: Path, monkeypatch: 
         async def fails(session_id: str) -> bool:
             raise StoreError("trace.db: database or disk is full")
 
-        assert engine.store is not None
         with monkeypatch.context() as patch:
             patch.setattr(engine.store, "delete_session", fails)
             with pytest.raises(StoreError):

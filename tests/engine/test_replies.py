@@ -118,8 +118,7 @@ async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]
         case "session":
             reply = await engine.session("s:m").send("Hi", **options)
         case "session streamed":
-            async with engine.session("s:m").stream("Hi", **options) as streamed:
-                reply = await streamed.response()
+            reply = await engine.session("s:m").stream("Hi", **options).response()
         case "generate":
             reply = (await engine.generate("s:m", "Hi", **options)).steps[-1].response
         case _:
@@ -202,7 +201,6 @@ def test_which_replies_are_empty(content: Any, reason: StopReason, empty: bool) 
 
 def said_in(raw: RawReply | None) -> str:
     """The text in the lines of a scripted reply."""
-    assert raw is not None
     steps = raw.events or [json.loads(line) for line in str(raw.body).splitlines()]
     return "".join(step["piece"] for step in steps if isinstance(step, dict) and step["type"] == "said")
 

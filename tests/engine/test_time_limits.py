@@ -66,7 +66,6 @@ async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
         assert isinstance(log.since(0)[-1], TurnComplete)
         assert log.since(0)[-1].status == "failed"
         (terminal,) = terminals(events)
-        assert isinstance(terminal, LlmCallFailed)
         assert (
             terminal.error_class == "cancelled"
         )  # The host set the limit, so the failure does not count against the provider.

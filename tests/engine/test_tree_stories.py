@@ -308,7 +308,6 @@ def test_a_tree_in_a_trace_file_agrees_with_the_model(
             await play(story, TraceStore(path), TraceStore(path), folder, killed)
             async with Engine(models=serving(), store=killed / "trace.db") as engine:
                 await engine.flush()
-                assert engine.store is not None
                 if rows := await engine.store.calls(CallFilter(), None):
                     check_rows(rows)
 

@@ -74,7 +74,6 @@ def results_of(session: Session) -> list[ToolResultBlock]:
 async def rows_of(engine: Engine) -> dict[str, CallRow]:
     """The calls in the trace by the name of their adapter."""
     await engine.flush()
-    assert engine.store is not None
     return {row.provider: row for row in await engine.store.calls(CallFilter(), 1000)}
 
 
@@ -85,7 +84,6 @@ async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> 
         look = runs("look", lambda: engine.generate("a:m", "Look."))
         reply = await engine.session("s:m", tools=[look]).send("Go.")
         rows = await rows_of(engine)
-        assert engine.store is not None
         first = (await engine.store.calls(CallFilter(provider="s"), 10))[-1]
         sums = await engine.store.costs(CallFilter(), ("root",))
     child = rows["a"]
@@ -130,7 +128,6 @@ async def test_the_spend_of_tools_counts_in_the_budget_of_the_turns_tag(tmp_path
         reply = await engine.session("s:m", tools=[runs("look", look)], tags={"tenant": "red"}).send("Go.")
         spent = {state.scope: state.spent.nano_usd for state in await engine.budgets()}
         await engine.flush()
-        assert engine.store is not None
         detached_row, child = [row for row in await engine.store.calls() if row.provider == "a"]
     assert spent == {"red": 3 * A_CALL, "blue": A_CALL, "": A_CALL}
     assert (child.tags, child.parent_turn_id is None) == ({"tenant": "red", "part": "one"}, False)
@@ -248,7 +245,6 @@ async def test_cancelling_a_turn_cancels_and_bills_its_children(tmp_path: Path) 
             await sending
         await asyncio.gather(*kept, return_exceptions=True)
         await engine.flush()
-        assert engine.store is not None
         rows = await engine.store.calls(CallFilter(provider="a"), 10)
         ends = [each.turn_id for each in events.take() if each.topic == "session.turn_completed"]
     assert [row.status for row in rows] == ["cancelled", "cancelled"]

@@ -42,8 +42,7 @@ async def send(engine: Engine, **options: Any) -> None:
 
 
 async def stream(engine: Engine, **options: Any) -> None:
-    async with engine.session("s:m").stream("Hi", **options) as turn:
-        await turn.message()
+    await engine.session("s:m").stream("Hi", **options).message()
 
 
 async def submit(engine: Engine, **options: Any) -> None:
@@ -58,8 +57,7 @@ async def approve(engine: Engine, **options: Any) -> None:
 
 async def approve_stream(engine: Engine, **options: Any) -> None:
     session = await waiting(engine)
-    async with session.approve_stream(*session.pending_calls, **options) as turn:
-        await turn.message()
+    await session.approve_stream(*session.pending_calls, **options).message()
 
 
 async def deny(engine: Engine, **options: Any) -> None:
@@ -255,13 +253,11 @@ async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: 
         assert sum(isinstance(event, MessageStart) for event in events) == 1
         assert len(session.messages) == 2
         await engine.flush()
-        assert engine.store is not None
         rows = sorted(await engine.store.calls(CallFilter(), limit=None), key=lambda row: row.attempt)
         ends = [f"{row.status} {row.reason}" for row in rows]
         assert ends == ["failed first", "failed continued", "completed continued"]
         costs = []
         for row, (sent, received) in zip(rows, provider.bill, strict=True):
-            assert row.cost is not None
             assert row.usage.input_tokens == sent
             if row.status == "completed":
                 assert row.usage.output_tokens == received

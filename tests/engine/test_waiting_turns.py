@@ -56,18 +56,15 @@ async def deny(session: Session, **options: Any) -> Reply:
 
 
 async def submit_stream(session: Session, **options: Any) -> Reply:
-    async with session.submit_stream({session.pending_calls[0].id: "done"}, **options) as turn:
-        return await turn.message()
+    return await session.submit_stream({session.pending_calls[0].id: "done"}, **options).message()
 
 
 async def approve_stream(session: Session, **options: Any) -> Reply:
-    async with session.approve_stream(*session.pending_calls, **options) as turn:
-        return await turn.message()
+    return await session.approve_stream(*session.pending_calls, **options).message()
 
 
 async def deny_stream(session: Session, **options: Any) -> Reply:
-    async with session.deny_stream(*session.pending_calls, why="no", **options) as turn:
-        return await turn.message()
+    return await session.deny_stream(*session.pending_calls, why="no", **options).message()
 
 
 Answer = Callable[..., Awaitable[Reply]]

@@ -12,7 +12,7 @@ import pytest
 
 from callboard.adapters import NetworkError, RetryPolicy
 from callboard.adapters.embeddings import PartialEmbeddingError
-from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
+from callboard.bus import BudgetRefused, BudgetReserved, LlmCallStarted
 from callboard.engine import AccountState, Amount, Budget, BudgetExceededError, Engine
 from callboard.tracestore import PriceRow, PriceTable, TraceStore
 
@@ -91,12 +91,8 @@ async def test_events_report_the_reservation_the_cost_and_a_low_budget() -> None
     ]
     assert len({each.request_id for each in published}) == 1
     reserved, started, _, settled, low = (each.data for each in published)
-    assert isinstance(reserved, BudgetReserved)
-    assert isinstance(started, LlmCallStarted)
     assert reserved.nano_usd == started.reserved_nano_usd == ONE
-    assert isinstance(settled, BudgetSettled)
     assert settled.nano_usd == 10 * 1000 + 5 * 2000
-    assert isinstance(low, BudgetLow)
     assert low.left_nano_usd == ONE - 20_000
 
 
@@ -124,7 +120,6 @@ async def test_a_cheaper_model_is_chosen_if_the_first_does_not_fit() -> None:
             await engine.generate("s:m", "Hi", max_output_tokens=100)
     assert result.text == "cheap"
     (start,) = started
-    assert start.routing is not None
     assert "the budget of 0.0005 USD" in (start.routing.candidates[0].rejected or "")
 
 
@@ -290,7 +285,6 @@ async def test_calls_in_progress_at_the_death_of_the_process_count_with_their_hi
     path = tmp_path / "trace.db"
     with provider_server(body=REPLY, replies=10) as server:
         with started(VICTIM, f"{server.url}/v1", path) as process:
-            assert process.stdout is not None
             for _ in range(10):
                 process.stdout.readline()
             for _ in range(6):

@@ -19,17 +19,8 @@ from callboard.adapters import (
     TextDelta,
     ToolDefinition,
 )
-from callboard.bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
-from callboard.engine import (
-    Engine,
-    Finish,
-    StreamAccumulator,
-    StreamFailed,
-    StreamResult,
-    UsageSoFar,
-    ViewEvent,
-    stream,
-)
+from callboard.bus import CallboardError, SessionTurnCompleted, WrongLoop
+from callboard.engine import Engine, StreamAccumulator, StreamFailed, StreamResult, UsageSoFar, ViewEvent, stream
 from callboard.engine.calls.outcome import CallOutcome
 from callboard.engine.generation.readers import DELTAS_PER_ESTIMATE
 from callboard.tracestore import PriceTable
@@ -94,7 +85,6 @@ async def test_a_loop_without_a_context_has_every_event() -> None:
     assert [event.type for event in events] == [*SHORT, "finish"]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == response.text == "Hello"
     last = events[-1]
-    assert isinstance(last, Finish)
     assert last.response == response
     assert (last.stop_reason, last.usage, last.status) == ("end_turn", response.usage, "completed")
 
@@ -430,6 +420,5 @@ async def test_the_first_event_has_the_warnings_of_the_request() -> None:
         result = engine.stream("s:m", messages=many)
         first = await anext(result)
         response = await result.response()
-    assert isinstance(first, MessageStart)
     assert [warning.code for warning in first.warnings] == ["prompt_near_window"]
     assert response.warnings == first.warnings

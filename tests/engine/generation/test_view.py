@@ -48,7 +48,6 @@ from callboard.bus.values.content import (
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine import (
     Engine,
-    Finish,
     StreamFailed,
     TextEnd,
     TextStart,
@@ -152,7 +151,6 @@ def two_steps() -> list[TurnEvent]:
 def test_the_last_event_has_the_sums_and_the_last_response() -> None:
     """The usage and the cost are of all steps. The stop reason and the response are of the last message."""
     last = viewed(two_steps())[-1]
-    assert isinstance(last, Finish)
     assert (last.stop_reason, last.status) == (StopReason.END_TURN, "completed")
     assert (last.usage, last.cost) == (TokenUsage(20, 10), Cost(14, CostSource.COMPUTED))
     assert (last.response.text, last.response.model, last.response.raw_stop_reason) == ("It is 1.", "s:m", "stop")

@@ -257,7 +257,6 @@ async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
         await engine.create_batch(requests, batch_id="fits")
         (state,) = await engine.budgets()
         held = state.held.nano_usd
-        assert held is not None
         assert held > nano_of("openai", "one", "two") // 2
     async with engine_at(server.url, store, [large]) as engine:
         (state,) = await engine.budgets()
@@ -285,7 +284,6 @@ async def test_failures_of_a_batch_do_not_change_the_providers_availability(serv
             assert all(isinstance(each.error, RequestTimeoutError) for each in results)
             while len(failures) < 20:
                 event = (await anext(events)).data
-                assert isinstance(event, LlmCallFailed)
                 failures.append(event)
         table = AvailabilityTable()
         for event in failures:

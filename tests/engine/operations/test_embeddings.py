@@ -83,7 +83,6 @@ class Embedder(ScriptedAdapter):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        assert on_attempt is not None
         kind = type(self)
         on_attempt(AttemptStarted(1))
         kind.at_once += 1

@@ -20,7 +20,6 @@ from callboard.bus import (
     ConfigurationError,
     JobCompleted,
     JobCreated,
-    JobFailed,
     JobProgress,
     LlmCallCompleted,
     Lossless,
@@ -125,7 +124,6 @@ async def test_a_job_that_fails_costs_nothing_and_has_a_reason(
                 with pytest.raises(kind, match="not that"):
                     await handle.wait()
             (failed,) = [envelope.data for envelope in events.take()]
-        assert isinstance(failed, JobFailed)
         assert (failed.status, failed.error_type) == ("failed", kind.__name__)
         with pytest.raises(CallboardError, match="failed"):
             await handle.download()
@@ -202,7 +200,6 @@ async def test_a_cancelled_creation_waits_for_the_jobs_id_and_stores_it(
             server.hold.set()
             await asyncio.wait([creation])
             (failed,) = [envelope.data for envelope in events.take()]
-        assert isinstance(failed, JobCreated)
         assert await rows(engine) == [("video_create", "completed", 0)]
         handle = await engine.resume_video(failed.job_id, SORA, polling=OFTEN)
         assert (await handle.wait()).cost.nano_usd == 800_000_000

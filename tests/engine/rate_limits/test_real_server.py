@@ -44,8 +44,7 @@ async def fifty(engine: Engine, *, streamed: bool = False) -> tuple[int, float]:
 
     async def call() -> None:
         if streamed:
-            async with engine.stream("s:m", "x") as stream:
-                result = await stream.result()
+            result = await engine.stream("s:m", "x").result()
         else:
             result = await engine.generate("s:m", "x")
         assert result.text

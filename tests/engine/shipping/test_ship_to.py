@@ -13,13 +13,11 @@ import anyio
 import pytest
 
 from callboard.bus import ConfigurationError
-from callboard.bus.events.operation import StoreShippingChanged
 from callboard.engine import Engine, tool
 from callboard.engine.cli.command_line import main
 from callboard.engine.runtime import lifecycle
 from callboard.engine.watching.health import check_store
 from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
-from callboard.tracestore.postgres.receiver import Receiver
 from callboard.tracestore.shipping import source
 from callboard.tracestore.shipping.marks import backlogs
 from tests.support.engines import registry
@@ -89,7 +87,6 @@ async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and
                 with anyio.fail_after(20):
                     await session.send("Hi")
                     first = (await anext(aiter(changes))).data
-                assert isinstance(first, StoreShippingChanged)
                 assert (first.previous, first.current) == ("shipping", "retrying")
                 assert "@" not in first.target + first.reason
                 await engine.flush()
@@ -99,7 +96,6 @@ async def test_calls_continue_without_the_server_and_the_backlog_is_reported_and
                 server.start()
                 with anyio.fail_after(60):
                     second = (await anext(aiter(changes))).data
-                assert isinstance(second, StoreShippingChanged)
                 assert (second.previous, second.current) == ("retrying", "shipping")
         assert await seqs(dsn, tmp_path) == await local_seqs(path)
         (check,) = [each for each in await check_store(TraceStore(path)) if each.name == "store:shipping"]
@@ -158,7 +154,6 @@ async def until_it_ships(engine: Engine) -> None:
     """Wait until the shipper waits for the server."""
     shipper = engine._runtime.shipper
     target = shipper._target
-    assert isinstance(target, Receiver)
     with anyio.fail_after(30):
         while not target._database._writer.waiting:  # noqa: ASYNC110 (no event reports it)
             await anyio.sleep(0.01)

@@ -46,7 +46,6 @@ def schema_of(function: Any) -> JsonObject:
 
 def properties_of(function: Any) -> dict[str, Any]:
     properties = schema_of(function)["properties"]
-    assert isinstance(properties, dict)
     return properties
 
 

@@ -214,8 +214,7 @@ async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason(
     script = [Say("a", calls=[("pay", {"euros": 1})], fails=StreamError("cut")), Say(calls=[("ask", {})])]
     async with talking(*script, Say("fine"), tools=TOOLS) as (session, _):
         with pytest.raises(StreamError):
-            async with session.stream("go") as turn:
-                await turn.message()
+            await session.stream("go").message()
         cut = ids(session, 1)[0]
         with pytest.raises(CallboardError, match=rf"The reply that has {cut} was cut off"):
             await session.submit({cut: Approved()})
