@@ -232,8 +232,7 @@ def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp
     for name in ("a:plain", "a:never-heard-of"):
         plain = registry.resolve(name).model
         assert (plain.max_retries, plain.retry) == (None, None), "the settings of the adapter take precedence"
-        assert plain.defaults == ModelDefaults(temperature=0.7)
-        assert plain.usual_max_output == 8192
+        assert (plain.defaults, plain.usual_max_output) == (ModelDefaults(temperature=0.7), 8192)
         assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}
         assert plain.tools == ToolSettings(max=20, core=("read",), strict=True)
         assert plain.prompt_addendum == "Use the tools."
@@ -380,8 +379,7 @@ def test_a_key_can_be_in_a_separate_file(tmp_path: Path) -> None:
     """The path is relative to models.yaml, and the file is read at the first use."""
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: secrets/key}")
     entry = read_models_yaml(path, {}).adapters["x"]
-    assert entry.config.api_key == KeyFile(str(tmp_path / "secrets" / "key"))
-    assert entry.state == "configured"
+    assert (entry.config.api_key, entry.state) == (KeyFile(str(tmp_path / "secrets" / "key")), "configured")
     assert read_models_yaml(path, {}).adapters["x"] == entry
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: /run/secrets/key}")
     assert read_models_yaml(path, {}).adapters["x"].config.api_key == KeyFile("/run/secrets/key")

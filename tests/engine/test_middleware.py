@@ -180,8 +180,7 @@ async def test_an_exception_of_a_layer_is_raised_and_is_in_the_last_event() -> N
         with pytest.raises(LookupError):
             await engine.session("s:m").send("x")
         (end,) = [e.data for e in events.take() if e.topic == "session.turn_completed"]
-    assert end.status == "failed"
-    assert end.error == "LookupError: my own mistake"
+    assert (end.status, end.error) == ("failed", "LookupError: my own mistake")
 
 
 async def test_a_generator_layer_gets_the_failure_at_its_yield() -> None:
@@ -401,8 +400,7 @@ async def test_another_model_replies_if_the_first_one_refuses() -> None:
     async with around(layer, replies=[Say("No.")], b=[Say("Yes")]) as (engine, events):
         reply = await engine.session("s:m").send("x")
         assert calls_made(events) == ["s:m", "b:m"]
-    assert reply.text == "Yes"
-    assert reply.metadata.model == "b:m"
+    assert (reply.text, reply.metadata.model) == ("Yes", "b:m")
     assert present(reply.metadata.routing).model == "b:m"
 
 

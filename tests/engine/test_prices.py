@@ -182,8 +182,7 @@ async def test_events_message_and_turn_have_no_price(path: Path) -> None:
     assert message.metadata.cost_usd is None
     for cost in (completed.cost, message.metadata.cost):
         assert (cost.nano_usd, cost.usd, cost.source) == (None, None, CostSource.UNPRICED)
-        assert cost.pricing_version == OTHERS.version
-        assert cost.reason == "no price for s:m"
+        assert (cost.pricing_version, cost.reason) == (OTHERS.version, "no price for s:m")
     assert turn.cost_nano_usd is None
 
 

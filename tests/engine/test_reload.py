@@ -239,5 +239,4 @@ class TestOverARestart:
             message = await engine.session(["a:m", "b:m"]).send("x")
         async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
             rows = {row.model: row for row in await store.calls()}
-        assert rows["b:m"].routing == present(message.metadata).routing
-        assert rows["a:m"].status == "failed"
+        assert (rows["b:m"].routing, rows["a:m"].status) == (present(message.metadata).routing, "failed")

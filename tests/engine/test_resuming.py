@@ -204,8 +204,7 @@ async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
         (call,) = await store.calls()
     async with Engine(models=models, store=path) as engine:
         message = (await engine.resume("x")).messages[-1]
-    assert message.metadata.cost == call.cost
-    assert message.metadata.cost.pricing_version == second.version
+    assert (message.metadata.cost, message.metadata.cost.pricing_version) == (call.cost, second.version)
 
 
 @pytest.mark.parametrize(

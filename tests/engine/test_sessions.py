@@ -238,8 +238,7 @@ async def test_a_turn_is_added_to_the_history_with_its_metadata() -> None:
         message = await session.send("Hi")
         assert message.text == "Hello"
         assert [entry.role for entry in session.messages] == [Role.USER, Role.ASSISTANT]
-        assert message.metadata.model == "s:m"
-        assert message.metadata.usage.output_tokens == 5
+        assert (message.metadata.model, message.metadata.usage.output_tokens) == ("s:m", 5)
         assert message.metadata.cost_usd is None, "an unpriced cost is not zero"
         assert present(message.metadata.routing).requested == "s:m"
 

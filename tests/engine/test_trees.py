@@ -90,8 +90,7 @@ async def test_a_call_in_a_tool_is_a_child_of_the_tools_call(tmp_path: Path) -> 
     assert (child.parent_call_id, child.parent_turn_id) == (first.request_id, first.turn_id)
     assert (child.root_turn_id, child.depth) == (first.turn_id, 1)
     assert rows["s"].root_turn_id is rows["s"].parent_turn_id is rows["s"].depth is None
-    assert reply.total_cost.nano_usd == 2 * A_CALL
-    assert reply.tree_cost == CostSum(3 * A_CALL, 3)
+    assert (reply.total_cost.nano_usd, reply.tree_cost) == (2 * A_CALL, CostSum(3 * A_CALL, 3))
     assert reply.tree_usage.total_tokens == 45
     assert [(row.key, row.calls, row.cost_nano_usd) for row in sums] == [((first.turn_id,), 3, 3 * A_CALL)]
 
@@ -154,8 +153,7 @@ async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
             with pytest.raises(TurnLimitError, match="max_calls"):
                 await other.generate("a:m", "Go.", max_output_tokens=5)
         row = (await rows_of(other))["a"]
-    assert row.parent_turn_id == row.root_turn_id
-    assert row.depth == 1
+    assert (row.parent_turn_id, row.depth) == (row.root_turn_id, 1)
     assert f"callboard-turn={row.parent_turn_id}" in carried["baggage"]
 
 
@@ -434,6 +432,5 @@ async def test_a_child_on_the_loop_of_the_sync_functions_counts_and_ends_with_it
             await session.cancel()
             with pytest.raises(CancelledError):
                 await turn.message()
-        assert turn.tree_cost.calls == 2
-        assert turn.tree_cost.estimated == 1
+        assert (turn.tree_cost.calls, turn.tree_cost.estimated) == (2, 1)
     await anyio.to_thread.run_sync(lambda: run_sync(other.aclose()))

@@ -120,8 +120,7 @@ def assert_same_options(engine: Engine, place: int = -1) -> None:
     request = requests_of(engine)[place]
     for name in IN_REQUESTS:
         assert getattr(request, name) == OPTIONS[name], name
-    assert request.timeout_seconds == 33.0
-    assert request.provider_options == OPTIONS["provider_options"]
+    assert (request.timeout_seconds, request.provider_options) == (33.0, OPTIONS["provider_options"])
 
 
 @at_each_entry_point

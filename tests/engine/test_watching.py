@@ -330,8 +330,7 @@ async def test_a_result_becomes_plain_values() -> None:
         *("Hello", "completed"),
         *("end_turn", "s:m"),
     )
-    assert decoded["usage"]["input_tokens"] == 10
-    assert decoded["cost"] == {"usd": None, "source": "unpriced"}
+    assert (decoded["usage"]["input_tokens"], decoded["cost"]) == (10, {"usd": None, "source": "unpriced"})
     assert [message["role"] for message in decoded["messages"]] == ["user", "assistant"]
     assert decoded["messages"][0]["content"][1]["data"] == "R0lGODlh"
     assert found.to_dict()["output"] == {"name": "Ann", "age": 3}

@@ -609,8 +609,7 @@ def test_in_any_order_nothing_is_overspent_and_no_call_that_fits_waits(
             task.cancel()
         ends = await asyncio.gather(*tasks, *impatient, return_exceptions=True)
         assert not [end for end in ends if isinstance(end, AssertionError)]
-        assert world.budgets.waiting == 0
-        assert world.budgets.ledger.held == ()
+        assert (world.budgets.waiting, world.budgets.ledger.held) == (0, ())
         for state in world.budgets.states():
             if state.budget.window is None:
                 mine = [

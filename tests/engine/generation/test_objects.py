@@ -205,8 +205,7 @@ async def test_a_reply_without_a_valid_object_is_an_error_with_its_reason(
     assert error.reason == reason
     assert detail in error.detail
     assert error.detail in str(error)
-    assert error.text == "".join(reply.reply.text)
-    assert error.response.text == error.text
+    assert (error.text, error.response.text) == ("".join(reply.reply.text), error.text)
     assert (error.usage.input_tokens, error.usage.output_tokens) == (10, 5)
     assert error.cost == error.steps[0].cost
 

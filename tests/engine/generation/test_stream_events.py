@@ -365,8 +365,7 @@ def test_consecutive_blocks_of_one_kind_stay_separate() -> None:
     content = accumulated(reply()[:-1]).content
     assert Message(Role.ASSISTANT, content).text == "OneTwo"
     assert [type(block) for block in content] == [type(block) for block in CONTENT]
-    assert content[0] == CONTENT[0]
-    assert content[4] == CONTENT[4]
+    assert (content[0], content[4]) == (CONTENT[0], CONTENT[4])
 
 
 def test_a_truncated_stream_has_closing_events() -> None:

@@ -207,8 +207,7 @@ def test_a_sync_stream_has_the_same_properties(engines: list[Engine]) -> None:
     with stream_sync("s:m", "Hi", engine=engine) as result:
         assert result.partial_response is None
         types = [event.type for event in result]
-        assert types[0] == "message.start"
-        assert types[-1] == "finish"
+        assert (types[0], types[-1]) == ("message.start", "finish")
         assert list(result) == []
         assert result.response().text == result.result().text == "Hello"
         assert result.partial_response == result.response()

@@ -265,13 +265,11 @@ async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
         await batch.wait()
     async with engine_at(server.url, store, [large]) as engine:
         (state,) = await engine.budgets()
-        assert state.spent.nano_usd == nano_of("openai", "one", "two")
-        assert state.unknown.nano_usd == 0
+        assert (state.spent.nano_usd, state.unknown.nano_usd) == (nano_of("openai", "one", "two"), 0)
         batch = await engine.create_batch(requests_of("openai", "three"), batch_id="after", polling=OFTEN)
         await batch.wait()
         (state,) = await engine.budgets()
-        assert state.spent.nano_usd == nano_of("openai", "one", "two", "three")
-        assert state.held.nano_usd == 0
+        assert (state.spent.nano_usd, state.held.nano_usd) == (nano_of("openai", "one", "two", "three"), 0)
 
 
 async def test_failures_of_a_batch_do_not_change_the_providers_availability(server: BatchServer) -> None:

@@ -151,9 +151,7 @@ async def test_texts_become_vectors_in_order_with_one_call_for_each_batch() -> N
     async with engine_of(serving(small("a"), a=embedder_type("Plain"))) as (engine, events):
         result = await engine.embed(texts, model="a:small")
         assert [vector[0] for vector in result.vectors] == [float(n) for n in range(1, 9)]
-        assert result.usage.input_tokens == 8000
-        assert result.model == "a:small"
-        assert result.dimensions == 1
+        assert (result.usage.input_tokens, result.model, result.dimensions) == (8000, "a:small", 1)
         assert result.matrix() == array("f", range(1, 9))
         assert len(result.calls) == len(set(result.calls)) == 3
         published = await seen(events, engine)

@@ -89,8 +89,7 @@ async def test_a_killed_session_continues_with_its_reply(
             message = await turn.message()
         else:
             message = await session.take_up(reply)
-        assert message.text == WORDS
-        assert message.id == reply.message_id
+        assert (message.text, message.id) == (WORDS, reply.message_id)
         assert [each.text for each in session.messages] == ["the moon?", WORDS]
         await check_one_call(engine, server, before)
         assert await session.open_reply() is None

@@ -63,8 +63,7 @@ async def test_a_video_is_created_and_downloaded(
     async with filming(server, tmp_path / "trace.db", model=model) as (engine, handle):
         assert (handle.status, handle.cost) == ("queued" if model == SORA else "in_progress", None)
         result = await handle.wait()
-        assert result.cost.nano_usd == nano_usd
-        assert result.usage.details == {"video_second": 8}
+        assert (result.cost.nano_usd, result.usage.details) == (nano_usd, {"video_second": 8})
         assert await handle.download() == server.file
         assert await rows(engine) == [("video_create", "completed", 0), ("video", "completed", nano_usd)]
     assert server.made == {"video": 1}

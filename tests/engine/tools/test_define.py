@@ -61,8 +61,7 @@ def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
         """
         return f"{city}: 20 {unit}"
 
-    assert get_weather.name == "get_weather"
-    assert get_weather.definition.description == "Tell the weather."
+    assert (get_weather.name, get_weather.definition.description) == ("get_weather", "Tell the weather.")
     assert get_weather.definition.input_schema == {
         "type": "object",
         "properties": {
@@ -122,8 +121,7 @@ def test_a_default_that_json_lacks_is_left_out() -> None:
 
     properties = properties_of(run)
     assert "default" not in properties["mode"]
-    assert properties["where"]["default"] == "celsius"
-    assert properties["items"]["default"] == []
+    assert (properties["where"]["default"], properties["items"]["default"]) == ("celsius", [])
     assert "required" not in schema_of(run)
 
 

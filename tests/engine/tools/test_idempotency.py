@@ -179,8 +179,7 @@ async def test_the_hook_sees_the_call_and_the_tools_annotations() -> None:
 
     await run([call("delete", {"path": "a"})], [make(ran)], approve=approve, session_id="ses_1")
     assert ran == ["a"]
-    assert asked[0].arguments == {"path": "a"}
-    assert asked[0].session_id == "ses_1"
+    assert (asked[0].arguments, asked[0].session_id) == ({"path": "a"}, "ses_1")
     assert asked[0].definition.annotations == ToolAnnotations(destructive=True)
 
 

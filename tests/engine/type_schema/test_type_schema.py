@@ -110,8 +110,7 @@ def test_classes_without_free_keys_can_be_strict(of: object) -> None:
 def test_a_schema_has_the_texts_of_docstrings_and_annotations() -> None:
     """The description has no indentation. Changes to a returned schema do not reach the next one."""
     schema = json_schema(Person)
-    assert schema["title"] == "Person"
-    assert schema["description"] == "A person whom the text names."
+    assert (schema["title"], schema["description"]) == ("Person", "A person whom the text names.")
     name = {"type": "string", "description": "as it is written", "minLength": 1}
     assert schema["properties"]["name"] == name  # type: ignore[call-overload, index]
     assert schema["required"] == ["name"]
