@@ -15,6 +15,7 @@ from callboard.adapters import (
     AttemptObserver,
     AttemptStarted,
     CanonicalRequest,
+    CanonicalResponse,
     Message,
     MessageComplete,
     ServerError,
@@ -29,7 +30,7 @@ from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingReques
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
 from callboard.adapters.operations.media_wire import video_usage
 from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
-from callboard.bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError
+from callboard.bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, Subscription
 from callboard.bus.events.calls import LlmCallStarted
 from callboard.engine import Engine, Tool
 from callboard.engine.middleware import (
@@ -41,6 +42,7 @@ from callboard.engine.middleware import (
     LogCalls,
     MemoryReplies,
     Middleware,
+    MiddlewareLike,
     Next,
     TryModels,
 )
@@ -48,11 +50,31 @@ from callboard.engine.middleware.ready_made import key_of
 from callboard.tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
 
 from ..definition_of_done.rows import row
-from ..support.engines import registry, said, serving, topics
+from ..support.engines import registry, running, said, serving, topics
 from ..support.logs import captured_logs
 from ..support.present import present
 from ..support.scripted import Say, ScriptedAdapter, scripted_type
-from .layered_engines import answer, around, calls_made
+
+
+def around(*layers: MiddlewareLike, replies: Sequence[Say] = (), **others: list[Say]):  # type: ignore[no-untyped-def]
+    return running(*replies, middleware=layers, **others)
+
+
+def calls_made(events: Subscription) -> list[str]:
+    return [e.data.model for e in events.take() if isinstance(e.data, LlmCallStarted)]
+
+
+def answer(request: CanonicalRequest, text: str) -> CallOutcome:
+    provider, _, _ = request.model.partition(":")
+    response = CanonicalResponse(
+        request_id="req_elsewhere",
+        model=request.model,
+        provider=provider,
+        content=(TextBlock(text),),
+        stop_reason=StopReason.END_TURN,
+        usage=TokenUsage(),
+    )
+    return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED))
 
 
 def noting(notes: list[str], name: str) -> Callable[[CanonicalRequest, Next], Awaitable[CallOutcome]]:

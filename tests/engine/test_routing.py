@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import anyio
 import msgspec
@@ -14,6 +17,7 @@ from callboard.adapters import (
     AdapterError,
     AudioBlock,
     AuthError,
+    CanonicalRequest,
     CapabilityError,
     ContextOverflowError,
     DocumentBlock,
@@ -33,18 +37,71 @@ from callboard.bus import (
     CallboardError,
     Candidate,
     ConfigurationError,
+    Envelope,
     LlmCallCompleted,
+    LlmCallFailed,
     LlmCallStarted,
+    Lossless,
     NoModelAvailable,
     PromptTooLongError,
+    RoutingDecision,
+    Subscription,
 )
-from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
+from callboard.engine import Engine, ModelChoice, ModelDefaults, ModelEntry, Requirements, Tool
 from callboard.engine.routing.model_choice import TurnRequirements, check, model_text
 from callboard.tracestore import PriceRow, PriceTable
 
-from ..support.engines import entry, model, said, serving
+from ..support.engines import entry, model, requests_of, said, serving
 from ..support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
-from .routed_engines import rig, routing_of
+from ..support.virtual_time import FakeClock
+
+
+@dataclass
+class Rig:
+    """An engine with one scripted adapter for each keyword, its events and its clock."""
+
+    engine: Engine
+    events: Subscription
+    clock: FakeClock
+    seen: list[Envelope] = field(default_factory=list)
+
+    def calls(self) -> list[tuple[str, str]]:
+        """The calls' events since the last call of this method, as the end of the topic and the model."""
+        taken = self.events.take()
+        self.seen += taken
+        return [
+            (envelope.topic.rpartition("_")[2], envelope.data.model)
+            for envelope in taken
+            if isinstance(envelope.data, LlmCallStarted | LlmCallCompleted | LlmCallFailed)
+        ]
+
+    def requests(self, provider: str) -> list[CanonicalRequest]:
+        return requests_of(self.engine, provider)
+
+
+@asynccontextmanager
+async def rig(
+    models: dict[str, ModelEntry] | None = None,
+    prices: PriceTable | None = None,
+    capabilities: dict[str, AdapterCapabilities] | None = None,
+    **scripts: list[Say],
+) -> AsyncIterator[Rig]:
+    own = capabilities or {}
+    adapters = {
+        name: scripted_type(*replies, capabilities=own.get(name, CAPABILITIES))
+        for name, replies in scripts.items()
+    }
+    clock = FakeClock()
+    registry = serving(*(models or {}).values(), **adapters)
+    engine = Engine(models=registry, trace=False, clock=clock, prices=prices or PriceTable.default())
+    events = engine.bus.subscribe(">", policy=Lossless(), name="test")
+    async with engine:
+        yield Rig(engine, events, clock)
+
+
+def routing_of(message: object) -> RoutingDecision:
+    decision = message.metadata.routing  # type: ignore[attr-defined]
+    return decision
 
 
 def capable(**changes: object) -> AdapterCapabilities:

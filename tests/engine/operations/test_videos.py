@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from callboard.adapters import CapabilityError, NetworkError, ServerError
+from callboard.adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
 from callboard.adapters.videos import PollPolicy
 from callboard.bus import (
     CallboardError,
@@ -31,13 +32,71 @@ from callboard.bus.errors import (
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from callboard.engine import Engine, ModelRegistry
+from callboard.engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
+from callboard.tracestore import PriceRow, PriceTable
 
+from ...support.engines import entry, model, serving
 from ...support.media_server import MediaServer, media_server
 from ...support.present import present
 from ...support.provider_server import refusing_url
 from ...support.virtual_time import runs_on
-from .video_engines import OFTEN, SORA, VEO, a_video, engine_at, filming
+
+QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
+
+OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
+
+PRICES = PriceTable(
+    [
+        PriceRow(model="openai:sora-2", extra={"video_second": 10**11}),
+        PriceRow(model="gemini:veo-3.1-generate-preview", extra={"video_second": 4 * 10**11}),
+    ]
+)
+
+SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
+
+
+def registry(url: str, **others: str) -> ModelRegistry:
+    """A registry with both providers at this address, and other adapters of OpenAI's protocol at their own
+    addresses.
+    """
+    adapters: dict[str, AdapterEntry | str] = {}
+    for name in ("openai", "gemini", *others):
+        config = AdapterConfig(
+            options={"download_hosts": ["127.0.0.1"]},
+            api_key="a-secret-key",
+            base_url=others.get(name, url),
+            retry=QUICKLY,
+            stream_read_timeout=5.0,
+        )
+        kind = name if name in ("openai", "gemini") else "openai"
+        adapters[name] = entry(name, kind, config)
+    names = [SORA, VEO, *(f"{name}:sora-2" for name in others)]
+    return serving(*[model(name, kind="video") for name in names], **adapters)
+
+
+@asynccontextmanager
+async def engine_at(server: MediaServer, store: Path | None = None, **others: str) -> AsyncIterator[Engine]:
+    models = registry(server.url, **others)
+    engine = Engine(models=models, store=store, trace=store is not None, prices=PRICES)
+    async with engine:
+        yield engine
+
+
+async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
+    return await engine.create_video("A red boat.", model=model, seconds=8, polling=OFTEN)
+
+
+@asynccontextmanager
+async def filming(
+    server: MediaServer, store: Path | None = None, *, model: str = SORA, finished: bool = False
+) -> AsyncIterator[tuple[Engine, VideoHandle]]:
+    """An engine, and a video that was started there. With `finished`, the video is complete."""
+    async with engine_at(server, store) as engine:
+        handle = await a_video(engine, model)
+        if finished:
+            await handle.wait()
+        yield engine, handle
+
 
 anyio_backend = runs_on("asyncio")
 
