@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from callboard.adapters import ContentBlock, Message, ToolDefinition
+from callboard.adapters import ContentBlock, Message
 from callboard.bus import SessionConfigured, SessionSetup
 from callboard.bus.backend import LoopLock
 from callboard.bus.values.base import JsonObject
@@ -116,9 +116,7 @@ class SessionState:
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
         """Set the tools of the next turn. Raises the errors of `SessionState`."""
-        self.tools, self.sources = collected(tools)
-        self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
-        """The tools as models see them. The tuple's identity is the key of caches."""
+        self.tools, self.sources, self.definitions = collected(tools)
         self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
         """The tools as passed, for a fork."""
         self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()
