@@ -109,6 +109,8 @@ def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() 
     assert table.state("p") == "unavailable"
     (row,) = table.snapshot()
     assert (row.reason, row.retry_at_us) == ("network: NetworkError", 30 * SECOND)
+    assert said(table.observe(succeeded(), SECOND)) == [(None, "unavailable", "available")]
+    assert (table.observe(failed("NetworkError"), SECOND), table.snapshot()) == ((), ()), "a success resets all"
 
 
 @pytest.mark.parametrize("kind", ["InvalidRequestError", "CancelledError", "ContextOverflowError", "AdapterError"])
