@@ -20,9 +20,8 @@ from callboard.adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from callboard.bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
+from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed, errors
 from callboard.bus.events.operation import ProviderAvailabilityChanged
-from callboard.bus.values.usage import CostSource
 from callboard.engine import Engine, ModelDefaults, Tool, ToolSettings
 from callboard.engine.models.entries import ModelInput, model_input
 from callboard.engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
@@ -31,24 +30,16 @@ from ..support.engines import entry, requests_of, serving
 from ..support.engines import model as listed
 from ..support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from ..support.scripted import CAPABILITIES, Say, scripted_type
+from ..tracestore.trace_making import Maker
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 
-KINDS = {
-    "ServerError": "server_error",
-    "OverloadedError": "rate_limit",
-    "NetworkError": "network",
-    "RateLimitError": "rate_limit",
-    "AuthError": "auth",
-    "AccessDeniedError": "auth",
-    "QuotaExceededError": "rate_limit",
-    "NotFoundError": "invalid_request",
-    "InvalidRequestError": "invalid_request",
-    "ContextOverflowError": "context_overflow",
-    "CancelledError": "cancelled",
-    "AdapterError": "other",
-}
+KINDS = [
+    *("ServerError", "OverloadedError", "NetworkError", "RateLimitError", "AuthError", "AccessDeniedError"),
+    *("QuotaExceededError", "NotFoundError", "InvalidRequestError", "ContextOverflowError", "CancelledError"),
+    "AdapterError",
+]
 
 
 def failed(
@@ -59,30 +50,13 @@ def failed(
     status: int | None = None,
     retry_after: float | None = None,
 ) -> LlmCallFailed:
-    return LlmCallFailed(
-        provider="p",
-        model=model,
-        error_class=KINDS[error_type],
-        error_type=error_type,
-        message="",
-        will_retry=will_retry,
-        retry_count=0,
-        provider_status=status,
-        retry_after_seconds=retry_after,
-    )
+    kind = getattr(errors, error_type).error_class
+    made = Maker().failed(model=model, error_class=kind, provider_status=status, will_retry=will_retry).data
+    return msgspec.structs.replace(made, error_type=error_type, retry_after_seconds=retry_after)
 
 
 def succeeded(model: str = "p:m") -> LlmCallCompleted:
-    return LlmCallCompleted(
-        provider="p",
-        model=model,
-        served_model=model,
-        stop_reason=StopReason.END_TURN,
-        raw_stop_reason=None,
-        usage=TokenUsage(),
-        cost=Cost(0, CostSource.COMPUTED),
-        latency_ms=1,
-    )
+    return Maker().completed(model=model).data
 
 
 def said(changes: Changes) -> list[tuple[str | None, str, str]]:

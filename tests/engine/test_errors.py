@@ -35,6 +35,7 @@ from ..support.engines import registry
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.present import present
 from ..support.scripted import Say, adapter_type
+from ..tracestore.trace_making import Maker
 
 # One table describes every exception. The code and the page must agree with this table.
 
@@ -46,16 +47,8 @@ GOOGLE = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISS
 
 
 def failed(error: AdapterError) -> LlmCallFailed:
-    return LlmCallFailed(
-        provider="p",
-        model="p:m",
-        error_class=error.error_class,
-        error_type=type(error).__name__,
-        message="",
-        will_retry=False,
-        retry_count=0,
-        provider_status=error.provider_status,
-    )
+    made = Maker().failed(error_class=error.error_class, provider_status=error.provider_status).data
+    return msgspec.structs.replace(made, error_type=type(error).__name__)
 
 
 def test_every_exception_of_a_call_has_one_row_and_the_page_names_all() -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from callboard import EndedCall, Engine, generate_sync, run_sync, watch, watch_sync
-from callboard.adapters import OverloadedError, ServerError, StopReason, TokenUsage
-from callboard.bus import Cost, CostSource, LlmCallCompleted
+from callboard.adapters import OverloadedError, ServerError, TokenUsage
 from tests.engine.operations.test_embeddings import embedder_type, small
 from tests.support.engines import registry, serving
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
+from tests.tracestore.trace_making import Maker
 
 anyio_backend = runs_on("asyncio")
 
@@ -178,17 +178,8 @@ def test_a_thread_iterates_until_the_watcher_is_closed(in_the_sync_thread: Engin
     assert list(calls) == []
 
 
-def a_call(model: str) -> LlmCallCompleted:
-    return LlmCallCompleted(
-        provider="s",
-        model=model,
-        served_model=model,
-        stop_reason=StopReason.END_TURN,
-        raw_stop_reason=None,
-        usage=TokenUsage(1, 1),
-        cost=Cost(1, CostSource.COMPUTED),
-        latency_ms=1,
-    )
+def a_call(model: str) -> object:
+    return Maker().completed(model=model).data
 
 
 def test_a_call_that_ended_just_before_the_close_is_read(in_the_sync_thread: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ...support.engines import running, serving
 from ...support.programs import started
 from ...support.provider_server import provider_server
 from ...support.scripted import Say, scripted_type
+from ...support.virtual_time import FakeClock
 from ..test_middleware import PRICES, WAYS, Maker, filmed
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
@@ -105,6 +107,16 @@ async def test_a_waiting_call_continues_when_another_one_ends() -> None:
         assert [getattr(each, "text", each) for each in ended] == ["x"] * 5
         assert anyio.current_time() - began >= 5
         assert (await account(engine)).spent.tokens == 5 * 15
+
+
+async def test_a_waiting_call_continues_when_the_next_window_starts() -> None:
+    """A window follows the wall clock."""
+    budget = Budget(max_tokens=SENT + 100, window=timedelta(minutes=1), when_full="wait")
+    async with running(Say("x"), Say("y"), budgets=[budget], prices=TABLE, clock=FakeClock()) as (engine, _):
+        await engine.generate("s:m", "Hi", max_output_tokens=100)
+        began = anyio.current_time()
+        assert (await engine.generate("s:m", "Hi", max_output_tokens=100)).text == "y"
+        assert 59 <= anyio.current_time() - began <= 63
 
 
 async def test_a_cheaper_model_is_chosen_if_the_first_does_not_fit() -> None:

@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from callboard.adapters.requests.estimate import upper_end
 from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
-from callboard.bus.errors import ErrorClass
 from callboard.engine import BudgetExceededError
 from callboard.engine.budgets.budget import Budget, Payer, Window
 from callboard.engine.budgets.budgets import Budgets, Counted
@@ -36,6 +35,7 @@ from callboard.engine.budgets.worst_case import (
 from callboard.tracestore import PriceRow, PriceTable
 
 from ...support.virtual_time import FakeClock, run_virtual
+from ...tracestore.trace_making import Maker
 
 HOUR_US = 3_600_000_000
 SESSIONS = ("", "s1", "s2")
@@ -524,20 +524,9 @@ limits = st.lists(
 
 def ended(caller: Caller) -> LlmCallFailed:
     """The event at the end of the caller's attempt."""
-    unknown = caller.ends == "unknown"
-    return LlmCallFailed(
-        provider="s",
-        model="s:m",
-        error_class=str(ErrorClass.NETWORK),
-        error_type="NetworkError",
-        message="",
-        will_retry=False,
-        retry_count=0,
-        delay_seconds=0.0,
-        usage=None if unknown else TokenUsage(min(caller.uses, caller.asks)),
-        cost=None if unknown else Cost(0, CostSource.COMPUTED),
-        latency_ms=1,
-    )
+    usage, cost = TokenUsage(min(caller.uses, caller.asks)), Cost(0, CostSource.COMPUTED)
+    known = {} if caller.ends == "unknown" else {"usage": usage, "cost": cost}
+    return Maker().failed(error_class="network", provider_status=None, **known).data
 
 
 class World:
