@@ -131,7 +131,6 @@ def test_a_rate_limit_degrades_a_model_for_the_time_of_the_provider() -> None:
 
 
 def test_a_broken_model_becomes_unavailable_while_its_provider_answers() -> None:
-    """Server errors count against both the model and the provider."""
     table = AvailabilityTable()
     for _ in range(5):
         table.observe(failed("ServerError", model="p:bad"), 0)
@@ -141,7 +140,6 @@ def test_a_broken_model_becomes_unavailable_while_its_provider_answers() -> None
 
 
 def test_one_call_probes_and_the_provider_is_closed_for_others() -> None:
-    """After the cool-down one call can start. The provider is closed for other calls until the probe ends."""
     table = AvailabilityTable()
     down(table)
     assert table.readiness("p", "p:m", 29 * SECOND).kind == "closed"
@@ -336,7 +334,6 @@ async def test_the_caller_comes_before_the_model_and_the_model_before_its_adapte
 
 
 async def test_a_tool_is_forced_only_in_the_first_reply_of_a_conversation() -> None:
-    """No tool is forced after the tool's result or in the second turn."""
     requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=FORCING)
     assert [request.tool_choice for request in requests] == [ToolChoice("required"), None, None]
 

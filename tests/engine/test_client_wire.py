@@ -160,7 +160,6 @@ async def test_the_client_gets_the_raw_reply_of_the_last_call() -> None:
 
 
 async def test_a_cached_reply_is_canonical_and_answers_the_same_body_only() -> None:
-    """A field that only the body has can change the reply, so the key includes that field."""
     provider = Provider(MESSAGES.whole("Hello"), MESSAGES.whole("Other"))
     async with provider.engine(Cache()) as engine:
         assert await provider.ask(engine, streamed=False) == "Hello"

@@ -131,19 +131,12 @@ G = "adapters: {a: {type: anthropic, api_key: k}}\ngateway: {names: %s}"
         (X % "tools: {maxi: 3}", r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'"),
         (X % "tools: {max: 0}", r"tools\.max: expected a whole number, at least 1, found int 0"),
         (X % "tools: {strict: 1}", r"tools\.strict: expected true or false, found int 1"),
-        (
-            X % "tools: {max: 1, core: [a, b]}",
-            r"tools\.core: expected at most 1 names \(see adapters\.x\.tools\.max\)",
-        ),
+        (X % "tools: {max: 1, core: [a, b]}", r"core: expected at most 1 names \(see adapters\.x\.tools\.max\)"),
         (X % "retry: {base: 1}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
         (X % "retry: {jitter: 2}", r"retry\.jitter: expected true or false, found int 2"),
         (X % "prompt_addendum: [a]", r"adapters\.x\.prompt_addendum: expected a string"),
         (Y % "retry: {max_delay: long}", r"models\.x:y\.retry\.max_delay: expected a number"),
-        (
-            "adapters: {x: {type: openai}}\n"
-            "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
-            r"models\.x:z\.aliases: 'q' already belongs to x:y",
-        ),
+        (Y % "aliases: [q]}\n  x:z: {adapter: x, aliases: [q]", r"x:z\.aliases: 'q' already belongs to x:y"),
         (Y % "fallback: b", r"models\.x:y\.fallback: expected a list of names"),
         (Y % "fallback: [b]", r"models\.x:y\.fallback: unknown model 'b'"),
         (Y % "capabilities: {supports_tool: true}", r"supports_tool: unknown key; did you mean 'supports_tools'"),
@@ -160,9 +153,7 @@ G = "adapters: {a: {type: anthropic, api_key: k}}\ngateway: {names: %s}"
         ("adapters: {a: {type: xyz}}", r"expected anthropic, bedrock, .* package\.module:Class"),
     ],
 )
-def test_the_error_of_a_mistake_has_the_file_the_key_and_the_expectation(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_a_mistake_has_the_file_the_key_and_the_expectation(tmp_path: Path, text: str, complaint: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         read_models_yaml(path, {})
@@ -215,9 +206,7 @@ gateway:
         ("gpt.", ("gpt.",)),
     ],
 )
-def test_names_of_a_gateways_clients_are_served_by_other_models(
-    tmp_path: Path, name: str, models: tuple[str, ...]
-) -> None:
+def test_a_clients_name_is_served_by_other_models(tmp_path: Path, name: str, models: tuple[str, ...]) -> None:
     """The order is: a listed name, a model's own name, the patterns in order, and the name itself."""
     registry = read_models_yaml(written(tmp_path, NAMES), {})
     assert registry.serving(name) == models
@@ -225,7 +214,6 @@ def test_names_of_a_gateways_clients_are_served_by_other_models(
 
 
 def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp_path: Path) -> None:
-    """Each key of the model replaces the adapter's. A model that isn't listed has the adapter's settings."""
     registry = read_models_yaml(written(tmp_path, SETTINGS), {})
     config = registry.adapters["a"].config
     assert (config.max_retries, config.retry) == (4, RetryPolicy(base_delay=2, max_delay=30))
@@ -294,9 +282,7 @@ def test_without_a_file_the_environments_keys_make_the_registry() -> None:
 def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> None:
     entry = registry_from_env({**environ, "GEMINI_BASE_URL": "http://localhost:1"}).adapters["gemini"]
     assert (entry.config.api_key, entry.config.base_url) == (key, "http://localhost:1")
-    assert entry.state == (
-        "not_configured" if key is None else registry_from_env(environ).adapters["gemini"].state
-    )
+    assert (entry.state == "not_configured") is (key is None)
     assert entry.missing_key == (None if key else "GEMINI_API_KEY")
 
 
@@ -317,9 +303,7 @@ def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> 
         ("type: ollama", None),
     ],
 )
-def test_the_address_of_the_environment_comes_after_the_files(
-    entry: str, address: str | None, tmp_path: Path
-) -> None:
+def test_the_environments_address_comes_after_the_files(entry: str, address: str | None, tmp_path: Path) -> None:
     """The vendors' own libraries use these variables too."""
     environ = {
         **{f"{name}_API_KEY": "k" for name in ("ANTHROPIC", "OPENAI", "GEMINI", "GROQ")},
@@ -406,10 +390,7 @@ def test_keys_can_have_names_and_be_in_a_pool(tmp_path: Path) -> None:
     [
         ("keys: {acme: sk-secret}", "adapters.x.keys.acme: expected a mapping with api_key_env or api_key_file"),
         ("keys: {acme: {}}", "adapters.x.keys.acme: no key: set api_key_env or api_key_file"),
-        (
-            "keys: {acme: {api_key_env: A}}, key_pool: [beta]",
-            "adapters.x.key_pool: expected names of adapters.x.keys",
-        ),
+        ("keys: {acme: {api_key_env: A}}, key_pool: [b]", "x.key_pool: expected names of adapters.x.keys"),
     ],
 )
 def test_the_error_of_wrong_named_keys_has_no_key(tmp_path: Path, text: str, said: str) -> None:

@@ -351,7 +351,6 @@ async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
 
 
 async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
-    """The call waits for a slot."""
     async with running(Say("never"), prices=EARLY_PRICES) as (engine, events):
         (await engine._runtime.adapters.acquire("s")).release()
         while engine._runtime.adapters["s"].slots.try_acquire():

@@ -284,7 +284,6 @@ async def test_a_running_engine_is_checked_without_side_effects(tmp_path: Path) 
 
 
 async def test_an_engine_that_never_started_makes_no_file_and_starts_nothing(tmp_path: Path) -> None:
-    """The engine stays new."""
     engine = Engine(models=registry(Say("one")), store=tmp_path / "home" / "trace.db")
     report = await engine.health()
     assert report.ok
@@ -336,7 +335,6 @@ async def test_the_check_of_a_hanging_server_times_out() -> None:
 
 
 async def test_a_running_adapter_is_checked_over_its_own_connections() -> None:
-    """The check uses the connections of calls, and leaves them open."""
     server: ProviderServer
     with provider_server() as server:
         async with Engine(models=of("openai", "here", url=server.url), trace=False) as engine:
@@ -376,7 +374,6 @@ async def test_a_models_file_that_became_invalid_after_the_start_is_reported(tmp
 
 
 async def test_a_damaged_trace_file_fails_and_the_other_checks_run(tmp_path: Path) -> None:
-    """A page of the file is overwritten."""
     path = tmp_path / "trace.db"
     async with TraceStore(path):
         pass

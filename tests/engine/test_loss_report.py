@@ -445,7 +445,6 @@ async def test_every_use_of_a_closed_engine_is_refused(way: str) -> None:
 
 @pytest.mark.parametrize("way", [*EVERY_WAY, "aclose", "attach"])
 async def test_every_use_in_another_loop_is_refused(way: str) -> None:
-    """The call is refused before it waits."""
     ways = {**EVERY_WAY, "aclose": Engine.aclose, "attach": lambda engine: engine.attach("trn_1")}
     async with an_engine() as engine:
         error = await wrong_elsewhere(lambda: ways[way](engine))

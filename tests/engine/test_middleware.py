@@ -193,7 +193,6 @@ async def test_an_exception_of_a_filter_fails_only_its_call(streamed: bool) -> N
 
 
 async def test_an_exception_of_a_layer_is_raised_and_is_in_the_last_event() -> None:
-    """The exception keeps its type."""
 
     async def broken(request: CanonicalRequest, next: Next) -> CallOutcome:
         raise LookupError("my own mistake")
@@ -352,7 +351,6 @@ async def filmed(engine: Engine, seconds: int | None = None) -> None:
 
 
 async def test_a_log_line_has_each_call_and_never_its_content() -> None:
-    """The line has the model, the tokens and the cost, and the operation of other calls."""
     with captured_logs() as logged:
         async with around_all(LogCalls()) as engine:
             await engine.embed("private", model="s:m")
@@ -394,7 +392,6 @@ def operations(calls: Sequence[CallInfo]) -> list[str]:
 
 
 async def test_an_exception_in_settle_harms_neither_the_call_nor_other_layers() -> None:
-    """Each layer gets each end once, with the ids of the call."""
     first, second = Noting(), Noting()
     async with around_all(first, second) as engine:
         session = engine.session("s:m")
@@ -489,7 +486,6 @@ async def test_a_truncated_reply_and_an_empty_one_are_not_cached() -> None:
 
 
 async def test_memory_keeps_recently_used_replies_until_they_expire() -> None:
-    """The least recently used reply is dropped first."""
     kept = MemoryReplies(most=2)
     await kept.put("a", b"1", 0, 100)
     await kept.put("b", b"2", 0, 100)

@@ -76,7 +76,6 @@ def test_a_known_model_goes_to_its_provider(name: str, model: str, how: str) -> 
 
 
 def test_a_name_of_the_catalogue_goes_to_the_adapter_of_its_provider(home: Path) -> None:
-    """The adapter can have any name. An adapter of a known server is found by its address."""
     here = registry(home)
     assert meaning(here, "claude-haiku-4-5") == ("work:claude-haiku-4-5", "catalogue")
     assert meaning(here, "anthropic:haiku") == ("work:claude-haiku-5-5", "catalogue")
@@ -84,7 +83,6 @@ def test_a_name_of_the_catalogue_goes_to_the_adapter_of_its_provider(home: Path)
 
 
 def test_the_catalogues_short_name_finds_the_listed_model(home: Path) -> None:
-    """The model has its settings of models.yaml."""
     here = registry(home)
     for name in ("sonnet", "work:sonnet", "claude-sonnet-5-5", "daily"):
         assert here.resolve(name).model.id == "work:claude-sonnet-5-5"
@@ -218,9 +216,7 @@ SPECIFIED = [
 
 @pytest.mark.parametrize(("name", "provider", "display_name"), SPECIFIED)
 @row("8.1.8")
-def test_the_specifications_models_are_known_with_their_capabilities(
-    name: str, provider: str, display_name: str
-) -> None:
+def test_the_specifications_models_and_capabilities_are_known(name: str, provider: str, display_name: str) -> None:
     """Seed 2 §2.9 lists these models, and so does the last row of its §8.1."""
     info = get_model_info(name)
     assert (info.id, info.provider, info.display_name) == (name, provider, display_name)
@@ -334,7 +330,6 @@ def test_models_are_filtered_by_known_capabilities() -> None:
 
 
 def test_a_provider_without_a_table_has_no_latest_model() -> None:
-    """Price lists have no order. An unknown provider has no models."""
     assert list_models("mistral")
     assert (list_models("nobody"), get_latest_model("nobody"), get_latest_model("mistral")) == ([], None, None)
 

@@ -139,7 +139,6 @@ asyncio.run(main())
 
 
 async def test_a_session_killed_in_its_first_turn_is_opened_without_that_turn(path: Path) -> None:
-    """The session keeps its settings."""
     killed = ended(KILLED_IN_ITS_FIRST_TURN, path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(path, Say("Two.")) as engine:
@@ -302,10 +301,7 @@ async def test_a_failed_deletion_keeps_the_session(tmp_path: Path, monkeypatch: 
         assert session.messages == ()
 
 
-async def test_a_turn_during_a_deletion_starts_the_session_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The turn waits for the deletion. Then its messages are the first ones, and its settings are stored again."""
+async def test_a_turn_in_a_deletion_restarts_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.db"
     async with keeping(path, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", session_id="ses_x")
@@ -331,7 +327,6 @@ def test_each_status_of_a_turn_is_in_the_documentation() -> None:
 
 
 async def test_a_turn_that_ran_out_of_tool_rounds_has_a_warning() -> None:
-    """The last reply has the warning, in the history too. With no rounds allowed there is no warning."""
     calls = [("read", {})]
     async with running(Say(calls=calls), Say(calls=calls), Say(calls=calls)) as (engine, _):
         session = engine.session("s:m", tools=[READ])

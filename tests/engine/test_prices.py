@@ -61,7 +61,6 @@ async def price_of_a_new_call(engine: Engine) -> int | None:
 async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prices stay in this engine and in another process, for a repricing of all calls or of none."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 8, store=path, prices=CHEAP) as (engine, _):

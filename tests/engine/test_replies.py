@@ -277,7 +277,6 @@ def detailed(streamed: bool = False, times: int = 1) -> ModelRegistry:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
-    """The reply, its dict and its message have the details. The reply can still be a key of a dict."""
     async with Engine(models=detailed(streamed), trace=False) as engine:
         session = engine.session("c:m")
         reply = await session.stream("?").message() if streamed else await session.send("?")

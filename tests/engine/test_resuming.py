@@ -410,7 +410,6 @@ async def test_a_reader_that_continues_in_a_folded_part_gets_a_reset() -> None:
 )
 @settings(max_examples=80, deadline=None)
 def test_a_reader_from_the_start_gets_every_text_once(texts: list[str], cut: int, whole: bool) -> None:
-    """The test tries every end of the fold, and events after that end."""
     complete = MessageComplete((TextBlock("".join(texts)),), StopReason.END_TURN, "end", TokenUsage(), "m")
     deltas = [TextDelta(text, 0, "m") for text in texts]
     events = [MessageStart("m", "model", "p"), *deltas, complete, TurnComplete("completed")]

@@ -123,11 +123,7 @@ CACHES, LONG = Requirements(("prompt_caching",)), Requirements(min_context_token
         ({"supports_audio": False}, {}, "does not accept audio"),
         ({"accepted_audio_media_types": ("audio/wav",)}, {}, "does not accept audio/flac audio, only"),
         ({"supports_documents": False}, {}, "does not accept documents"),
-        (
-            {"supports_tool_choice": False},
-            {"tools": TOOLS, "tool_choice": FORCED},
-            "can't be forced to call a tool",
-        ),
+        ({"supports_tool_choice": False}, {"tools": TOOLS, "tool_choice": FORCED}, "be forced to call a tool"),
         ({"supports_tools": False}, {"tools": TOOLS}, "can't call tools"),
         ({"supports_parallel_tool_calls": False}, {"tools": TOOLS, "parallel_tool_calls": True}, "in parallel"),
         ({"supports_structured_output": False}, {"output_schema": {}}, "does not support output schemas"),
@@ -192,7 +188,6 @@ async def test_a_session_and_a_turn_can_have_requirements() -> None:
 
 
 async def test_the_configuration_sets_a_models_capabilities_and_defaults() -> None:
-    """The configuration replaces the adapter's capabilities. The caller's arguments replace the defaults."""
     changed = model(
         "s:m",
         capabilities={"supports_tools": False, "supports_thinking": True},
@@ -215,7 +210,6 @@ async def test_the_configuration_sets_a_models_capabilities_and_defaults() -> No
     "kind", [ServerError, NetworkError, AuthError, RateLimitError, NotFoundError, AdapterError]
 )
 async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterError]) -> None:
-    """The failed call is the cause of the new call. A reader gets one message, and the message has the routing."""
     async with rig(a=[Say(fails=kind("x"))], b=[Say("from b")]) as at:
         session = at.engine.session("a:m", fallback=["b:m"])
         async with session.stream("Hi") as turn:
@@ -260,7 +254,6 @@ async def test_a_missing_capability_is_an_error_of_the_first_model_and_skips_a_f
 
 
 async def test_an_overflow_falls_back_only_to_a_larger_window() -> None:
-    """The overflow is found before the call or after it."""
     capabilities = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
     async with rig(
         capabilities=capabilities, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]
@@ -292,7 +285,6 @@ async def test_if_every_fallback_fails_the_last_failure_is_raised() -> None:
 
 
 async def test_a_chain_of_the_configuration_is_the_default_of_a_call() -> None:
-    """An empty fallback disables the chain. A chain of the call is not extended."""
     chained = {"a:m": model("a:m", fallback=("b:m",)), "b:m": model("b:m", fallback=("c:m",))}
     fails = [Say(fails=ServerError("down"))]
     async with rig(chained, a=fails * 4, b=[Say("b"), *fails * 2], c=[]) as at:
@@ -346,7 +338,6 @@ async def test_a_turn_stays_with_the_model_that_replied_first() -> None:
 
 
 async def test_a_model_with_a_missing_key_is_skipped_if_there_is_a_fallback() -> None:
-    """A chain works with one key only."""
     registry = serving(a=entry("a", scripted_type(), missing_key="A_KEY"), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         message = await engine.session(["a:m", "b:m"]).send("x")
@@ -441,7 +432,6 @@ async def test_a_call_of_a_session_with_one_model_is_never_refused() -> None:
 
 
 async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> None:
-    """Nothing is sent, and the error has the state and the reason of each model."""
     async with rig(a=[Say(fails=AuthError("x"))], b=[Say(fails=AuthError("x"))]) as at:
         session = at.engine.session(["a:m", "b:m"])
         with pytest.raises(AuthError):

@@ -63,7 +63,6 @@ async def test_a_fork_is_independent() -> None:
 
 
 async def test_a_fork_can_start_earlier_and_has_the_context_of_its_origin() -> None:
-    """With at=2 the fork has two messages and a complete context. `session.created` names the origin."""
     async with talking(Say("one"), Say("two"), Say("three"), context=LastTurns(1)) as (session, events):
         await session.send("a")
         await session.send("b")
@@ -78,7 +77,6 @@ async def test_a_fork_can_start_earlier_and_has_the_context_of_its_origin() -> N
 
 
 async def test_a_fork_can_be_resumed_and_has_its_name(tmp_path: Path) -> None:
-    """The trace stores the messages of the origin in the fork, and the name of the fork."""
     store = tmp_path / "t.db"
     async with keeping(store, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", name="Draft")
@@ -191,7 +189,6 @@ async def test_a_changed_system_prompt_is_used_from_the_next_turn_on() -> None:
 
 
 async def test_a_deleted_session_leaves_its_costs_and_no_content(tmp_path: Path) -> None:
-    """The file has no text of the deleted session, except for a text that another session also has."""
     async with keeping(tmp_path / "t.db", Say("the answer is xylophone"), Say("same"), Say("same")) as engine:
         session, other = engine.session("s:m"), engine.session("s:m")
         await session.send("my secret is marmalade")
@@ -252,7 +249,6 @@ async def test_a_stream_has_each_event_once_and_ends_with_turn_complete() -> Non
 
 
 async def test_the_model_is_changed_between_two_turns_with_the_same_history() -> None:
-    """The new model gets the whole history. `model=` of `send` applies to one turn."""
     async with running(Say("from s"), Say("back"), other=[Say("from other")]) as (engine, events):
         session = engine.session("s:m")
         await session.send("one")
@@ -295,7 +291,6 @@ async def test_a_crash_in_an_adapter_fails_only_that_call() -> None:
 
 
 async def test_cancelling_ends_the_stream_and_frees_the_session() -> None:
-    """The stream ends with message.complete(cancelled), and the partial text is kept."""
     pauses = iter([anyio.lowlevel.checkpoint, anyio.lowlevel.checkpoint, anyio.sleep_forever])
     say = Say("one", "two", "three", pause=lambda: next(pauses)())
     async with talking(say, Say("next")) as (session, events):
@@ -371,7 +366,6 @@ async def test_a_forced_tool_that_does_not_exist_is_refused_before_a_request() -
 
 @pytest.mark.parametrize("step", range(5))
 async def test_every_call_ends_exactly_once_for_any_time_of_a_cancellation(step: int) -> None:
-    """Each attempt has one start and one end."""
     say = Say("a", "b", "c", pause=lambda: anyio.sleep(1))
     async with talking(say, Say("next")) as (session, events):
         with anyio.move_on_after(step + 0.5):

@@ -170,7 +170,6 @@ async def test_a_session_with_a_cancelled_turn_steers_the_next(stage: Stage) -> 
 
 
 async def test_a_paused_reply_continues_before_it_is_steered(stage: Stage) -> None:
-    """The provider needs the paused reply as the last message."""
     pausing = Say("Searching.", pause=stage.steers("Be quick."))
     pausing.reply = msgspec.structs.replace(pausing.reply, stop=StopReason.PAUSE_TURN)
     async with running(pausing, Say("Found."), Say("There.")) as (engine, _):
@@ -294,7 +293,6 @@ async def test_a_fallback_gets_the_message_once_and_a_partial_reply_counts_as_de
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close"])
 @both_ways
 async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: str, streamed: bool) -> None:
-    """The error has the undelivered messages, and the turn accepts no more."""
     closing: list[asyncio.Future[object]] = []
     async with running(WORK) as (engine, _):
         session = stage.opened(engine)
@@ -321,9 +319,7 @@ async def test_a_turn_that_is_cancelled_returns_its_messages(stage: Stage, how: 
 
 @pytest.mark.parametrize("status", ["max_tool_rounds", "stopped", "awaiting_tools"])
 @both_ways
-async def test_a_turn_that_stops_for_another_reason_returns_its_messages(
-    stage: Stage, status: str, streamed: bool
-) -> None:
+async def test_a_turn_that_stops_otherwise_returns_its_messages(stage: Stage, status: str, streamed: bool) -> None:
     """The reasons are the limit of rounds, a stop condition, and an open call."""
     script = {
         "max_tool_rounds": [WORK, Say(calls=[("work", {})], pause=stage.steers("more"))],
@@ -394,7 +390,6 @@ async def test_a_resumed_forked_or_imported_session_has_the_mark(stage: Stage, t
 
 
 async def test_the_trace_has_the_mark_without_content(stage: Stage, tmp_path: Path) -> None:
-    """Only the event of that message has the mark."""
     async with running(WORK, Say("done"), store=tmp_path / "trace.db") as (engine, _):
         session = stage.opened(engine, during_work=["secret"])
         await session.send("go")
@@ -411,7 +406,6 @@ async def test_the_trace_has_the_mark_without_content(stage: Stage, tmp_path: Pa
 
 @pytest.mark.parametrize("policy", [LastTurns(1), Truncate(), Summarise(keep_turns=1)])
 async def test_a_steered_turn_is_one_turn_for_a_policy(stage: Stage, policy: ContextPolicy) -> None:
-    """The first message of the turn stays with the message that steered it, in later turns too."""
     async with running(Say("0"), WORK, Say("1"), Say("2"), Say("3")) as (engine, _):
         session = stage.opened(engine, during_work=["more"], context=policy)
         await session.send("before")

@@ -118,7 +118,6 @@ async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_slots(how: str) -> None:
-    """The call that has the slot keeps the slot. Afterwards the number of slots is the same."""
     models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
     async with Engine(models=models, trace=False, limits=Limits(calls_per_provider=1)) as engine:
 
@@ -442,7 +441,6 @@ async def test_only_its_owner_can_read_a_stream(engine: Engine, make: Makes) -> 
 
 
 async def test_only_its_owner_can_cancel_a_turn(engine: Engine) -> None:
-    """An operator passes no owner and can cancel any turn. `engine.streams` also needs the owner."""
     for owner, cancels in (("bob", False), ("ada", True), (None, True)):
         async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
             assert await engine.cancel(turn.stream_id, owner=owner) is cancels

@@ -106,9 +106,7 @@ async def test_children_of_parallel_tools_have_their_own_tool_call(tmp_path: Pat
         children = turn.children
         progress = [each.data for each in events.take() if isinstance(each.data, ToolProgress)]
     assert rows["a"].parent_tool_use_id != rows["b"].parent_tool_use_id
-    assert [(child.tool_name, child.turn_id) for child in children] == [
-        (name, rows[name].turn_id) for name in ("a", "b")
-    ]
+    assert [(each.tool_name, each.turn_id) for each in children] == [(name, rows[name].turn_id) for name in "ab"]
     assert [each.stream_id for each in progress] == [child.stream_id for child in children]
 
 
@@ -262,7 +260,6 @@ async def test_the_time_limit_of_a_tool_ends_its_children() -> None:
 
 
 async def test_a_call_of_a_tool_after_the_end_of_its_turn_is_a_root() -> None:
-    """The turn completed before the call, so the sum of the turn does not include the call."""
     async with running(asks("a"), Say("Done."), Say("x"), Say("x"), a=[Say("late")]) as (engine, _):
         late: list[asyncio.Task[str]] = []
 
@@ -283,7 +280,6 @@ async def test_a_call_of_a_tool_after_the_end_of_its_turn_is_a_root() -> None:
 
 
 async def test_an_agent_tool_runs_its_own_session(tmp_path: Path) -> None:
-    """The session has the tags of its parent."""
     trace = tmp_path / "t.db"
     researcher = agent_tool("researcher", model="a:m", system_prompt="You research.")
     async with running(

@@ -37,42 +37,6 @@ anyio_backend = runs_on("asyncio")
 Ask = Callable[..., Awaitable[object]]
 
 
-async def send(engine: Engine, **options: Any) -> None:
-    await engine.session("s:m").send("Hi", **options)
-
-
-async def stream(engine: Engine, **options: Any) -> None:
-    await engine.session("s:m").stream("Hi", **options).message()
-
-
-async def submit(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.submit({session.pending_calls[0].id: "done"}, **options)
-
-
-async def approve(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.approve(*session.pending_calls, **options)
-
-
-async def approve_stream(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.approve_stream(*session.pending_calls, **options).message()
-
-
-async def deny(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.deny(*session.pending_calls, **options)
-
-
-async def generate(engine: Engine, **options: Any) -> None:
-    await engine.generate("s:m", "Hi", **options)
-
-
-async def generate_object(engine: Engine, **options: Any) -> None:
-    await engine.generate_object("s:m", "Hi", schema={"type": "object"}, **options)
-
-
 @tool(needs_approval=True)
 async def refund() -> str:
     """Refund."""
@@ -86,18 +50,38 @@ async def waiting(engine: Engine) -> Session:
     return session
 
 
-SIMPLE = [send, stream, generate, generate_object]
-WAITING = [submit, approve, approve_stream, deny]
+async def answered(engine: Engine, how: str, options: dict[str, Any]) -> None:
+    """Answer the open call of a waiting session."""
+    session = await waiting(engine)
+    if how == "submit":
+        await session.submit({session.pending_calls[0].id: "done"}, **options)
+    elif how == "approve_stream":
+        await session.approve_stream(*session.pending_calls, **options).message()
+    else:
+        await getattr(session, how)(*session.pending_calls, **options)
 
 
-def replies_for(ask: Ask) -> list[Say]:
+SIMPLE: dict[str, Ask] = {
+    "send": lambda engine, **more: engine.session("s:m").send("Hi", **more),
+    "stream": lambda engine, **more: engine.session("s:m").stream("Hi", **more).message(),
+    "generate": lambda engine, **more: engine.generate("s:m", "Hi", **more),
+    "generate_object": lambda at, **more: at.generate_object("s:m", "Hi", schema={"type": "object"}, **more),
+}
+WAITING: dict[str, Ask] = {
+    how: lambda engine, how=how, **more: answered(engine, how, more)
+    for how in ("submit", "approve", "approve_stream", "deny")
+}
+ASK = {**SIMPLE, **WAITING}
+
+
+def replies_for(ask: str) -> list[Say]:
     return [Say(calls=[("refund", {})]), Say("{}")] if ask in WAITING else [Say("{}")]
 
 
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", ASK)
+async def test_every_way_to_call_accepts_timeout_and_tags(ask: str, tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
-        await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
+        await ASK[ask](engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
         assert requests_of(engine)[-1].timeout_seconds == 7.0
         await engine.flush()
         rows = await present(engine._runtime.store).calls()
@@ -105,11 +89,11 @@ async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Pa
         assert tags == [{"team": "a", "job": "refunds"} if ask in WAITING else {"job": "refunds"}]
 
 
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", ASK)
+async def test_the_old_names_of_time_limits_work_with_a_warning(ask: str, tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.warns(DeprecationWarning, match="use call_timeout="):
-            await ask(engine, call_timeout_seconds=7.0)
+            await ASK[ask](engine, call_timeout_seconds=7.0)
         assert requests_of(engine)[-1].timeout_seconds == 7.0
 
 
@@ -130,17 +114,17 @@ LIMITS = ("max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries")
 @pytest.mark.parametrize(
     ("ask", "name"),
     quick_if(
-        itertools.product([*SIMPLE, *WAITING], LIMITS),
+        itertools.product(ASK, LIMITS),
         lambda n: n < len(LIMITS) or n % len(LIMITS) == 0,
         "each limit at each entry point",
         rows=True,
     ),
 )
-async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) -> None:
+async def test_a_negative_limit_is_refused(ask: str, name: str, tmp_path: Path) -> None:
     """Some servers read -1 as no limit, and a budget would then reserve nothing."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.raises(ValueError, match=f"{name}=-1: must be at least"):
-            await ask(engine, **{name: -1})
+            await ASK[ask](engine, **{name: -1})
 
 
 def test_a_session_refuses_a_negative_limit() -> None:

@@ -52,7 +52,6 @@ async def test_watch_yields_the_calls_of_earlier_and_later_engines(in_the_sync_t
 
 
 async def test_watch_yields_failed_and_cancelled_calls() -> None:
-    """Each call has its status and its error."""
     started = asyncio.Event()
 
     async def pause() -> None:

@@ -66,7 +66,6 @@ async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
 
 
 async def test_waiting_turns_are_queued_and_a_limit_keeps_the_total() -> None:
-    """The turns of one session have the stages asking, queued and queued. `limit=2` shows two of the three."""
     go = anyio.Event()
     async with running(Say("one", pause=go.wait), Say("two"), Say("three")) as (engine, _):
         session = engine.session("s:m")
@@ -167,7 +166,6 @@ async def test_a_watcher_that_is_closed_leaves_no_subscription() -> None:
 
 
 def test_the_time_of_an_identifier_is_read_from_it() -> None:
-    """The time comes from a ULID. An identifier of another form has no time."""
     assert made_us("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259_000
     assert made_us("ses_mine") is None
     assert made_us("ses_01ARZ3NDEKTSV4RRFFQ69G5FA!") is not None
@@ -186,7 +184,6 @@ def test_an_engine_that_never_started_has_statistics_and_no_work_in_progress() -
 
 
 async def test_running_and_waiting_turns_are_counted() -> None:
-    """One turn runs in the only slot of its provider. One waits for its session, and one for the slot."""
     go = anyio.Event()
     script = [Say("one", pause=go.wait), Say("two"), Say("three")]
     async with Engine(models=registry(*script), trace=False, limits=Limits(calls_per_provider=1)) as engine:

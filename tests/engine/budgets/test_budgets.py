@@ -45,7 +45,6 @@ async def attempts(calls: int, one: Callable[[], Awaitable[object]]) -> list[obj
 
 
 async def test_of_fifty_concurrent_calls_only_those_that_fit_are_sent() -> None:
-    """The budget reserves the most that a call can cost before the call is sent."""
     budget = Budget(max_tokens=10 * (SENT + 100))
     async with running(*[Say("x", pause=a_second)] * 50, budgets=[budget], prices=TABLE) as (engine, events):
         ended = await attempts(50, lambda: engine.generate("s:m", "Hi", max_output_tokens=100))
@@ -83,7 +82,6 @@ async def test_a_call_without_a_price_is_refused_unless_the_budget_allows_it() -
 
 
 async def test_events_report_the_reservation_the_cost_and_a_low_budget() -> None:
-    """All events have the id of the request."""
     budget = Budget(max_cost_usd=Decimal(ONE).scaleb(-9), low_at=0.05)
     async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
         await engine.generate("s:m", "Hi", max_output_tokens=100)
@@ -99,7 +97,6 @@ async def test_events_report_the_reservation_the_cost_and_a_low_budget() -> None
 
 
 async def test_a_waiting_call_continues_when_another_one_ends() -> None:
-    """The budget has room for one call at a time, so the calls run one after another."""
     budget = Budget(max_tokens=SENT + 100 + 5 * 15, when_full="wait")
     async with running(*[Say("x", pause=a_second)] * 5, budgets=[budget], prices=TABLE) as (engine, _):
         began = anyio.current_time()

@@ -61,7 +61,6 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_calls_in_progress_count_in_a_budget_that_replaces_another() -> None:
-    """The calls together stay within the new budget. The replaced budget has no account."""
     ends = asyncio.Event()
     async with running(*[Say("x", pause=ends.wait)] * 50, prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(20)])
@@ -79,7 +78,6 @@ async def test_calls_in_progress_count_in_a_budget_that_replaces_another() -> No
 
 
 async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
-    """The trace has the spend of the budget's window. Spend of other tags does not count."""
     async with running(*[Say("x")] * 9, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         for _ in range(3):
             await asked(engine)
@@ -114,7 +112,6 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
 
 
 async def test_a_call_of_unknown_usage_counts_with_its_highest_cost_in_a_later_budget(tmp_path: Path) -> None:
-    """The call has ended, so the trace counts it, and the new budget takes over no reservation."""
     replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
     async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])

@@ -196,7 +196,6 @@ def test_a_budget_of_one_tenant_leaves_the_others_alone() -> None:
 
 
 def test_a_refusal_has_the_time_at_which_the_call_fits() -> None:
-    """A call above the whole limit has no such time."""
     ledger, _ = account_of(Budget(max_tokens=10, window="hour"))
     ledger.reserve("a", PAYER, Amount(0, 8), HOUR_US // 2)
     (refusal,) = ledger.reserve("b", PAYER, Amount(0, 8), HOUR_US // 2)
@@ -297,7 +296,6 @@ def test_a_day_on_which_the_clock_is_set_has_23_or_25_hours(day: str, hours: int
 
 
 def test_an_hour_that_comes_twice_is_two_windows() -> None:
-    """When the clock is set back, two o'clock occurs twice, and each hour is a window of its own."""
     window = Window(calendar="hour", zone="Europe/Zurich")
     first = int(datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()) * 1_000_000
     assert window.slot(first).end_us == window.slot(first + 3_600_000_000).start_us

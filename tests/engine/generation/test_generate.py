@@ -62,9 +62,8 @@ async def test_a_plain_function_is_a_tool() -> None:
             assert [answer.text for answer in result.steps[0].tool_results] == ["3"]
         session = engine.session("s:m", tools=[plus])
         assert (await session.send("1+2?")).text == "3"
-        assert [f"{tool.name}: {tool.definition.description}" for tool in session.tools] == [
-            "plus: Adds two numbers."
-        ]
+        (plain,) = session.tools
+        assert (plain.name, plain.definition.description) == ("plus", "Adds two numbers.")
         with pytest.raises(ConfigurationError, match="two tools are named 'plus'"):
             session.tools = [plus, plus]
 
@@ -121,9 +120,8 @@ async def test_the_provider_decides_between_models_of_one_name(
 async def test_without_a_model_the_default_model_is_called() -> None:
     """C10: `default_model` can have the name of its provider. Without a default, the error has advice."""
     plain = registry(Say("Hello"), Say("Hello"))
-    async with Engine(
-        models=ModelRegistry(plain.adapters, plain.models, default_model="s:m"), trace=False
-    ) as engine:
+    models = ModelRegistry(plain.adapters, plain.models, default_model="s:m")
+    async with Engine(models=models, trace=False) as engine:
         assert (await engine.generate(prompt="Hi")).response.model == "s:m"
         assert (await engine.generate(prompt="Hi", provider="s")).response.model == "s:m"
     async with running() as (engine, _):
@@ -264,9 +262,7 @@ async def test_an_unknown_argument_is_a_type_error() -> None:
         ),
     ],
 )
-async def test_an_argument_of_a_wrong_type_is_refused_before_a_turn(
-    arguments: dict[str, object], advice: str
-) -> None:
+async def test_an_argument_of_a_wrong_type_starts_no_turn(arguments: dict[str, object], advice: str) -> None:
     async with running() as (engine, events):
         with pytest.raises(TypeError, match=advice):
             await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]

@@ -183,11 +183,7 @@ async def test_a_turn_of_a_session_can_also_choose_the_mode() -> None:
         (Say(""), "not_json", "the text has no JSON"),
         (Say('{"name": "Ada", "age": "old"}'), "invalid", "$.age: 'old' is not of type 'integer'"),
         (Say('{"name": "Ada"}'), "invalid", "$: 'age' is a required property"),
-        (
-            ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS),
-            "truncated",
-            "the text ends before the end of the value",
-        ),
+        (ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS), "truncated", "the text ends before the end of"),
         (ended(Say("Well, let me think."), StopReason.MAX_TOKENS), "truncated", "the text has no JSON"),
         (ended(Say('{"name": x, "a'), StopReason.MAX_TOKENS), "not_json", "expected a value, at character 9"),
         (ended(Say("{}"), StopReason.MAX_TOKENS), "invalid", "$: 'name' is a required property"),
@@ -195,9 +191,7 @@ async def test_a_turn_of_a_session_can_also_choose_the_mode() -> None:
         (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),
     ],
 )
-async def test_a_reply_without_a_valid_object_is_an_error_with_its_reason(
-    reply: Say, reason: str, detail: str
-) -> None:
+async def test_a_reply_without_an_object_is_an_error_with_its_reason(reply: Say, reason: str, detail: str) -> None:
     async with running(reply) as (engine, _):
         with pytest.raises(NoObjectGeneratedError) as none:
             await engine.generate_object("s:m", "Who?", schema=Person)
@@ -229,9 +223,7 @@ async def test_a_value_that_only_the_type_refuses_is_invalid() -> None:
 async def test_calls_for_the_caller_are_no_object() -> None:
     tool = Tool(ToolDefinition("ask_user"))
     async with running(Say(calls=[("ask_user", {})])) as (engine, _):
-        with pytest.raises(
-            NoObjectGeneratedError, match="it calls ask_user, and the turn ended with awaiting_tools"
-        ):
+        with pytest.raises(NoObjectGeneratedError, match="it calls ask_user, and the turn ended with awaiting"):
             await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool], max_reasks=1)
 
 
@@ -315,10 +307,7 @@ async def test_the_number_of_requests_is_limited(reply: Say, reasks: int, calls:
     [
         (Say('{"name": "Ada", "age": 36,}'), Person("Ada", 36)),
         (Say('Here: {"name": "Ada\nL.", "age": 36'), Person("Ada\nL.", 36)),
-        (
-            ended(Say('{"name": "Ada", "age": 36, "tags": ["a", "b'), StopReason.MAX_TOKENS),
-            Person("Ada", 36, "", ["a", "b"]),
-        ),
+        (ended(Say('{"name": "A", "age": 3, "tags": ["b'), StopReason.MAX_TOKENS), Person("A", 3, "", ["b"])),
     ],
     ids=["comma", "line", "truncated"],
 )

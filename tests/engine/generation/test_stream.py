@@ -131,7 +131,6 @@ async def test_a_streamed_request_has_the_response_of_complete() -> None:
 
 
 async def test_the_text_stream_has_each_piece() -> None:
-    """`text_stream` continues after the last event that was read."""
     async with running(Say("a", "b", "c"), Say("d", "e")) as (engine, _):
         async with engine.stream("s:m", "Hi") as result:
             async for event in result:
@@ -142,7 +141,6 @@ async def test_the_text_stream_has_each_piece() -> None:
 
 
 async def test_the_partial_response_can_be_read_at_any_time() -> None:
-    """`partial_response` grows without a reader, and is the response at the end."""
     async with stalled("Hel", "lo", let=1) as (engine, gate, _):
         async with engine.stream("s:m", "Hi") as result:
             assert result.partial_response is None

@@ -146,7 +146,6 @@ async def test_a_stream_that_did_not_complete_has_its_cost(open_: Open, way: str
 
 @pytest.mark.parametrize("open_", OPEN)
 async def test_a_stream_that_never_started_costs_nothing(open_: Open) -> None:
-    """The stream is closed before it is read."""
     async with priced() as engine:
         stream = open_(engine)
         await stream.aclose()
@@ -316,7 +315,6 @@ def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_recorded_streams_add_up_to_their_responses(name: str) -> None:
-    """All events add up to the response, and so do the deltas alone."""
     _, options, talk = CONVERSATIONS[name]
     adapter, _ = replaying_adapter(FOLDER / f"{name}.json", options)
     replies = await talk(adapter)

@@ -346,7 +346,6 @@ def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None
 
 
 def test_an_engine_in_a_plain_with_block_is_closed_at_its_end() -> None:
-    """The engine can be entered once."""
     engine = Engine(models=registry(Say("Hello"), Say(fails=ServerError("no"))), trace=False)
     with engine as entered:
         assert entered is engine

@@ -80,9 +80,7 @@ def data_of(envelope: Envelope) -> object:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_a_change_reaches_readers_the_reply_and_the_history(
-    streamed: bool, check: Callable[[Held], str]
-) -> None:
+async def test_a_change_reaches_readers_reply_and_history(streamed: bool, check: Callable[[Held], str]) -> None:
     """The changed text may be spread over several deltas."""
     fragments = ("Your card is 41", "11 1111 11", "11 1111, she said.", " Bye.")
     rail = Guardrail(check, window=Window.characters(12, overlap=30))
@@ -198,7 +196,6 @@ async def test_cancelling_does_not_wait_for_a_guardrail(streamed: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_exception_of_a_guardrail_ends_the_call(streamed: bool) -> None:
-    """The exception is raised unchanged, by sync and async guardrails."""
 
     def breaks(held: Held) -> str:
         raise ZeroDivisionError

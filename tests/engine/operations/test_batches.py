@@ -213,9 +213,7 @@ async def test_a_lost_part_is_distinguished_from_the_known_parts(
 
 
 @WIRES
-async def test_a_cancelled_batch_is_billed_for_its_completed_requests(
-    server: BatchServer, store: Path, wire: str
-) -> None:
+async def test_a_cancelled_batch_costs_its_completed_requests(server: BatchServer, store: Path, wire: str) -> None:
     """The other requests are errors that cost nothing."""
     async with engine_at(server.url, store) as engine:
         requests = requests_of(wire, "one", "half", "three")
@@ -243,9 +241,7 @@ async def test_a_failed_poll_is_repeated(server: BatchServer) -> None:
         assert seen[-1] == "completed"
 
 
-async def test_a_budget_reserves_the_worst_case_until_the_results_are_counted(
-    server: BatchServer, store: Path
-) -> None:
+async def test_a_budget_reserves_the_worst_case_until_results_count(server: BatchServer, store: Path) -> None:
     """A batch that does not fit is not sent. Another process has the same reservation."""
     requests = requests_of("openai", "one", "two")
     small, large = Budget(max_cost_usd="0.000001"), Budget(max_cost_usd="1")
@@ -350,9 +346,7 @@ async def test_batches_are_stored_in_postgresql(server: BatchServer, postgres_ds
             assert (listed.batch_id, listed.completed, listed.submissions[1].ended) == ("on-server", True, True)
 
 
-async def test_two_engines_that_count_concurrently_count_each_result_once(
-    server: BatchServer, store: Path
-) -> None:
+async def test_two_engines_that_count_together_count_each_result_once(server: BatchServer, store: Path) -> None:
     """The trace and both budgets are exact to the nano-dollar, and nothing stays reserved."""
     budget = Budget(max_cost_usd="1")
     texts = ["one", "fail", *(f"two {place}" for place in range(20))]

@@ -122,9 +122,7 @@ async def killed_with_a_job(server: BatchServer, store: Path) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-async def test_nothing_is_sent_while_those_files_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_sent_while_files_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dead program may have sent the batch, so a creation is an error until the files can be read."""
 
     async def not_now(*args: object, **options: object) -> bool:
@@ -169,7 +167,6 @@ async def created_by_all(engines: list[Engine], requests: list[CanonicalRequest]
 
 
 async def test_concurrent_engines_send_a_batch_once(server: BatchServer, tmp_path: Path) -> None:
-    """The engines share a trace file, and each gets the batch."""
     wire = "openai"
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine_at(server.url, tmp_path / "trace.db")) for _ in range(3)]
@@ -202,7 +199,6 @@ async def test_engines_that_share_a_database_send_a_batch_once(
 
 
 async def test_a_waiting_program_continues_after_another_was_killed(server: BatchServer, tmp_path: Path) -> None:
-    """A program is killed before its reply arrives, while two other programs wait. Those two find the job."""
     server.fail("hold create")
 
     def start() -> Popen[str]:
@@ -353,7 +349,6 @@ async def test_another_process_passes_all_results_and_counts_none_again(
 
 
 async def test_results_that_were_read_before_are_passed(batch_provider: BatchServer) -> None:
-    """Each result is passed once. A second concurrent `for_each` is refused."""
     got: list[BatchResult] = []
     async with engine_at(batch_provider.url) as engine:
         batch = await engine.create_batch(requests_of("openai", *HANDED_OUT), batch_id="shared", polling=OFTEN)
@@ -371,9 +366,7 @@ async def test_results_that_were_read_before_are_passed(batch_provider: BatchSer
         assert batch.state.succeeded == 3
 
 
-async def test_a_time_limit_ends_only_the_waiting(
-    batch_provider: BatchServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_time_limit_ends_the_wait(batch_provider: BatchServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupted result is passed again. A batch of several jobs is passed completely."""
     monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
     monkeypatch.setattr(HttpBatches, "split", lambda _, items: (2, 2))

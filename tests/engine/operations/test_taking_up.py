@@ -74,7 +74,6 @@ KILLED = """
 async def test_a_killed_session_continues_with_its_reply(
     server: BackgroundServer, tmp_path: Path, kind: str, died_after: str, as_stream: bool
 ) -> None:
-    """The next process has the question in its history, reads the complete reply, and continues the session."""
     before = made_by(server)
     killed = ended(KILLED, server.url, tmp_path / "t.db", kind, died_after)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -148,9 +147,7 @@ async def test_a_closed_engine_does_not_cancel_its_replies(server: BackgroundSer
         await check_one_call(engine, server, before)
 
 
-async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
+async def test_the_accepted_attempt_is_the_one_that_ends(server: BackgroundServer, tmp_path: Path) -> None:
     """The failed first attempt has its own row. No row stays open, and the budget counts the cost once."""
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
@@ -170,10 +167,7 @@ async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
         assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)
 
 
-async def test_a_budget_counts_the_highest_cost_of_a_reply_until_its_end(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
-    """The maximum counts over the close and the next start. At the end of the job its cost counts."""
+async def test_a_budget_counts_the_most_until_a_reply_ends(server: BackgroundServer, tmp_path: Path) -> None:
     budget = Budget(max_cost_usd="5")
     before, store = made_by(server), tmp_path / "t.db"
     await leave(server, store, session=False, budgets=[budget])
@@ -209,10 +203,7 @@ async def test_a_cancelled_reply_ends_with_the_providers_usage(server: Backgroun
         assert turn.cost.nano_usd == nano_of(*books["bill"][made])
 
 
-async def test_a_reply_that_fails_leaves_no_question_in_the_history(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
-    """The stored history has no question at the end, or between two attempts."""
+async def test_a_failed_reply_leaves_no_question_in_the_history(server: BackgroundServer, tmp_path: Path) -> None:
     async with engine_at(server.url, tmp_path / "t.db") as engine:
         session = await engine.open_session("s1", model=MODEL)
         with pytest.raises(CallboardError):
@@ -260,9 +251,7 @@ async def test_each_message_of_a_session_is_published_once(server: BackgroundSer
             await session.take_up(other)
 
 
-async def test_a_reply_that_the_provider_lost_is_closed_in_the_trace(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
+async def test_a_reply_that_the_provider_lost_is_closed(server: BackgroundServer, tmp_path: Path) -> None:
     """The call of the reply ends with an unknown outcome and is not listed again."""
     await leave(server, tmp_path / "t.db", session=False)
     with background_server(0.01) as forgetful:

@@ -245,9 +245,7 @@ async def test_an_unsupported_request_is_refused_before_it_is_sent(server: Media
     assert server.asked == []
 
 
-async def test_a_cancelled_creation_waits_for_the_jobs_id_and_stores_it(
-    server: MediaServer, tmp_path: Path
-) -> None:
+async def test_a_cancelled_creation_waits_for_the_id_and_stores_it(server: MediaServer, tmp_path: Path) -> None:
     """The trace has the event and the call of the job, so the job can be resumed."""
     server.hold.clear()
     async with engine_at(server, tmp_path / "trace.db") as engine:
@@ -302,10 +300,7 @@ async def test_another_engine_resumes_a_job_with_its_parameters(server: MediaSer
     assert server.made == {"video": 1}
 
 
-async def test_a_job_that_is_resumed_twice_concurrently_is_counted_once(
-    server: MediaServer, tmp_path: Path
-) -> None:
-    """The job is already complete. The two resumes share one handle."""
+async def test_a_job_that_is_resumed_twice_together_is_counted_once(server: MediaServer, tmp_path: Path) -> None:
     server.steps = []
     async with engine_at(server, tmp_path / "trace.db") as engine:
         job_id = (await a_video(engine)).id
@@ -344,9 +339,7 @@ async def test_a_wait_for_a_cancelled_job_raises(server: MediaServer) -> None:
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-async def test_a_cancel_that_comes_too_late_keeps_the_video(
-    waiting: bool, server: MediaServer, tmp_path: Path
-) -> None:
+async def test_a_late_cancel_keeps_the_video(waiting: bool, server: MediaServer, tmp_path: Path) -> None:
     """The job has completed since the last poll. The video is counted and can be downloaded."""
     server.steps = [10] * 100_000 if waiting else []
     heard = anyio.Event()
@@ -480,9 +473,7 @@ async def test_the_key_is_sent_only_to_the_provider(server: MediaServer) -> None
     assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
 
 
-async def test_an_error_of_the_file_system_is_no_fault_of_the_provider(
-    server: MediaServer, tmp_path: Path
-) -> None:
+async def test_an_error_of_the_disk_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
     """A job of an adapter that was removed raises an error with the adapter's name."""
     async with filming(server, finished=True) as (engine, handle):
         with pytest.raises(FileNotFoundError):

@@ -186,7 +186,6 @@ def test_earlier_turns_go_first() -> None:
 
 
 def test_a_model_with_a_used_limit_delays_no_other() -> None:
-    """A limit that was learned for one model does not apply to another."""
     limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
     limiter.force(first, 0)

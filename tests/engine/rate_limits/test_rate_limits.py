@@ -54,25 +54,19 @@ async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
                 group.start_soon(call)
             await anyio.sleep(1)
             (s,) = engine.statistics().providers
-            assert [(queue.model, queue.waiting, queue.why) for queue in s.rate_limit_queues] == [
-                ("s:m", 15, "requests")
-            ]
-            assert [(one.kind, one.source, one.limit, one.left) for one in s.rate_limits] == [
-                ("requests", "declared", 10, 0)
-            ]
+            (queue,), (limit,) = s.rate_limit_queues, s.rate_limits
+            assert (queue.model, queue.waiting, queue.why) == ("s:m", 15, "requests")
+            assert (limit.kind, limit.source, limit.limit, limit.left) == ("requests", "declared", 10, 0)
             assert s.waiting == 0, "the calls wait for the limit, not for a slot"
     assert starts == [0] * 10 + [60] * 10 + [120] * 5
 
 
 async def test_calls_wait_for_a_declared_limit_of_tokens() -> None:
-    """A call reserves its possible tokens, and releases the unused ones."""
     config = AdapterConfig(tokens_per_minute=1000)
     async with limited([Say("a")] * 4, config) as (engine, _):
         start = anyio.current_time()
         await asyncio.gather(*(engine.generate("s:m", "x", max_output_tokens=700) for _ in range(4)))
-        assert anyio.current_time() - start < 60, (
-            "four calls fit into a minute, because each used far less than 700"
-        )
+        assert anyio.current_time() - start < 60, "four calls fit into a minute: each used far less than 700"
 
 
 async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
@@ -113,7 +107,6 @@ async def test_calls_fall_back_to_a_model_without_a_wait() -> None:
 
 
 async def test_a_cancelled_waiting_call_lets_the_next_one_go() -> None:
-    """The next call starts when the limit has room, and no later."""
     async with limited([Say("a")] * 3, AdapterConfig(requests_per_minute=1)) as (engine, _):
         await engine.generate("s:m", "x")
         start = anyio.current_time()

@@ -316,7 +316,6 @@ SPHINX = """Find a book
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
 def test_each_docstring_style_gives_the_description_and_the_parameters(text: str) -> None:
-    """Three styles of the same docstring give the same description."""
     found = read_docstring(text)
     assert found.description == "Find a book in the catalogue.\n\nBy title, or by author."
     assert found.parameters["title"] == "What it is called, in any language."
@@ -372,9 +371,7 @@ async def test_arguments_become_the_types_of_the_hints() -> None:
     [({"city": 3}, r"\$\.city.*str"), ({}, "city"), ({"city": "Rome", "country": "it"}, "country")],
 )
 @row("8.7.10")
-async def test_the_model_gets_an_error_for_wrong_arguments_and_nothing_runs(
-    arguments: JsonObject, told: str
-) -> None:
+async def test_wrong_arguments_are_an_error_and_nothing_runs(arguments: JsonObject, told: str) -> None:
     """8.7: for an argument of a wrong type, a missing or an unknown one, the error result names it and says to
     call again.
     """
@@ -451,7 +448,6 @@ class Callable_:
     ],
 )
 async def test_a_handler_takes_keywords_or_one_mapping(handler: Any) -> None:
-    """The handler gets a mapping if its one parameter is no property of the schema."""
     made = Tool(ToolDefinition("w", input_schema=CITY), handler)
     assert (await result_of(made, {"city": "Rome"})).text == "Rome"
 

@@ -111,7 +111,6 @@ async def cut_short(turn: Awaitable[Any], end: Callable[[], Awaitable[object]]) 
 
 
 async def test_finished_results_are_kept_and_the_others_are_marked_as_cancelled() -> None:
-    """The next request has the finished and the cancelled results. No tool runs again."""
     async with running(ADD_AND_HANG, Say("fine")) as (engine, _):
         session = engine.session("s:m", tools=TOOLS)
         error = await cut_short(session.send("go"), session.cancel)
@@ -127,7 +126,6 @@ async def test_finished_results_are_kept_and_the_others_are_marked_as_cancelled(
 
 
 async def test_each_tool_start_event_has_an_end_event() -> None:
-    """The last event is the end of the turn, with the status `cancelled`."""
     async with talking(ADD_AND_HANG, tools=TOOLS) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(CancelledError):
@@ -201,9 +199,7 @@ async def test_a_late_answer_is_refused_with_the_result_of_the_call() -> None:
         session = engine.session("s:m", tools=TOOLS)
         await cut_short(session.send("go"), session.cancel)
         late = ids(session, 1)[1]
-        with pytest.raises(
-            CallboardError, match=rf"{late} already has a result, 'This tool call was cancelled"
-        ) as e:
+        with pytest.raises(CallboardError, match=rf"{late} already has a result, 'This tool call was") as e:
             await session.submit({late: "too late"})
         assert "submit({})" in str(e.value)
         assert (await session.submit({})).text == "fine"
@@ -317,9 +313,7 @@ async def test_the_turn_ends_and_each_call_is_marked_as_not_executed(reason: Sto
 
 
 @pytest.mark.parametrize(("reason", "runs"), [(StopReason.MAX_TOKENS, []), (StopReason.PAUSE_TURN, ["sda"])])
-async def test_the_turn_continues_after_the_limit_of_tokens_and_after_a_pause(
-    reason: StopReason, runs: list[str]
-) -> None:
+async def test_the_turn_continues_after_a_token_limit_and_a_pause(reason: StopReason, runs: list[str]) -> None:
     """At the limit the model gets an error result, because a shorter call may fit. A paused call runs."""
     async with talking(ended(reason, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"

@@ -225,9 +225,7 @@ async def test_one_bad_tool_does_not_touch_the_others() -> None:
 
     calls = [call("fine", {"n": 1}, tool_use_id="a"), call("bad", tool_use_id="b"), call("none", tool_use_id="c")]
     made = await run([*calls, call("fine", {"n": 2}, tool_use_id="d")], [fine, bad])
-    assert [(r.tool_use_id, r.is_error) for r in made.results] == [
-        *zip("abcd", (False, True, True, False), strict=True)
-    ]
+    assert [f"{r.tool_use_id} {r.is_error}" for r in made.results] == ["a False", "b True", "c True", "d False"]
     assert "There is no tool named 'none'. Available tools: fine, bad." in made.results[2].text
 
 
@@ -341,14 +339,10 @@ async def test_submitted_answers_continue_the_turn() -> None:
         message = await session.submit({open_["ask"]: {"age": 7}, open_["pay"]: Approved()})
         assert message.text == "done"
         assert session.pending_calls == ()
-        assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
-            "the results must be in the order of the calls"
-        )
+        assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], "the calls' order"
         sent = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
         assert sum(len(each) for each in sent) == 3
-        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], (
-            "only the approved call must run here"
-        )
+        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], "only the approved call runs"
 
 
 async def test_some_answers_leave_the_rest_open() -> None:

@@ -152,7 +152,6 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("of", "value", "expected"), SAMPLES, ids=lambda value: name_of(value)[:30])
 def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value: Json, expected: object) -> None:
-    """Each provider accepts the schema."""
     schema = json_schema(of)
     check(value, schema)
     converted = convert(value, of)
@@ -384,7 +383,6 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
 
 
 def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
-    """Patterns are those of JavaScript. The provider or the tool checks them."""
     schema: JsonObject = {
         "type": "object",
         "properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}, "code": {"pattern": "^[A-Z]$"}},
@@ -398,10 +396,7 @@ def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (
-            {"$ref": "https://example.com/schema"},
-            "refers to 'https://example.com/schema', which it does not define",
-        ),
+        ({"$ref": "https://x.test/schema"}, "refers to 'https://x.test/schema', which it does not define"),
         ({"$ref": "#/$defs/None"}, "refers to '$defs/None', which it does not define"),
         ({"type": 3}, "not a JSON Schema: $.type"),
         ({"type": "object", "properties": []}, "not a JSON Schema: $.properties"),
@@ -563,7 +558,6 @@ def test_a_value_becomes_the_member_that_has_its_field_names(monkeypatch: pytest
 
 
 def test_a_path_can_have_a_default() -> None:
-    """The default is text in the schema."""
 
     @tool
     def read(path: Path = Path("/etc")) -> str:
