@@ -204,8 +204,7 @@ def test_a_restarted_table_has_the_published_state() -> None:
     new = AvailabilityTable()
     new.restore(changes, MINUTE)
     assert new.snapshot() == old.snapshot()
-    probing = [envelope(change, 0) for change in old.begin("p", "p:m", "req_1", 10 * MINUTE)]
-    new.restore(probing, 11 * MINUTE)
+    new.restore([envelope(change, 0) for change in old.begin("p", "p:m", "req_1", 10 * MINUTE)], 11 * MINUTE)
     assert new.state("p") == "available", "the success of p:x has cleared the provider, so nothing was probed"
     down(old)
     restored = AvailabilityTable()

@@ -186,8 +186,7 @@ async def test_a_limit_above_the_models_own_is_lowered_for_another_protocol(mode
     provider = Provider(hello(streamed=False), others=[CHAT.whole("Hello")])
     body: JsonObject = {**BODY, "max_tokens": 200_000}
     async with provider.engine() as engine:
-        request = provider.request(model=model, max_output_tokens=200_000, body=body)
-        response = await engine.complete(request)
+        response = await engine.complete(provider.request(model=model, max_output_tokens=200_000, body=body))
         if model == "a:m":
             assert provider.body()["max_tokens"] == 200_000
         else:

@@ -90,8 +90,7 @@ def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
 )
 def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
     """The names are the id, an alias, the provider's own name and the tier."""
-    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    plan = expand(registry, name)
+    plan = expand(read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS), name)
     assert [(named.model, named.resolved_by) for named in plan.named] == [(model, how)]
     assert plan.requested == name
 
@@ -254,8 +253,7 @@ async def test_an_engine_accepts_paths_as_texts(tmp_path: Path) -> None:
 
 
 def test_a_key_in_the_file_works_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}")
-    registry = read_models_yaml(path, {})
+    registry = read_models_yaml(written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}"), {})
     assert registry.adapters["x"].config.api_key == "sk-secret"
     assert "api_key_env" in caplog.text
     assert "sk-secret" not in caplog.text
@@ -309,8 +307,7 @@ def test_the_environments_address_comes_after_the_files(entry: str, address: str
         **{f"{name}_API_KEY": "k" for name in ("ANTHROPIC", "OPENAI", "GEMINI", "GROQ")},
         **{"WORK_KEY": "k", "ANTHROPIC_BASE_URL": "http://localhost:1", "OPENAI_BASE_URL": "http://localhost:2"},
     }
-    path = written(tmp_path, f"adapters:\n  x: {{{entry}}}")
-    found = read_models_yaml(path, environ).adapters["x"]
+    found = read_models_yaml(written(tmp_path, f"adapters:\n  x: {{{entry}}}"), environ).adapters["x"]
     assert found.config.base_url == address
     assert (found.address_from is not None) == (address is not None and "base_url" not in entry)
 

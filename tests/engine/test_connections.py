@@ -188,8 +188,7 @@ async def test_many_calls_cancelled_at_random_points_leave_nothing_open() -> Non
     async with engine_and_server() as (engine, server):
 
         async def one(ticks: int) -> None:
-            session = engine.session("s:m")
-            call = asyncio.ensure_future(session.stream("Hello").message())
+            call = asyncio.ensure_future(engine.session("s:m").stream("Hello").message())
             for _ in range(ticks):
                 await anyio.lowlevel.checkpoint()
             call.cancel()

@@ -363,8 +363,7 @@ async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> Non
             await waiting
         (end,) = failures([envelope.data for envelope in events.take()])
         assert (cancelled.value.usage, end.usage) == (NOTHING_USED, None)
-        cost = Cost(0, CostSource.COMPUTED, None, "the request was not sent")
-        assert cancelled.value.cost == end.cost == cost
+        assert cancelled.value.cost == end.cost == Cost(0, CostSource.COMPUTED, None, "the request was not sent")
 
 
 # The vendor whose published prices apply to an adapter's models.

@@ -134,8 +134,7 @@ def test_googles_status_strings_are_in_the_table() -> None:
 )
 @row("8.8.1")
 def test_a_status_is_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
-    error = build_error(ErrorBody(), status=status, provider="p")
-    assert type(error) is kind
+    assert type(build_error(ErrorBody(), status=status, provider="p")) is kind
     (row,) = [row for row in ERROR_TABLE if row.kind is kind]
     assert str(status) in row.seen or (status >= 500 and "5xx" in row.seen)
 

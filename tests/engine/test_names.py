@@ -288,8 +288,7 @@ def test_prices_are_the_current_ones_of_the_default_tier_and_a_small_prompt() ->
         catalogue = Catalogue(shipped_snapshot(), PriceTable(rows), clock=FakeClock(epoch_us=now))
         info = catalogue.info("gpt-5.5")
         assert (str(info.input_cost_per_million), str(info.output_cost_per_million)) == expected
-    unpriced = catalogue.info("gpt-5.4")
-    assert present(unpriced).input_cost_per_million is None
+    assert present(catalogue.info("gpt-5.4")).input_cost_per_million is None
 
 
 # -- Lists.
@@ -362,8 +361,7 @@ def test_the_latest_is_never_a_retired_or_special_model(monkeypatch: pytest.Monk
     gone = msgspec.structs.replace(best, retires="2026-11-01")
     special = msgspec.structs.replace(best, id="special", general=False)
     monkeypatch.setattr(type(table), "rows", (gone, special, *others))
-    latest = shipped_on("2026-11-22").latest("openai")
-    assert present(latest).id == others[0].id
+    assert present(shipped_on("2026-11-22").latest("openai")).id == others[0].id
 
 
 # -- Newer data.

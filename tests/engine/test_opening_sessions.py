@@ -73,8 +73,7 @@ async def test_open_session_creates_a_session_and_continues_it(path: Path) -> No
 
     async with keeping(path, Say("One.")) as engine:
         assert (await turn(engine, "First")).id == "tenant-1/chat-1"
-    asks = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
-    async with keeping(path, asks, Say("Two.")) as engine:
+    async with keeping(path, Say("Let me see.", calls=[("weather", {"city": "Bonn"})]), Say("Two.")) as engine:
         session = await turn(engine, "Second")
         assert texts(session)[:3] == ["First", "One.", "Second"]
         assert texts(session)[-1] == "Two."
@@ -277,8 +276,7 @@ async def test_a_name_resolves_to_the_adapter_that_was_added_last() -> None:
     before = ModelRegistry({"s": entry("s", "scripted")}, {}, default_provider="s")
     assert before.resolve("mine:m").model.adapter == "s"
     mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.ScriptedReply(text="x"),))
-    after = before.with_adapter(entry_of("mine", mine))
-    assert after.resolve("mine:m").model.adapter == "mine"
+    assert before.with_adapter(entry_of("mine", mine)).resolve("mine:m").model.adapter == "mine"
     assert before.resolve("mine:m").model.adapter == "s"
 
 

@@ -247,8 +247,7 @@ async def test_a_repricing_publishes_its_progress_and_the_trace_does_not_store_i
 
 async def test_a_preview_has_the_request_of_a_turn(tmp_path: Path) -> None:
     """Nothing is sent, and the history does not change."""
-    models = registry(Say("Hello"))
-    async with keeping(tmp_path / "t.db", models=models) as engine:
+    async with keeping(tmp_path / "t.db", models=registry(Say("Hello"))) as engine:
         session = engine.session("s:m", system_prompt="Be kind.")
         await session.send("Hi")
         shown = await engine.preview(session.id, "And now?")

@@ -41,8 +41,7 @@ async def running(first: ModelRegistry) -> AsyncIterator[tuple[Engine, Subscript
 async def test_a_reload_reports_changes_and_keeps_unchanged_adapters() -> None:
     """The event names every change."""
     same, old = adapter("same", Say("1"), Say("2")), adapter("old")
-    changed = adapter("changed", Say("before"))
-    async with running(registry(same, changed, old)) as (engine, events):
+    async with running(registry(same, adapter("changed", Say("before")), old)) as (engine, events):
         session = engine.session("same:m")
         await session.send("x")
         ref = engine._runtime.adapters["same"].ref
@@ -73,8 +72,7 @@ async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
     tool = Tool(ToolDefinition("wait"), wait)  # type: ignore[arg-type]
     old = adapter("a", Say(calls=[("wait", {})]), Say("old to the end"))
     async with running(registry(old)) as (engine, events):
-        session = engine.session("a:m", tools=[tool])
-        turn = asyncio.ensure_future(session.send("x"))
+        turn = asyncio.ensure_future(engine.session("a:m", tools=[tool]).send("x"))
         await began.wait()
         ref = engine._runtime.adapters["a"].ref
         made = ref.actor.adapter  # type: ignore[union-attr]
@@ -120,8 +118,7 @@ async def test_a_removed_model_of_a_kept_provider_is_refused() -> None:
 async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
     """A mistake in the file, or an adapter that can't be made, is an error before any change."""
     path = tmp_path / "models.yaml"
-    entry = adapter("a", Say("1"), Say("2"))
-    async with running(registry(entry)) as (engine, events):
+    async with running(registry(adapter("a", Say("1"), Say("2")))) as (engine, events):
         session = engine.session("a:m")
         await session.send("x")
         before = engine.registry

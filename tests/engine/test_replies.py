@@ -76,16 +76,14 @@ async def test_every_way_to_call_returns_a_reply_with_metadata() -> None:
 
 async def test_a_turn_with_open_calls_returns_the_reply_with_these_calls() -> None:
     """An imported reply without metadata is returned in the same way."""
-    calls = [("ask", {"n": 1}), ("ask", {"n": 2})]
-    async with on(Say("Who?", calls=calls)) as engine:
+    async with on(Say("Who?", calls=[("ask", {"n": 1}), ("ask", {"n": 2})])) as engine:
         session = engine.session("s:m", tools=[PASSIVE])
         asked = await session.send("Hi")
         exported = msgspec.json.decode(session.export())
         first = session.pending_calls[0].id
         assert await session.submit({first: "42"}) == asked
         del exported["messages"][1]["metadata"]
-        document = msgspec.json.encode(exported)
-        by_hand = await engine.import_session(document, session_id="other", tools=[PASSIVE])
+        by_hand = await engine.import_session(msgspec.json.encode(exported), session_id="other", tools=[PASSIVE])
         again = await by_hand.submit({first: "43"})
     assert (again.content, again.id) == (asked.content, asked.id)
     assert (again.model, again.cost.nano_usd) == ("unknown", None)

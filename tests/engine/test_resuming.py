@@ -214,8 +214,7 @@ def test_the_model_choice_of_a_session_is_stored(model: Model) -> None:
     """The choice is a name, several names or a ModelChoice. Requirements and fallbacks are stored too."""
     requires = Requirements(capabilities=("tools",), min_context_tokens=5)
     state = SessionState("s", model, None, (), {}, options={"fallback": ["c"]}, requires=requires)
-    published = configured(state).setup
-    digest, bodies = bodies_of_setup(published)
+    digest, bodies = bodies_of_setup(configured(state).setup)
     setup = setup_of(bodies[digest])
     assert model_of(setup.model) == model
     assert msgspec.convert(setup.requires, Requirements) == requires

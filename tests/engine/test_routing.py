@@ -152,8 +152,7 @@ def test_a_missing_capability_is_refused_before_a_request(
 @pytest.mark.parametrize(("window", "outcome"), [(40, "passes"), (39, "warns"), (32, "warns"), (31, "refused")])
 async def test_a_prompt_is_refused_only_if_it_is_certainly_too_long(window: int, outcome: str) -> None:
     """An estimate up to 25 % above the window is a warning, because the estimate may be wrong."""
-    capabilities = {"s": capable(max_context_tokens=window)}
-    async with rig(s=[Say("1"), Say("2")], capabilities=capabilities) as at:
+    async with rig(s=[Say("1"), Say("2")], capabilities={"s": capable(max_context_tokens=window)}) as at:
         session = at.engine.session("s:m")
         session._state.messages.extend(_history(3))
         if outcome == "refused":
@@ -463,8 +462,7 @@ async def test_while_all_candidates_are_probed_a_refusal_has_no_time() -> None:
     """The end of a probe is unknown, so the error has no time."""
     gate = anyio.Event()
     a = [Say(fails=AuthError("x")), Say("a", pause=gate.wait)]
-    b = [Say(fails=AuthError("x")), Say("b", pause=gate.wait)]
-    async with rig(a=a, b=b) as at:
+    async with rig(a=a, b=[Say(fails=AuthError("x")), Say("b", pause=gate.wait)]) as at:
         session, other = at.engine.session(["a:m", "b:m"]), at.engine.session(["a:m", "b:m"])
         with pytest.raises(AuthError):
             await session.send("x")

@@ -157,8 +157,7 @@ async def test_a_document_in_another_format_is_refused() -> None:
 
 async def test_importing_a_session_with_an_unknown_model_is_an_error_with_advice() -> None:
     async with running(Say("one"), b=[Say("two")]) as (engine, _):
-        session = engine.session("b:m")
-        document = session.export()
+        document = engine.session("b:m").export()
     async with running(Say("one")) as (engine, _):
         with pytest.raises(ConfigurationError, match="model="):
             await engine.import_session(document)
@@ -366,8 +365,7 @@ async def test_a_forced_tool_that_does_not_exist_is_refused_before_a_request() -
 
 @pytest.mark.parametrize("step", range(5))
 async def test_every_call_ends_exactly_once_for_any_time_of_a_cancellation(step: int) -> None:
-    say = Say("a", "b", "c", pause=lambda: anyio.sleep(1))
-    async with talking(say, Say("next")) as (session, events):
+    async with talking(Say("a", "b", "c", pause=lambda: anyio.sleep(1)), Say("next")) as (session, events):
         with anyio.move_on_after(step + 0.5):
             await session.send("Hi")
         await session.send("again")

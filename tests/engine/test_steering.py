@@ -210,8 +210,7 @@ async def test_a_message_is_not_sent_while_a_provider_tool_waits(stage: Stage) -
 async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
     """The message comes between the end of a step and the next reply. The result has the message too."""
     async with running(WORK, Say("done")) as (engine, _):
-        tools = [stage.tool(lambda: more())]
-        result = engine.stream("s:m", "go", tools=tools)
+        result = engine.stream("s:m", "go", tools=[stage.tool(lambda: more())])
 
         async def more() -> None:
             result.steer("more")
@@ -220,8 +219,7 @@ async def test_a_stream_shows_the_place_of_the_message(stage: Stage) -> None:
         shown = [event.type for event in events]
         place = shown.index("user.message")
         assert shown[place - 1 : place + 2] == ["step.finish", "user.message", "message.start"]
-        again = [event.type async for event in engine.attach(result.stream_id)]
-        assert again.count("user.message") == 1
+        assert [event.type async for event in engine.attach(result.stream_id)].count("user.message") == 1
         final = await result.result()
         assert texts(final.messages) == ["go", "", "", "more", "done"]
         assert final.undelivered == ()
@@ -338,8 +336,7 @@ async def test_a_turn_that_stops_otherwise_returns_its_messages(stage: Stage, st
 
 async def test_a_result_has_the_undelivered_messages(stage: Stage) -> None:
     async with running(WORK) as (engine, _):
-        tools = [stage.tool(lambda: more())]
-        result = engine.stream("s:m", "go", tools=tools, stop_when=lambda steps: True)
+        result = engine.stream("s:m", "go", tools=[stage.tool(lambda: more())], stop_when=lambda steps: True)
 
         async def more() -> None:
             result.steer("more")
@@ -391,8 +388,7 @@ async def test_a_resumed_forked_or_imported_session_has_the_mark(stage: Stage, t
 
 async def test_the_trace_has_the_mark_without_content(stage: Stage, tmp_path: Path) -> None:
     async with running(WORK, Say("done"), store=tmp_path / "trace.db") as (engine, _):
-        session = stage.opened(engine, during_work=["secret"])
-        await session.send("go")
+        await stage.opened(engine, during_work=["secret"]).send("go")
         await engine.flush()
         store = present(engine.store)
         stored = [each.data for each in await store.events(limit=None)]
@@ -492,8 +488,7 @@ def test_each_message_is_in_the_history_or_undelivered(plan: Plan, streamed: boo
                 undelivered = reply.undelivered  # type: ignore[attr-defined]
             except CallboardError as error:
                 undelivered = present(error.turn).undelivered
-            delivered = [message.text for message in session.messages if message.steers]
-            assert delivered + texts(undelivered) == taken
+            assert [message.text for message in session.messages if message.steers] + texts(undelivered) == taken
 
     run_virtual(act_it)
 

@@ -215,8 +215,7 @@ async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_gra
         assert [event.stop_reason for event in complete] == [StopReason.CANCELLED]
         assert isinstance(seen[-1], TurnComplete)
         assert len(terminals(events)) == 1
-        partial = session.messages[-1]
-        assert present(partial.metadata.usage).source is UsageSource.PARTIAL
+        assert present(session.messages[-1].metadata.usage).source is UsageSource.PARTIAL
 
 
 # Slots: calls never exceed them, no slot is lost, and the earliest turn goes first.
@@ -394,8 +393,7 @@ async def of_a_session(engine: Engine, tags: Mapping[str, str]) -> str:
 
 
 async def of_a_whole_reply(engine: Engine, tags: Mapping[str, str]) -> str:
-    session = engine.session("s:m", tags=tags)
-    await session.send("Hi")
+    await engine.session("s:m", tags=tags).send("Hi")
     return engine.streams.streams()[-1].stream_id
 
 

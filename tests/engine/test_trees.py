@@ -159,8 +159,7 @@ async def test_another_process_continues_the_tree(tmp_path: Path) -> None:
 
 
 async def test_a_child_above_the_limit_fails_in_its_tool_and_the_parent_continues() -> None:
-    script = {"a": [Say("one"), Say("never")]}
-    async with running(asks("a", "a"), Say("Done."), **script) as (engine, _):
+    async with running(asks("a", "a"), Say("Done."), a=[Say("one"), Say("never")]) as (engine, _):
         session = engine.session("s:m", tools=[runs("a", lambda: engine.generate("a:m", "Go."))])
         reply = await session.send("Go.", limits=TurnLimits(max_calls=3))
         results = results_of(session)
@@ -193,8 +192,7 @@ async def test_a_budget_per_root_counts_a_tree_until_its_end() -> None:
     """The next turn has the whole budget. No budget keeps an account of an ended turn."""
     budgets = [Budget(max_tokens=300, per="root"), Budget(max_tokens=200, per="turn")]
     replies = [asks("a"), Say("Done.")]
-    script = {"a": [Say("x")] * 4}
-    async with running(*replies, *replies, budgets=budgets, **script) as (engine, _):
+    async with running(*replies, *replies, budgets=budgets, a=[Say("x")] * 4) as (engine, _):
         work = runs("a", lambda: engine.generate("a:m", "Go.", max_output_tokens=50))
         for _ in range(2):
             await engine.session("s:m", tools=[work]).send("Go.", max_output_tokens=50)
@@ -301,13 +299,11 @@ async def test_an_agent_tool_runs_its_own_session(tmp_path: Path) -> None:
 
 async def test_a_killed_agent_continues_its_session(tmp_path: Path) -> None:
     """The agent's session has the key of the tool call. A tool that ran before the kill does not run again."""
-    program = Path(__file__).with_name("dying_agent.py")
-    died = ended(program.read_text(), tmp_path)
+    died = ended(Path(__file__).with_name("dying_agent.py").read_text(), tmp_path)
     assert died.returncode == 9, died.stderr
     ran: list[str] = []
     agent = agent_tool("agent", model="a:m", tools=[runs("act", lambda: ran.append("again"))])  # type: ignore[arg-type,func-returns-value]
-    models = registry(Say("Done."), a=[Say("Nothing known.")])
-    async with keeping(tmp_path / "t.db", models=models) as engine:
+    async with keeping(tmp_path / "t.db", models=registry(Say("Done."), a=[Say("Nothing known.")])) as engine:
         session = await engine.resume("lead", tools=[agent])
         (call,) = session.pending_calls
         reply = await session.approve(call)
@@ -374,8 +370,7 @@ async def test_an_embedding_in_a_tool_is_a_child(tmp_path: Path) -> None:
         async def embed() -> int:
             return len((await engine.embed("a cello", model="e:m")).vectors)
 
-        look = runs("look", embed)
-        session = engine.session("s:m", tools=[look])
+        session = engine.session("s:m", tools=[runs("look", embed)])
         reply = await session.send("Go.", limits=TurnLimits(max_calls=3))
         rows = await rows_of(engine)
     assert rows["e"].operation == "embeddings"

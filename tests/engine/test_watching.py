@@ -41,8 +41,7 @@ async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
     """A turn has the stage `asking` before its first token and `replying` after it."""
     steps = [anyio.Event() for _ in range(3)]
     waits = iter(steps)
-    script = Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())
-    async with running(script) as (engine, _):
+    async with running(Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())) as (engine, _):
         session = engine.session("s:m", name="greeting", tags={"team": "a"})
         async with anyio.create_task_group() as group:
             stream = session.stream("Hi")
@@ -370,8 +369,7 @@ async def test_an_adapter_of_the_host_replaces_one_from_the_environment(
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    providers = {"anthropic": own(HELLO), "openai": own(HELLO)}
-    async with Engine(providers=providers, trace=False) as engine:
+    async with Engine(providers={"anthropic": own(HELLO), "openai": own(HELLO)}, trace=False) as engine:
         assert (await engine.generate("anthropic:m", "Hi")).text == "Hello"
         assert (await engine.generate("openai:m", "Hi")).text == "Hello"
     (tmp_path / "models.yaml").write_text("adapters: {anthropic: {type: anthropic, api_key_env: A_KEY}}")

@@ -147,8 +147,7 @@ async def test_an_attempt_of_unknown_cost_counts_with_its_highest_cost_and_a_ret
     dropped = NetworkError("dropped", retryable=True)
     for room, made in ((2, 2), (1, 1)):
         budget = Budget(max_tokens=room * (SENT + 100))
-        script = [Say(fails=dropped), Say("x")]
-        async with running(*script, budgets=[budget], prices=TABLE) as (engine, events):
+        async with running(Say(fails=dropped), Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
             (ended,) = await attempts(
                 1,
                 lambda: engine.generate(
@@ -156,8 +155,7 @@ async def test_an_attempt_of_unknown_cost_counts_with_its_highest_cost_and_a_ret
                 ),
             )
             await engine.flush() if engine.store else None
-            reserved = [each for each in events.take() if isinstance(each.data, BudgetReserved)]
-            assert len(reserved) == made, ended
+            assert len([each for each in events.take() if isinstance(each.data, BudgetReserved)]) == made, ended
             state = await account(engine)
             assert (state.unknown.tokens, state.unknown_calls) == (SENT + 100, 1)
             assert isinstance(ended, NetworkError) is (made == 1)
@@ -285,8 +283,7 @@ async def recomputed(path: Path) -> tuple[int, int, int]:
             "SELECT status, input_tokens, output_tokens, reserved_tokens FROM calls", limit=100_000
         )
     spent = sum(sent + received for status, sent, received, _ in found.rows if status == "completed")
-    unknown = sum(reserved for status, *_, reserved in found.rows if status != "completed")
-    return spent, unknown, len(found.rows)
+    return spent, sum(reserved for status, *_, reserved in found.rows if status != "completed"), len(found.rows)
 
 
 async def test_calls_in_progress_at_the_death_of_the_process_count_with_their_highest_cost(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ async def test_nodes_that_change_a_budget_in_turn_never_overspend(postgres_dsn: 
         await a.change_budgets(add=[new], remove=[old])
         assert made([await asked(b)]) == 1  # Node b still has the old budget.
         await b.change_budgets(add=[new], remove=[old])
-        ended = await attempts(20, lambda: asked(a)) + await attempts(20, lambda: asked(b))
+        ended = await attempts(8, lambda: asked(a)) + await attempts(8, lambda: asked(b))
         assert made(ended) >= 1
         state = (await a.budgets())[0]
         assert state.spent.money + state.held.money <= 3 * ONE + 6 * COSTS

@@ -305,8 +305,7 @@ def test_a_rolling_window_forgets_nothing_before_its_time() -> None:
     """An amount counts up to a sixtieth of the window too long, and never leaves early."""
     window = Window(rolling=timedelta(hours=1))
     spent_at = us("2026-06-01T12:34:56")
-    forgotten = window.forgets_us(window.slot(spent_at))
-    assert 3_600_000_000 <= forgotten - spent_at <= 3_660_000_000
+    assert 3_600_000_000 <= window.forgets_us(window.slot(spent_at)) - spent_at <= 3_660_000_000
 
 
 @pytest.mark.parametrize(
@@ -358,8 +357,7 @@ rows = st.builds(
 def tables(draw: st.DrawFn) -> PriceTable:
     """Tables with tiers, which are cheaper or more expensive than the base rates."""
     cliffs = draw(st.sets(st.integers(1, 200), max_size=2))
-    found = [draw(rows), *(_above(draw(rows), cliff) for cliff in cliffs)]
-    return PriceTable(found, "random")
+    return PriceTable([draw(rows), *(_above(draw(rows), cliff) for cliff in cliffs)], "random")
 
 
 def _above(row: PriceRow, tokens: int) -> PriceRow:
@@ -430,8 +428,7 @@ def test_tools_of_the_provider_count_at_their_limit_of_uses(
 ])  # fmt: skip
 def test_tools_of_another_protocol_are_not_counted(adapter: str, adapter_type: str, counts: bool) -> None:
     options: dict[str, Any] = {"openai": {"tools": [{"type": "web_search"}]}}
-    found = tool_fees(options, adapter=adapter, adapter_type=adapter_type)
-    assert (found is None) is counts
+    assert (tool_fees(options, adapter=adapter, adapter_type=adapter_type) is None) is counts
 
 
 @pytest.mark.parametrize(("options", "most"), [

@@ -40,8 +40,7 @@ async def grown(
     """The partials and the object of a reply that arrives in these pieces."""
     async with running(Say(*pieces, pause=pause), can=can) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=schema) as stream:
-            partials = [partial async for partial in stream]
-            return partials, await stream.object()
+            return [partial async for partial in stream], await stream.object()
 
 
 async def read_into(partials: list[Json], stream: ObjectStream[Any]) -> None:

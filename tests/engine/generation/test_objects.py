@@ -92,8 +92,7 @@ async def test_tools_run_before_the_object_is_returned() -> None:
         return {"age": 36}
 
     tool = Tool(ToolDefinition("look_up"), look_up)
-    replies = [Say("Let me {see}.", calls=[("look_up", {})]), Say(ADA)]
-    async with running(*replies) as (engine, asked):
+    async with running(Say("Let me {see}.", calls=[("look_up", {})]), Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool])
     assert result.output == Person("Ada", 36)
     assert len(result.steps) == 2

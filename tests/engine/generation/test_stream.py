@@ -164,8 +164,7 @@ async def test_every_reader_has_all_events() -> None:
             assert await _types(result) == await concurrent == [*SHORT, "finish"]
             assert await _types(result.reader(coalesce=True)) == [*MERGED, "finish"]
         assert await _types(result.reader()) == [*SHORT, "finish"]
-        attached = [event.type async for event in engine.attach(result.stream_id)]
-        assert attached[-1] == "turn.complete"
+        assert [event.type async for event in engine.attach(result.stream_id)][-1] == "turn.complete"
 
 
 async def _types(reader: AsyncIterator[ViewEvent]) -> list[str]:

@@ -370,8 +370,7 @@ def test_a_truncated_stream_has_closing_events() -> None:
     """An open call is marked as incomplete."""
     events = reply()
     place = next(place for place, event in enumerate(events) if isinstance(event, ToolUseStart))
-    cut = accumulated(events[: place + 2])
-    ends = cut.closing_events(StopReason.CANCELLED, TokenUsage())
+    ends = accumulated(events[: place + 2]).closing_events(StopReason.CANCELLED, TokenUsage())
     assert [event.type for event in ends] == ["tool.use_end", "message.complete"]
     assert isinstance(last := ends[-1], MessageComplete)
     assert [block.incomplete for block in last.final_content if isinstance(block, ToolUseBlock)] == [True]

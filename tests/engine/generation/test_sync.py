@@ -138,7 +138,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=2))
+@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program"))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     """The exit code is the program's own, stderr is empty, and the trace has every call."""
     body, code, output, statuses = PROGRAMS[name]
@@ -203,8 +203,7 @@ def test_a_failure_is_raised_in_the_calling_thread(engines: list[Engine]) -> Non
 
 def test_a_sync_stream_has_the_same_properties(engines: list[Engine]) -> None:
     """The properties are the events, the text, the response, the result, the partial response, and the usage."""
-    engine = an_engine(engines, Say("Hel", "lo"))
-    with stream_sync("s:m", "Hi", engine=engine) as result:
+    with stream_sync("s:m", "Hi", engine=an_engine(engines, Say("Hel", "lo"))) as result:
         assert result.partial_response is None
         types = [event.type for event in result]
         assert (types[0], types[-1]) == ("message.start", "finish")
@@ -313,8 +312,7 @@ def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> Non
         engines, Say(calls=[("ask", {}), ("plain", {})]), Say("from inside"), Say("That didn't work out.")
     )
     tools = [Tool(ToolDefinition("ask"), ask), Tool(ToolDefinition("plain"), ask_plainly)]  # type: ignore[arg-type]
-    result = generate_sync("s:m", "Hi", engine=engine, tools=tools)
-    refused, answered = result.steps[0].tool_results
+    refused, answered = generate_sync("s:m", "Hi", engine=engine, tools=tools).steps[0].tool_results
     assert "await the async function instead" in refused.text
     assert answered.text == "from inside"
 

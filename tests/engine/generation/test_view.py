@@ -291,8 +291,7 @@ def test_a_closed_default_engine_is_replaced() -> None:
 @row("8.1.7")
 def test_a_host_sets_the_engine() -> None:
     """8.1: All functions use that engine until it is unset. In another loop the engine is refused."""
-    mine = Engine(models=registry(Say("mine")), trace=False)
-    set_default_engine(mine)
+    set_default_engine(Engine(models=registry(Say("mine")), trace=False))
 
     async def ask() -> str:
         return (await generate("s:m", "Hi")).text

@@ -103,8 +103,7 @@ async def test_a_stop_ends_the_reply_with_the_text_that_passed(
     """The error has the text and the cost. No fallback is called. The trace has the reason."""
     rail = Guardrail(check, window=Window.sentences())
     read: list[str] = []
-    say = Say("Well. ", "The secret ", "is 42. ", "And more.")
-    replies, others = (say, Say("Fine")), {"z": [Say("never")]}
+    replies, others = (Say("Well. ", "The secret ", "is 42. ", "And more."), Say("Fine")), {"z": [Say("never")]}
     async with running(*replies, middleware=[rail], store=tmp_path / "t.db", **others) as (engine, events):  # type: ignore[arg-type]
         session = engine.session("s:m", fallback=["z:m"])
         with pytest.raises(GuardrailStopped, match="the text has the secret") as stopped:
@@ -148,8 +147,7 @@ async def test_a_guardrail_does_not_change_the_arguments_of_tools(check: Callabl
     number = "4111 1111 1111 1111"
     tool = Tool(ToolDefinition("pay"), lambda arguments: ran.append(arguments))
     say = Say("The secret: " if stops else "I pay with ", number, calls=[("pay", {"card": number})])
-    rail = Guardrail(check, window=Window.block())
-    async with running(say, Say("Done."), middleware=[rail]) as (engine, _):
+    async with running(say, Say("Done."), middleware=[Guardrail(check, window=Window.block())]) as (engine, _):
         async with engine.session("s:m", tools=[tool]).stream("Pay!") as turn:
             with pytest.raises(GuardrailStopped) if stops else contextlib.nullcontext():
                 assert (await turn.message()).text == "Done."
@@ -270,8 +268,7 @@ def message(*blocks: tuple[str, list[str]], signature: str | None = None) -> lis
         else:
             events.append(ThinkingDelta("", signature, index, "msg"))
             content.append(ThinkingBlock("".join(fragments), signature))
-    usage = TokenUsage(1, 1)
-    return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", usage, "msg")]
+    return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", TokenUsage(1, 1), "msg")]
 
 
 BLOCK = st.sampled_from(["text", "thinking"]), st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5)
@@ -307,8 +304,7 @@ def test_a_pattern_is_found_for_every_cut_of_the_text(fragments: list[str], size
 def test_changed_thinking_loses_its_signature() -> None:
     """The provider would refuse changed thinking with its signature. Unchanged thinking keeps its signature."""
     events = message(("thinking", ["the plan"]), signature="signed")
-    rail = Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block())
-    end = through(rail, events, [])[-1]
+    end = through(Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block()), events, [])[-1]
     assert end.final_content == (ThinkingBlock("***"),)
     kept = through(Guardrail(lambda held: held.text, kinds=("thinking",)), events, [])
     assert kept[-1] == events[-1]

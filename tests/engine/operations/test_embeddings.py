@@ -424,8 +424,7 @@ def test_the_sync_function_reports_progress() -> None:
 async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:
     text = "my number is 4711 0815, and Ada is my name"
     fault = InvalidRequestError(f"input 0 is refused: {text}.")
-    models = serving(small("a"), a=embedder_type("Quoting", faults=[fault]))
-    async with engine_of(models) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Quoting", faults=[fault]))) as (engine, events):
         with pytest.raises(InvalidRequestError, match="4711"):
             await engine.embed([text], model="a:small")
         (failed,) = (event for event in await seen(events, engine) if isinstance(event, LlmCallFailed))

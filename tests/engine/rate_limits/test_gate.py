@@ -52,8 +52,7 @@ class World:
                 after.append(ticket)
 
     def settle_down(self) -> None:
-        admitted = self.limiter.admit(self.now)
-        self.note(admitted)
+        self.note(self.limiter.admit(self.now))
         self.check()
 
     def send(self, ticket: Ticket) -> None:

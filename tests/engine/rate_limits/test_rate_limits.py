@@ -62,8 +62,7 @@ async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
 
 
 async def test_calls_wait_for_a_declared_limit_of_tokens() -> None:
-    config = AdapterConfig(tokens_per_minute=1000)
-    async with limited([Say("a")] * 4, config) as (engine, _):
+    async with limited([Say("a")] * 4, AdapterConfig(tokens_per_minute=1000)) as (engine, _):
         start = anyio.current_time()
         await asyncio.gather(*(engine.generate("s:m", "x", max_output_tokens=700) for _ in range(4)))
         assert anyio.current_time() - start < 60, "four calls fit into a minute: each used far less than 700"
@@ -137,8 +136,7 @@ async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
 
 
 async def test_a_new_configuration_changes_a_limit_in_use() -> None:
-    before = AdapterConfig(requests_per_minute=1)
-    async with limited([Say("a")] * 3, before) as (engine, _):
+    async with limited([Say("a")] * 3, AdapterConfig(requests_per_minute=1)) as (engine, _):
         await engine.generate("s:m", "x")
         limits = engine._runtime.rate_limits
         wider = entry("s", "x", AdapterConfig(requests_per_minute=2))
@@ -149,8 +147,7 @@ async def test_a_new_configuration_changes_a_limit_in_use() -> None:
 async def test_calls_of_every_kind_wait_for_one_limit() -> None:
     """Conversations, embeddings, images and videos count together."""
     for last in WAYS:
-        config = AdapterConfig(requests_per_minute=3)
-        models = serving(s=entry("s", scripted_type(base=Maker), config))
+        models = serving(s=entry("s", scripted_type(base=Maker), AdapterConfig(requests_per_minute=3)))
         async with Engine(models=models, trace=False) as engine:
             start = anyio.current_time()
             for way in WAYS:

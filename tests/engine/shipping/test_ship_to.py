@@ -111,8 +111,7 @@ async def test_the_file_of_a_dead_process_is_shipped_by_the_next_one(postgres_ds
     make = Maker("run_dead")
     async with TraceStore(dead) as store:
         await store.write([make.started("req_1"), make.completed("req_1"), make.started("req_2")])
-    name = receiver(postgres_dsn).name
-    RegisteredFiles(tmp_path / "home" / "shipping", dead, name, None).register()
+    RegisteredFiles(tmp_path / "home" / "shipping", dead, receiver(postgres_dsn).name, None).register()
     path = tmp_path / "trace.db"
     async with Engine(models=registry(Say("Hello.")), store=path, ship_to=postgres_dsn) as engine:
         await engine.session(model="s:m").send("Hi")
@@ -152,8 +151,7 @@ def engine_for(path: Path, dsn: str, ship: Literal["behind", "before_reply"]) ->
 
 async def until_it_ships(engine: Engine) -> None:
     """Wait until the shipper waits for the server."""
-    shipper = engine._runtime.shipper
-    target = shipper._target
+    target = engine._runtime.shipper._target
     with anyio.fail_after(30):
         while not target._database._writer.waiting:  # noqa: ASYNC110 (no event reports it)
             await anyio.sleep(0.01)
@@ -274,8 +272,7 @@ def test_the_delete_command_names_the_shared_store(
             await session.send("Hi")
             return session.id
 
-    session_id = anyio.run(talk)
-    assert main(["sessions", session_id, "--delete", "--db", str(path)]) == 0
+    assert main(["sessions", anyio.run(talk), "--delete", "--db", str(path)]) == 0
     output_text = " ".join(capsys.readouterr().out.split())
     assert "The next shipping deletes it from postgresql://" in output_text
     assert "@" not in output_text

@@ -45,8 +45,7 @@ def schema_of(function: Any) -> JsonObject:
 
 
 def properties_of(function: Any) -> dict[str, Any]:
-    properties = schema_of(function)["properties"]
-    return properties
+    return schema_of(function)["properties"]
 
 
 def test_a_tool_has_the_functions_name_description_and_parameters() -> None:
@@ -207,8 +206,7 @@ def test_hints_are_resolved_in_the_module_of_the_function() -> None:
     elsewhere: dict[str, Any] = {}
     exec("def use(kind: 'Kind') -> None: ...\nKind = int", elsewhere)
     Kind = list[str]  # noqa: F841
-    properties = tool(elsewhere["use"]).definition.input_schema["properties"]
-    assert properties == {"kind": {"type": "integer"}}
+    assert tool(elsewhere["use"]).definition.input_schema["properties"] == {"kind": {"type": "integer"}}
 
 
 # -- misuse

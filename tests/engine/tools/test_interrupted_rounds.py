@@ -327,8 +327,7 @@ async def test_calls_in_a_bad_reply_of_middleware_are_not_run() -> None:
         return CallOutcome(response=response, cost=outcome.cost)
 
     async with running(Say(calls=[("wipe", {"disk": "sda"})]), middleware=[filtered]) as (engine, _):
-        session = engine.session("s:m", tools=[wipe])
-        message = await session.send("go")
+        message = await engine.session("s:m", tools=[wipe]).send("go")
         assert [call.incomplete for call in message.tool_uses] == [True]
         assert ran == []
 

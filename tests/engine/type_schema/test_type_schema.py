@@ -266,8 +266,7 @@ def test_two_models_of_one_name_have_separate_definitions() -> None:
         inner = type("Inner", (BaseModel,), {"__annotations__": {"value": kind}, "__module__": __name__})
         return type("Outer", (BaseModel,), {"__annotations__": {"inner": inner}, "__module__": __name__})
 
-    both = msgspec.defstruct("Both", [("first", model(int)), ("second", model(str))])
-    schema = json_schema(both)
+    schema = json_schema(msgspec.defstruct("Both", [("first", model(int)), ("second", model(str))]))
     check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": "x"}}}, schema)
     with pytest.raises(ValueError, match=r"\$\.second\.inner\.value"):
         check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": 1}}}, schema)
@@ -526,8 +525,7 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
 
     take.__annotations__ = {"what": hint, "more": int}
     made_of = tool(take)
-    schema = made_of.definition.input_schema
-    assert schema["required"] == ["what"]
+    assert made_of.definition.input_schema["required"] == ["what"]
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
     read: ObjectSchema[Any] = ObjectSchema(hint)
     wrapped = "value" in read.sent.get("properties", {})  # type: ignore[operator]
