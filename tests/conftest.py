@@ -156,9 +156,10 @@ def adapter_types_of_its_own() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Restore the logging that a command or a benchmark of a test has configured."""
-    ours = logging.getLogger("callboard")
-    level = ours.level
+    ours = [logging.getLogger(name) for name in ("callboard", "callboard.plugins")]
+    levels = [logger.level for logger in ours]
     yield
-    ours.setLevel(level)
+    for logger, level in zip(ours, levels, strict=True):
+        logger.setLevel(level)
     root = logging.getLogger()
     root.handlers[:] = [kept for kept in root.handlers if ".cli." not in type(kept).__module__]
