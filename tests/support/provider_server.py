@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ class ProviderServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.asked: list[Asked] = []
+        self.unanswered = threading.Semaphore(0)
+        """Released for each request that gets no reply."""
 
 
 @contextmanager
@@ -43,15 +46,18 @@ def in_threads(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
-    """Run a server within a block."""
+def provider_server(
+    status: int | None = 200, body: bytes = b'{"data": []}', replies: float = math.inf
+) -> Iterator[ProviderServer]:
+    """Run a server within a block. Requests after this number of replies get none."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             server.asked.append(Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-            if status is None:
+            if status is None or len(server.asked) > replies:
+                server.unanswered.release()
                 over.wait(60)
                 return
             self.send_response(status)
