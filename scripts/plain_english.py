@@ -26,7 +26,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 30
@@ -215,7 +215,7 @@ def of_docstrings(folders: Iterable[Path]) -> Iterator[Text]:
     """The paragraphs of all docstrings, and of the strings below fields."""
     for file in sorted(path for folder in folders for path in folder.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        for statement in _statements(_nodes(file)[0]):
+        for statement in _statements(*_nodes(file, ast.Module)):
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield from _of_docstring(text, name, statement.lineno)
@@ -296,21 +296,19 @@ def of_messages(folders: Iterable[Path]) -> Iterator[Text]:
                     yield Text(name, source.count("\n", 0, match.start()) + 1, words, "message")
 
 
-def _nodes(file: Path) -> Sequence[ast.AST]:
-    """The nodes of a file, the module first, cached for the tests of the structure."""
+def _nodes(file: Path, *types: type[ast.AST]) -> Sequence[Any]:
+    """The nodes of these types in a file, cached for the tests of the structure."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from scripts.house import nodes
 
-    return nodes(file)
+    return nodes(file, *types)
 
 
 def _messages_of(file: Path, name: str) -> Iterator[Text]:
     lines = file.read_text(encoding="utf-8").splitlines()
-    skipped: set[ast.AST] = set()
-    for node in _nodes(file):
-        if isinstance(node, ast.Expr):
-            skipped.add(node.value)  # a docstring
+    skipped: set[ast.AST] = {statement.value for statement in _nodes(file, ast.Expr)}  # docstrings
+    for node in _nodes(file, ast.JoinedStr, ast.Constant):
         if node in skipped:
             continue
         match node:

@@ -83,26 +83,26 @@ def lines_for_types(path: Path) -> frozenset[int]:
     """The lines that only type checkers read."""
     return frozenset(
         line
-        for node in nodes(path)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for node in nodes(path, ast.If)
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     )
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
     package = ".".join(path.relative_to(ROOT).parent.parts)
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
-        elif isinstance(node, ast.Call) and name_called(node).endswith("import_module") and node.args:
+    for node in nodes(path, ast.Import):
+        for alias in node.names:
+            yield alias.name, node.lineno
+    for node in nodes(path, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            yield f"{base}.{alias.name}", node.lineno
+    for node in nodes(path, ast.Call):
+        if name_called(node).endswith("import_module") and node.args:
             target = node.args[0]
             if isinstance(target, ast.Constant) and isinstance(target.value, str):
                 yield target.value, node.lineno
@@ -190,8 +190,8 @@ def test_the_engine_has_no_sql() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules("engine")
-        for node in nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and query.search(node.value)
+        for node in nodes(path, ast.Constant)
+        if isinstance(node.value, str) and query.search(node.value)
     ]
     assert found == []
 
@@ -216,7 +216,7 @@ def test_common_sql_has_no_sqlite_syntax() -> None:
     found = []
     for path in [*sorted((ROOT / "tracestore" / "sql").rglob("*.py")), ROOT / "tracestore" / "gateway.py"]:
         wrong = {name for name, _ in imports(path) if name.startswith("tracestore.sqlite")}
-        texts = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
+        texts = (node.value for node in nodes(path, ast.Constant))
         wrong |= {text for text in texts if isinstance(text, str) and only_sqlite.search(text)}
         found += [f"{path.relative_to(ROOT)}: {text}" for text in wrong]
     assert found == []
@@ -238,7 +238,7 @@ def test_a_module_has_one_name() -> None:
         for folder in (*PACKAGES, "tests", "labs", "benchmarks", "examples", "cassettes", "scripts", "docs")
         for path in modules(folder)
         if PERHAPS_FLAT.search(path.read_text(encoding="utf-8"))
-        for node in nodes(path)
+        for node in nodes(path, ast.Constant, ast.ImportFrom, ast.Import)
         if (isinstance(node, ast.Constant) and isinstance(node.value, str) and FLAT.search(node.value))
         or (isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in PACKAGES)
         or (isinstance(node, ast.Import) and any(each.name.split(".")[0] in PACKAGES for each in node.names))

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from callboard.adapters.conformance import NotShown
 from docs.book.field_strings import field_strings
@@ -56,7 +56,7 @@ class Public(NamedTuple):
 
 @cache
 def _definitions(file: str) -> dict[str, Any]:
-    tree = cast("ast.Module", nodes(Path(file).resolve())[0])
+    (tree,) = nodes(Path(file).resolve(), ast.Module)
     return {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}
 
 
