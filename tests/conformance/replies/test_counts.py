@@ -82,6 +82,7 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 2}), TokenUsage(3, 4, reasoning_tokens=2)),
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 9}),
      TokenUsage(3, 4, reasoning_tokens=4, source=INCONSISTENT)),
+    (CLAUDE, messages(cache_read_input_tokens=-1), TokenUsage(3, 4, source=INCONSISTENT)),
     (CLAUDE, {"output_tokens": 4}, TokenUsage(0, 4, source=PARTIAL)),
     (CLAUDE, {"input_tokens": 3.7, "output_tokens": -4}, TokenUsage(3, 0, source=INCONSISTENT)),
     (RESPONSES, r.USAGE, TokenUsage(10, 20, 60, 30, reasoning_tokens=5)),
@@ -90,6 +91,9 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (RESPONSES, {"input_tokens": 5.0, "output_tokens": 2.0, "input_tokens_details": None}, TokenUsage(5, 2)),
     (RESPONSES, {"input_tokens": 5, "output_tokens": "many", "output_tokens_details": []},
      TokenUsage(5, 0)),
+    (RESPONSES, {"input_tokens": -1, "output_tokens": 5}, TokenUsage(0, 5, source=INCONSISTENT)),
+    (RESPONSES, {"input_tokens": 9, "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 50}},
+     TokenUsage(9, 5, reasoning_tokens=5, source=INCONSISTENT)),
     (CHAT, c.USAGE, TokenUsage(10, 20, 60, 30, reasoning_tokens=5)),
     (CHAT, chat(total_tokens=12), TokenUsage(9, 3)),
     (CHAT, chat(307, 26, total_tokens=560, completion_tokens_details={"reasoning_tokens": 227}),
@@ -106,6 +110,13 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (CHAT, chat(completion_tokens_details={"reasoning_tokens": 9}),
      TokenUsage(9, 3, reasoning_tokens=3, source=INCONSISTENT)),
     (CHAT, {"prompt_tokens": 9}, TokenUsage(9, 0, source=PARTIAL)),
+    (CHAT, chat(prompt_tokens_details={"cached_tokens": -1}), TokenUsage(9, 3, source=INCONSISTENT)),
+    (CHAT, chat(prompt_tokens_details={"audio_tokens": 11}),
+     TokenUsage(9, 3, source=INCONSISTENT, details={"audio_input": 9})),
+    (CHAT, chat(completion_tokens_details={"audio_tokens": 6}),
+     TokenUsage(9, 3, source=INCONSISTENT, details={"audio_output": 3})),
+    (CHAT, chat(prompt_tokens_details={"cached_tokens": 0, "cache_write_tokens": 11}),
+     TokenUsage(0, 3, 0, 11, source=INCONSISTENT)),
     (GEMINI, {"promptTokenCount": 14, "totalTokenCount": 14}, TokenUsage(14, 0)),
     (GEMINI, {"promptTokenCount": 9.0, "candidatesTokenCount": 2.0}, TokenUsage(9, 2)),
     (GEMINI, {"promptTokenCount": 5, "cachedContentTokenCount": 9}, TokenUsage(0, 0, 9, source=INCONSISTENT)),
@@ -232,23 +243,6 @@ def test_without_details_tgi_has_no_invented_values() -> None:
     prefill: Json = [{"id": 1, "text": "H", "logprob": None}] * 3
     counted = read_whole(TGI, {"generated_text": "Hi", "details": t.details(input_length=None, prefill=prefill)})
     assert (counted.usage.input_tokens, counted.usage.source) == (3, UsageSource.REPORTED)
-
-
-@pytest.mark.parametrize(("usage", "nano_usd"), [
-    ({"cost": 0.00019325}, 193_250),
-    ({"cost": 0}, 0),
-    ({"cost": 1e-9}, 1),
-    ({"cost": 0.0000001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 2_000_100),
-    ({"cost": 0.5, "is_byok": True, "cost_details": None}, 500_000_000),
-    ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000),
-    *[({"cost": odd}, None) for odd in (None, "0.1", True, -1, 1e300)],
-    ({}, None),
-])  # fmt: skip
-def test_a_reported_cost_is_exact(usage: JsonObject, nano_usd: int | None) -> None:
-    """The cost is in nano-USD. With the user's own key, the bill of the router's provider is added. Invalid values
-    are no cost.
-    """
-    assert whole(CHAT, {**c.USAGE, **usage}).usage.reported_cost_nano_usd == nano_usd
 
 
 def test_costs_are_added_only_if_all_are_known() -> None:
