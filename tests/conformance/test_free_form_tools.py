@@ -1,4 +1,4 @@
-"""Free-form tools on both of OpenAI's protocols, and tools that a vendor trained its models on."""
+"""Free-form tools on both of OpenAI's protocols, and the own fields of tools."""
 
 from __future__ import annotations
 
@@ -111,12 +111,18 @@ def test_a_free_form_tool_with_other_arguments_is_refused(adapter: HttpAdapter) 
 
 
 def test_a_tools_own_fields_go_to_their_provider_alone() -> None:
+    """Claude gets the type of a tool that it was trained on, and other models the tool's description."""
     later = ToolDefinition("look", "", SCHEMA, provider_options={"openai": {"defer_loading": True}})
     body = body_of(OPENAI, asked("openai:gpt-6-sol", tools=(later,)))
     assert body["tools"][0]["defer_loading"] is True
     assert responses_faults(body) == []
     body = body_of(COMPATIBLE, asked("openai_compatible:m", tools=(later,)))
     assert "defer_loading" not in msgspec.json.encode(body).decode()
+    shell = ToolDefinition("bash", "Runs.", SCHEMA, provider_options={"anthropic": {"type": "bash_20250124"}})
+    body = body_of(AnthropicAdapter(AdapterConfig()), asked("anthropic:claude-opus-5", tools=(shell,)))
+    assert body["tools"] == [{"name": "bash", "type": "bash_20250124"}]
+    [offered] = body_of(OPENAI, asked("openai:gpt-6-sol", tools=(shell,)))["tools"]
+    assert (offered["type"], offered["description"]) == ("function", "Runs.")
 
 
 @pytest.mark.parametrize("options", [{"openai": {"name": "other"}}, {"openai": 3}])
@@ -233,57 +239,3 @@ def test_a_session_with_a_free_form_tool_survives_swaps() -> None:
     assert chat_faults(there) == []
     kinds = [call["type"] for message in there["messages"] for call in message.get("tool_calls", [])]
     assert kinds == ["custom"] * 3
-
-
-# -- A tool that a vendor trained its models on and that the host runs, through the engine and the real adapters.
-
-
-def test_a_shell_of_anthropics_is_run_by_the_hosts_function_and_swaps() -> None:
-    """Claude gets the tool's type, and other models its description. Both call the same function."""
-    run: list[str] = []
-
-    @tool(name="bash", provider_options={"anthropic": {"type": "bash_20250124"}})
-    def shell(command: str = "", restart: bool = False) -> str:
-        """Run a command."""
-        run.append("restarted" if restart else command)
-        return "done"
-
-    def asks(given: JsonObject) -> JsonObject:
-        call: Json = {"type": "tool_use", "id": f"toolu_{len(given)}", "name": "bash", "input": given}
-        return {**CLAUDE.body("", 0, "tools"), "content": [call]}
-
-    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "bash", "status": "completed"}
-    home = FakeTransport(
-        as_reply(asks({"command": "ls"})), as_reply(asks({"restart": True})),
-        as_reply(CLAUDE.body("Hi", 0, "end")), as_reply(CLAUDE.body("Back", 0, "end")),
-    )  # fmt: skip
-    abroad = FakeTransport(
-        as_reply(r.response(output=[{**call, "arguments": '{"command": "pwd"}'}])),
-        as_reply(r.response(output=[r.message("There")])),
-    )
-
-    async def go() -> None:
-        entries = {
-            "anthropic": entry(AnthropicAdapter, "anthropic", home),
-            "openai": entry(OpenAIAdapter, "openai", abroad),
-        }
-        names = {"anthropic:claude-opus-5": "anthropic", "openai:gpt-6-sol": "openai"}
-        models = {
-            id_: ModelEntry(id=id_, adapter=by, wire_name=id_.partition(":")[2]) for id_, by in names.items()
-        }
-        async with Engine(models=ModelRegistry(entries, models), trace=False) as engine:
-            session = engine.session("anthropic:claude-opus-5", tools=[shell])
-            await session.send("one", max_output_tokens=64, max_tool_rounds=3)
-            session.model = "openai:gpt-6-sol"
-            await session.send("two", max_output_tokens=64)
-            session.model = "anthropic:claude-opus-5"
-            assert (await session.send("three", max_output_tokens=64)).text == "Back"
-
-    run_virtual(go)
-    assert run == ["ls", "restarted", "pwd"]
-    bodies = [msgspec.json.decode(request.body) for request in home.requests]
-    assert [body["tools"][0].keys() - {"cache_control"} for body in bodies] == [{"name", "type"}] * 4
-    assert [messages_faults(body) for body in bodies] == [[]] * 4
-    [offered] = msgspec.json.decode(abroad.requests[0].body)["tools"]
-    assert (offered["type"], offered["description"]) == ("function", "Run a command.")
-    assert [responses_faults(request.body) for request in abroad.requests] == [[]] * 2
