@@ -11,12 +11,7 @@ from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import JsonObject
-from callboard.bus.values.content import (
-    OpaqueBlock,
-    ProviderRaw,
-    TextBlock,
-    ToolUseBlock,
-)
+from callboard.bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 

@@ -132,10 +132,7 @@ async def test_a_compressed_reply_is_decompressed_once(
         await connection.request()
         await connection.reply(body, b"content-type: application/json\r\ncontent-encoding: gzip\r\n")
 
-    async with (
-        serving(script) as server,
-        httpx.AsyncClient(event_hooks={"response": hooks}) as client,
-    ):
+    async with serving(script) as server, httpx.AsyncClient(event_hooks={"response": hooks}) as client:
         adapter = adapter_over(client, server.url.removesuffix("/v1/talk"))
         assert (await adapter.complete(request(model="x:m"))).text == "Hello!"
 

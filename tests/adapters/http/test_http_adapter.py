@@ -15,12 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.contract import (
-    AttemptFailed,
-    AttemptFirstEvent,
-    AttemptReport,
-    AttemptStarted,
-)
+from callboard.adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted
 from callboard.adapters.http.stream import HttpStream
 from callboard.bus.errors import (
     AdapterError,

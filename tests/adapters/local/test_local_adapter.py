@@ -13,12 +13,7 @@ import anyio
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.contract import (
-    AdapterCapabilities,
-    AttemptFailed,
-    AttemptReport,
-    CanonicalRequest,
-)
+from callboard.adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest
 from callboard.adapters.embeddings import (
     EmbeddingAdapter,
     EmbeddingRequest,

@@ -38,11 +38,7 @@ from callboard.bus.errors import (
     UnsupportedToolChoiceError,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import (
-    ImageBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from callboard.bus.values.content import ImageBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason
 

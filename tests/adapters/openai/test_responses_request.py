@@ -12,12 +12,7 @@ from callboard.adapters.providers.openai.data import COMPATIBLE, OPENAI, QUIRKS,
 from callboard.adapters.providers.openai.request import BuiltRequest, build_request
 from callboard.bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import (
-    DocumentBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    ToolUseBlock,
-)
+from callboard.bus.values.content import DocumentBlock, OpaqueBlock, ProviderRaw, ToolUseBlock
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ...support.fake_http import FakeReply, FakeTransport, ask, failing

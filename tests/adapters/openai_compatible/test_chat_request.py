@@ -18,13 +18,7 @@ from callboard.adapters.providers.openai_compatible.request import ChatBody, bui
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import (
-    ImageBlock,
-    ProviderRaw,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-)
+from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import FakeTransport

@@ -425,8 +425,7 @@ def test_the_request_of_a_background_reply() -> None:
 
 
 @pytest.mark.parametrize(
-    "faults",
-    [[], ["cut 1500"], ["cut 300", "refuse", "cut 777"], ["cut 777", "no stream"], ["cut 1500", "twice"]],
+    "faults", [[], ["cut 1500"], ["cut 300", "refuse", "cut 777"], ["cut 777", "no stream"], ["cut 1500", "twice"]]
 )
 def test_the_raw_reply_has_the_events_of_all_connections(faults: list[str]) -> None:
     """The raw reply has each event once. For a plain reply, it has the last poll."""

@@ -110,11 +110,7 @@ def numbers(vectors: tuple[array[float] | None, ...]) -> list[float | None]:
     return [None if vector is None else vector[0] for vector in vectors]
 
 
-@given(
-    st.lists(st.integers(0, 100), max_size=60),
-    st.integers(1, 12),
-    st.one_of(st.none(), st.integers(1, 300)),
-)
+@given(st.lists(st.integers(0, 100), max_size=60), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 300)))
 def test_batches_are_all_texts_in_order_and_as_large_as_the_limits_allow(
     estimates: list[int], most: int, limit: int | None
 ) -> None:

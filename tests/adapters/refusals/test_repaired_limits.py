@@ -266,9 +266,7 @@ def test_a_refused_thought_signature_is_removed_from_any_place(message: str, kin
 
 
 @pytest.mark.parametrize("quoted", [False, True])
-def test_a_refused_signature_behind_chat_completions_becomes_the_mark_for_none(
-    quoted: bool,
-) -> None:
+def test_a_refused_signature_behind_chat_completions_becomes_the_mark_for_none(quoted: bool) -> None:
     """The refusal comes from Google's own endpoint, or from a gateway that quotes it."""
     extra: Json = {"google": {"thought_signature": "c2ln"}}
     raw = ProviderRaw("openai_compatible", {"id": "call_1", "extra_content": extra})

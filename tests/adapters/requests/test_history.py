@@ -236,9 +236,7 @@ def test_a_request_may_forbid_every_loss() -> None:
 
 
 @pytest.mark.parametrize("content", [[PNG], [TextBlock(" "), PNG]])
-def test_a_message_of_unsupported_media_leaves_a_note(
-    content: list[TextBlock | ImageBlock],
-) -> None:
+def test_a_message_of_unsupported_media_leaves_a_note(content: list[TextBlock | ImageBlock]) -> None:
     """Without the note, the message would be lost, and the reply to it would have no question."""
     blind = Target(provider="home", accepts_images=False)
     result = Message(Role.TOOL, (ToolResultBlock("tu_1", (PNG,)),))

@@ -454,9 +454,7 @@ async def test_requests_go_through_a_proxy_that_the_environment_names(
         assert via.statistics().clients == 1
 
 
-async def test_this_machine_and_exempt_hosts_are_reached_directly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_this_machine_and_exempt_hosts_are_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxy can reach this machine, and the host exempts the others."""
     async with serving(echo) as proxy, serving(echo) as server, transport() as via:
         address = proxy.url.removesuffix("/v1/talk")

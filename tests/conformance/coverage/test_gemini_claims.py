@@ -364,8 +364,7 @@ def test_fields_of_a_host_are_sent_with_a_medium(kind: str, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [of for of, field in interactions_claimed("delta", "reported", "`ProviderBlock`") if field == "type"],
+    "kind", [of for of, field in interactions_claimed("delta", "reported", "`ProviderBlock`") if field == "type"]
 )
 def test_no_delta_is_lost(kind: str) -> None:
     """A delta of an unknown kind becomes an opaque block."""

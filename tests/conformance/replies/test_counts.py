@@ -402,7 +402,7 @@ NO_REPLIES: dict[str, list[Json | bytes]] = {
     "tgi": [{}, []],
 }  # fmt: skip
 ANYWHERE: list[Json | bytes] = [
-    *(b"", b"<html>", b"<p>NaN \xff</p>", None, [], 1, "x", b"[" * 100_000, b"\xff\xfe", b'{"a":'),
+    *(b"", b"<html>", b"<p>NaN \xff</p>", None, [], 1, "x", b"[" * 100_000, b"\xff\xfe", b'{"a":')
 ]
 
 
