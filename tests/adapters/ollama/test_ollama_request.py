@@ -100,11 +100,6 @@ def codes(request: CanonicalRequest, facts: ModelFacts | None = None, **options:
     return [warning.code for warning in wired(request, facts, **options).warnings]
 
 
-def test_a_stream_is_asked_for_as_lines() -> None:
-    streamed = wired(ask(), stream=True)
-    assert (streamed.path, streamed.headers) == ("/api/chat", {"accept": "application/x-ndjson"})
-
-
 def test_images_of_results_follow_in_a_users_message() -> None:
     """The images come after all results, which must directly follow their calls."""
     call_both = Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "clock", {})])
@@ -116,15 +111,13 @@ def test_images_of_results_follow_in_a_users_message() -> None:
 
 
 def test_tool_choices() -> None:
-    """A forced call is refused before any network access, because there is no such field."""
+    """A forced call is refused before any network access, because there is no such field. For a model without
+    tools, the text asks for the tool.
+    """
     assert "tools" in written(ask(tools=(LOOK,), tool_choice=ToolChoice("auto")))
     for choice in (ToolChoice("required"), ToolChoice("named", "look")):
         with pytest.raises(UnsupportedToolChoiceError):
             wired(ask(tools=(LOOK,), tool_choice=choice))
-
-
-def test_a_model_without_tools_gets_no_tools() -> None:
-    """The text asks for the tool."""
     with pytest.raises(CapabilityError, match="tools: emulate"):
         wired(ask(tools=(LOOK,)), PLAIN)
 
@@ -171,14 +164,17 @@ def test_a_prompt_that_cannot_fit_is_refused_and_a_long_one_causes_a_warning() -
     assert codes(roomy, estimated=5121) == []
 
 
-@pytest.mark.parametrize(
-    ("needed", "limit", "expected"),
-    [(1, None, 4096), (4096, None, 4096), (4097, None, 8192), (70_000, None, 131_072), (70_000, 40_960, 40_960),
-     (100, 2048, 2048)],
-)  # fmt: skip
-def test_windows_have_few_sizes(needed: int, limit: int | None, expected: int) -> None:
-    """Each new size makes the server load the model again. No window is larger than the model's own."""
-    assert window_size(needed, limit) == expected
+@given(st.integers(0, 200_000), st.integers(1, 50_000))
+def test_windows_have_few_sizes_and_room_for_prompt_and_output(estimated: int, output: int) -> None:
+    """Each new size makes the server load the model again. No window is larger than the model's own. The window
+    has room even if the estimate was a quarter too low.
+    """
+    assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
+    for needed, limit, expected in (
+        (1, None, 4096), (4096, None, 4096), (4097, None, 8192), (70_000, None, 131_072), (70_000, 40_960, 40_960),
+        (100, 2048, 2048),
+    ):  # fmt: skip
+        assert window_size(needed, limit) == expected
 
 
 def test_a_window_only_grows() -> None:
@@ -188,12 +184,6 @@ def test_a_window_only_grows() -> None:
     assert windows.choose("a", 100, None) == 16384
     assert windows.choose("b", 100, None) == 4096
     assert windows.choose("a", 20_000, None) == 32768
-
-
-@given(st.integers(0, 200_000), st.integers(1, 50_000))
-def test_a_window_has_room_for_prompt_and_output(estimated: int, output: int) -> None:
-    """The window has room even if the estimate was a quarter too low."""
-    assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
 
 
 ARGUMENTS = st.dictionaries(
@@ -255,14 +245,9 @@ def test_the_data_about_a_model_is_read() -> None:
     (None, None),
 ])  # fmt: skip
 def test_data_of_servers_of_every_age(shown: Json, expected: ModelFacts | None) -> None:
-    """Missing values are unknown."""
+    """Missing values are unknown. Only a server that lists abilities excludes the others."""
     assert read_show(shown) == expected
-
-
-def test_missing_abilities_are_not_excluded() -> None:
-    """Only a server that lists abilities excludes the others."""
-    assert ModelFacts(context_tokens=8192).capabilities().supports_tools
-    assert not ModelFacts(frozenset({"completion"})).capabilities().supports_tools
+    assert expected is None or expected.capabilities().supports_tools is (expected.abilities is None)
 
 
 NAMES = (
@@ -291,18 +276,13 @@ def test_the_list_of_models() -> None:
     assert judged.model == "a:1"
 
 
-@pytest.mark.parametrize(("name", "full"), [
-    ("llama3", "llama3:latest"),
-    ("llama3:8b", "llama3:8b"),
-    ("hf.co/a/b", "hf.co/a/b:latest"),
-    ("host:5000/a", "host:5000/a:latest"),
-])  # fmt: skip
-def test_names_without_a_tag_are_the_latest(name: str, full: str) -> None:
-    assert full_name(name) == full
-
-
 def test_the_catalogue_asks_again_only_after_a_while() -> None:
-    """A repetition costs each call a request, so it comes later. Known data is not requested again."""
+    """A repetition costs each call a request, so it comes later. Known data is not requested again. Names without
+    a tag are the latest. The oldest entry is removed first.
+    """
+    for name, full in (("llama3", "llama3:latest"), ("llama3:8b", "llama3:8b"), ("hf.co/a/b", "hf.co/a/b:latest"),
+                       ("host:5000/a", "host:5000/a:latest")):  # fmt: skip
+        assert full_name(name) == full
     catalogue = Catalogue()
     assert catalogue.wants("a", 0)
     catalogue.learn("a", None, 0)
@@ -311,14 +291,9 @@ def test_the_catalogue_asks_again_only_after_a_while() -> None:
     catalogue.learn("a:latest", ModelFacts(family="x"), 70)
     assert not catalogue.wants("a", 1e9)
     assert catalogue.facts("a") == ModelFacts(family="x")
-
-
-def test_the_catalogue_is_limited() -> None:
-    """The oldest entry is removed first."""
-    catalogue = Catalogue()
-    for number in range(MAX_MODELS + 1):
+    for number in range(MAX_MODELS):
         catalogue.learn(str(number), ModelFacts(), 0)
-    assert [catalogue.facts(str(number)) is None for number in (0, 1, MAX_MODELS)] == [True, False, False]
+    assert [catalogue.facts(name) is None for name in ("a", "0", str(MAX_MODELS - 1))] == [True, False, False]
 
 
 # -- The adapter over a scripted server: questions about models, requests, and the meaning of errors.
@@ -499,18 +474,13 @@ async def test_a_fixed_window_is_kept_and_larger_prompts_are_refused() -> None:
         await adapter.complete(ask(Message.user("word " * 8000)))
 
 
-def test_a_model_that_is_not_loaded_has_time_to_load() -> None:
-    """The configuration has no time limit of its own."""
+def test_options_and_the_time_to_load() -> None:
+    """A model that is not loaded has time to load, unless the configuration has a limit of its own."""
+    for options in ({"num_ctx": "all"}, {"nun_ctx": 1}, {"tools": "some"}, {"options": []}):
+        with pytest.raises(ConfigurationError, match="options of type ollama"):
+            made(Server(), options=options)
     assert made(Server()).config.first_event_timeout == SLOW_MACHINE_SECONDS
     assert made(Server(), first_event_timeout=7.0).config.first_event_timeout == 7.0
-
-
-@pytest.mark.parametrize(
-    "options", [{"num_ctx": "all"}, {"nun_ctx": 1}, {"tools": "some"}, {"options": []}], ids=str
-)
-def test_options_that_make_no_sense(options: JsonObject) -> None:
-    with pytest.raises(ConfigurationError, match="options of type ollama"):
-        made(Server(), options=options)
 
 
 async def test_tools_are_emulated_if_the_configuration_asks_for_it() -> None:

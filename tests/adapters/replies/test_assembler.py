@@ -273,18 +273,14 @@ def test_a_cancelled_call_ends_with_its_parsed_arguments() -> None:
         assert last.usage == ESTIMATE
 
 
-def test_usage_before_the_break_is_partial() -> None:
-    """Reported usage is kept, and marked as a lower bound."""
+def test_usage_is_the_last_reported_and_partial_before_a_break() -> None:
+    """A reported zero is a value: only missing counts are estimated. A callback is used until usage is set
+    directly. A fork does not call it after its end.
+    """
     assembler = make()
     assembler.text(0, "x")
-    assembler.usage = TokenUsage(10, 1)
-    assembler.abort(StopReason.ERROR)
-    last = check_stream(assembler.take())
-    assert last.usage == TokenUsage(10, 1, source=UsageSource.PARTIAL)
-
-
-def test_usage_can_be_counted_on_request() -> None:
-    """The callback is used until usage is set directly. A fork does not call it after its end."""
+    assembler.finish(StopReason.END_TURN, "stop", TokenUsage())
+    assert (assembler.usage, assembler.warnings) == (TokenUsage(), [])
     assembler = make()
     reported = [TokenUsage(3, 1)]
     assembler.usage_from(lambda: reported[-1])
@@ -292,22 +288,13 @@ def test_usage_can_be_counted_on_request() -> None:
     reported.append(TokenUsage(3, 2))
     fork = assembler.fork()
     fork.abort(StopReason.CANCELLED)
-    assert fork.usage == TokenUsage(3, 2, source=UsageSource.PARTIAL)
-    reported.append(TokenUsage(3, 9))
-    assert fork.usage == TokenUsage(3, 2, source=UsageSource.PARTIAL)
+    for _ in range(2):
+        assert fork.usage == TokenUsage(3, 2, source=UsageSource.PARTIAL)
+        reported.append(TokenUsage(3, 9))
     assert assembler.usage == TokenUsage(3, 9)
     assembler.usage = TokenUsage(5, 5)
-    assembler.finish(StopReason.END_TURN, "stop")
-    assert assembler.usage == TokenUsage(5, 5)
-
-
-def test_reported_zeros_stay_zeros() -> None:
-    """A reported zero is a value. Only missing counts are estimated."""
-    assembler = make()
-    assembler.text(0, "x")
-    assembler.finish(StopReason.END_TURN, "stop", TokenUsage())
-    assert assembler.usage == TokenUsage()
-    assert assembler.warnings == []
+    assembler.abort(StopReason.ERROR)
+    assert check_stream(assembler.take()).usage == TokenUsage(5, 5, source=UsageSource.PARTIAL)
 
 
 def test_the_estimate_of_an_output_includes_complete_arguments() -> None:
@@ -443,38 +430,44 @@ def test_lines_with_any_line_end_give_the_same(lines: list[bytes]) -> None:
     assert decode([first, ended[0]]) == decode([first, ended[1]])
 
 
+@pytest.mark.parametrize("kind", [SseDecoder, NdjsonDecoder])
 @given(st.binary())
-def test_no_bytes_make_the_decoder_of_events_fail(body: bytes) -> None:
+def test_no_bytes_make_a_decoder_fail(kind: type[SseDecoder] | type[NdjsonDecoder], body: bytes) -> None:
     """The decoder ignores the content. A second close returns nothing."""
-    decoder = SseDecoder()
+    decoder = kind()
     decoder.feed(body)
     decoder.close()
     assert decoder.close() == []
 
 
-@pytest.mark.parametrize("piece", [b"x", b"data: x\n"], ids=["one line", "many data lines"])
-def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "good", "piece"), [
+    (SseDecoder, b"data: " + b"x" * 500 + b"\n\n", b"x"),
+    (SseDecoder, b"data: " + b"x" * 500 + b"\n\n", b"data: x\n"),
+    (NdjsonDecoder, b"x" * 900 + b"\n", b"x"),
+], ids=["one line", "many data lines", "a line of JSON"])  # fmt: skip
+def test_an_event_without_end_is_refused(
+    kind: type[SseDecoder] | type[NdjsonDecoder], good: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line and an event have a maximum size. The limit does not apply to the stream."""
     monkeypatch.setattr(decoders, "MAX_EVENT_BYTES", 1000)
-    decoder = SseDecoder()
-    assert sum(len(decoder.feed(b"data: " + b"x" * 500 + b"\n\n")) for _ in range(10)) == 10
+    monkeypatch.setattr(decoders, "MAX_LINE_BYTES", 1000)
+    decoder = kind()
+    assert sum(len(decoder.feed(good)) for _ in range(10)) == 10
     with pytest.raises(StreamError, match="larger than 1000 bytes"):
         for _ in range(2000):
             decoder.feed(piece)
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_lines_outside_of_events_are_kept_separately(size: int) -> None:
-    """A bare error at the end of a body can be read there. Comments and other fields can't."""
+def test_lines_outside_of_events_are_kept_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare error at the end of a body can be read there. Comments and other fields can't. Their size is
+    limited.
+    """
     body = b': ping\nid: 7\nretry: 1\nevent: a\ndata: 1\n\n{\n  "error": 3\n}\n\ndata: 2\n\n'
-    decoder = SseDecoder()
-    events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
-    assert events + decoder.close() == [(b"a", b"1"), (b"", b"2")]
-    assert decoder.other_lines == b'{\n  "error": 3\n}'
-
-
-def test_lines_outside_of_events_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for any amount of such lines."""
+    for size in (1, 3, 1000):
+        decoder = SseDecoder()
+        events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
+        assert events + decoder.close() == [(b"a", b"1"), (b"", b"2")]
+        assert decoder.other_lines == b'{\n  "error": 3\n}'
     monkeypatch.setattr(decoders, "MAX_STRAY_BYTES", 1000)
     decoder = SseDecoder()
     for _ in range(100):
@@ -531,22 +524,3 @@ def test_ndjson_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data
     cuts = data.draw(st.lists(st.integers(0, max(len(body), 1))))
     expected = [line for raw in body.split(b"\n") if (line := raw.strip(b" \t\r"))]
     assert decode_ndjson(pieces(body, cuts)) == expected
-
-
-@given(st.binary())
-def test_ndjson_no_bytes_make_it_fail(body: bytes) -> None:
-    """The decoder ignores the content. A second close returns nothing."""
-    decoder = NdjsonDecoder()
-    decoder.feed(body)
-    decoder.close()
-    assert decoder.close() == []
-
-
-def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit applies to one line, not to the stream."""
-    monkeypatch.setattr(decoders, "MAX_LINE_BYTES", 1000)
-    decoder = NdjsonDecoder()
-    assert sum(len(decoder.feed(b"x" * 900 + b"\n")) for _ in range(5)) == 5
-    with pytest.raises(StreamError, match="larger than 1000 bytes"):
-        for _ in range(2000):
-            decoder.feed(b"x")

@@ -125,30 +125,32 @@ def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock,
     assert [warning.code for warning in fitted.warnings] == ["content_dropped"]
 
 
-def test_own_reasoning_is_sent_back_to_a_provider_that_needs_it() -> None:
-    """The reasoning is unchanged. A protocol without reasoning gets none."""
-    message = Message.assistant([thinking("home"), TextBlock("so")])
-    assert fit(message).messages == (message,)
-    fitted = fit(message, target=Target(provider="home"))
-    assert fitted.messages[0].content == (TextBlock("so"),)
-    assert [loss.reason for loss in fitted.losses] == ["this protocol does not accept reasoning"]
-
-
-def test_a_signature_of_unknown_origin_is_accepted_and_unsigned_reasoning_is_not() -> None:
-    """Unsigned reasoning would be refused."""
-    target = Target(provider="home", replays_thinking=True, adopts_signatures=True)
-    signed, unsigned = ThinkingBlock("a", "sig"), ThinkingBlock("b")
-    fitted = fit(Message.assistant([signed, unsigned, TextBlock("so")]), target=target)
-    assert fitted.messages[0].content == (signed, TextBlock("so"))
+def test_own_reasoning_is_sent_back_to_a_provider_and_a_model_that_need_it() -> None:
+    """The reasoning is unchanged. A protocol without reasoning gets none. Another model would refuse its
+    signature. Back at its own model, the reasoning is sent again.
+    """
+    message = Message(Role.ASSISTANT, (thinking("home"), TextBlock("so")), id="msg_7")
+    one, two = (Target(provider="home", model=model, replays_thinking=True) for model in ("one", "two"))
+    for target, lost in (
+        (HOME, None), (one, None), (two, "only the model one accepts it"),
+        (Target(provider="home"), "this protocol does not accept reasoning"),
+    ):  # fmt: skip
+        fitted = fit(message, target=target)
+        assert fitted.messages[0].content == (message.content if lost is None else (TextBlock("so"),))
+        assert lost is not None or fitted.messages == (message,)
+        assert [loss.reason for loss in fitted.losses] == ([] if lost is None else [lost])
 
 
 @pytest.mark.parametrize(("form", "adopted"), [("anthropic-claude-v1", True), ("google-gemini-v1", False)])
-def test_anthropics_signature_from_a_gateway_is_adopted_and_no_other(form: str, adopted: bool) -> None:
+def test_a_signature_of_unknown_origin_or_of_a_gateway_is_adopted(form: str, adopted: bool) -> None:
+    """Unsigned reasoning would be refused, and so would another provider's signature from a gateway."""
     target = Target(provider="home", replays_thinking=True, adopts_signatures=True)
+    signed, unsigned = ThinkingBlock("a", "sig"), ThinkingBlock("b")
     details: JsonObject = {"reasoning_details": [{"type": "reasoning.text", "signature": "sig", "format": form}]}
-    signed = ThinkingBlock("a", "sig", ProviderRaw("gateway", details))
-    fitted = fit(Message.assistant([signed, TextBlock("so")]), target=target)
-    assert (signed in fitted.messages[0].content) == adopted
+    routed = ThinkingBlock("a", "sig", ProviderRaw("gateway", details))
+    for blocks, kept in (([signed, unsigned], (signed,)), ([routed], (routed,) if adopted else ())):
+        fitted = fit(Message.assistant([*blocks, TextBlock("so")]), target=target)
+        assert fitted.messages[0].content == (*kept, TextBlock("so"))
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
@@ -188,29 +190,15 @@ def test_a_foreign_id_is_kept_if_valid_and_otherwise_derived() -> None:
     assert fit(USER, *both).tool_ids == {"tu_1": "0", "tu_2": "tu_2"}
 
 
-def test_a_rule_that_its_own_ids_break_is_refused() -> None:
-    """With such a rule, a provider would refuse every foreign call."""
-    with pytest.raises(ValueError, match="call_"):
-        ToolIdRule(9, "[a-z0-9]")
-
-
 @given(st.lists(st.text(), min_size=2, max_size=40, unique=True))
 def test_different_calls_have_different_ids_for_short_rules(call_ids: list[str]) -> None:
-    """All digests may begin the same. No id contains its source."""
+    """All digests may begin the same. No id contains its source. A rule that its own ids break is refused."""
     tight = Target(provider="abroad", tool_ids=ToolIdRule(2, "[0-9a-f]", ""))
     found = fit(USER, Message.assistant([call(call_id) for call_id in call_ids]), target=tight).tool_ids
     assert len(set(found.values())) == len(call_ids)
     assert all(tight.tool_ids.allows(wire_id) for wire_id in found.values())
-
-
-def test_reasoning_that_is_bound_to_a_model_is_only_sent_to_it() -> None:
-    """Another model would refuse its signature. Back at its own model, the reasoning is sent again."""
-    message = Message(Role.ASSISTANT, (thinking("home"), TextBlock("so")), id="msg_7")
-    one, two = (Target(provider="home", model=model, replays_thinking=True) for model in ("one", "two"))
-    assert fit(message, target=one).messages == (message,)
-    fitted = fit(message, target=two)
-    assert fitted.messages[0].content == (TextBlock("so"),)
-    assert [loss.reason for loss in fitted.losses] == ["only the model one accepts it"]
+    with pytest.raises(ValueError, match="call_"):
+        ToolIdRule(9, "[a-z0-9]")
 
 
 def test_foreign_reasoning_can_be_sent_as_text() -> None:

@@ -11,7 +11,7 @@ from callboard.bus.errors import AdapterError, OverloadedError, QuotaExceededErr
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ...support.wires import WIRES, Wire
+from ...support.wires import Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
@@ -381,12 +381,6 @@ def test_odd_values_in_a_plain_reply_are_ignored(wire: Wire, body: JsonObject, s
     assert read_whole(wire, body).said == said
 
 
-def test_a_namespace_stays_with_its_call() -> None:
-    """A tool that was found by a search is sent back with its namespace."""
-    reading = read_whole(RESPONSES, r.response(output=[r.call("f", "{}", namespace="crm")]))
-    assert reading.kept == [{"id": "call_1", "namespace": "crm"}]
-
-
 NO_REPLIES: dict[str, list[Json | bytes]] = {
     "anthropic": [{}, {"content": None}, {"id": "x", "object": "chat.completion"}, {"content": 1}],
     "openai": [{}, {"choices": [{"message": {"content": "hi"}}], "object": "chat.completion"},
@@ -406,17 +400,17 @@ ANYWHERE: list[Json | bytes] = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "body"), [(wire, body) for wire in WIRES for body in [*ANYWHERE,
-                         *NO_REPLIES[wire.name]]],
-                         ids=lambda value: getattr(value, "name", None) or str(value)[:30])  # fmt: skip
-def test_a_body_that_is_no_reply_is_a_stream_error(wire: Wire, body: Json | bytes) -> None:
-    """Examples are another protocol, an HTML page and an empty body, for plain and streamed requests."""
-    error = read_whole(wire, body).error
-    assert type(error) is StreamError
-    final = (isinstance(body, bytes) and body[:1] == b"<") or (
-        isinstance(body, dict) and body.get("status") == "queued"
-    )
-    assert error.retryable is not final, "a page or a queued response must not be retried"
+@EACH
+def test_a_body_that_is_no_reply_is_a_stream_error(wire: Wire) -> None:
+    """Examples are another protocol, an HTML page and an empty body, for plain and streamed requests. A page or a
+    queued response must not be retried.
+    """
+    for body in (*ANYWHERE, *NO_REPLIES[wire.name]):
+        error = read_whole(wire, body).error
+        assert type(error) is StreamError, body
+        page = isinstance(body, bytes) and body[:1] == b"<"
+        queued = isinstance(body, dict) and body.get("status") == "queued"
+        assert error.retryable is not (page or queued), body
 
 
 FAILED_200: list[tuple[Wire, Json, type[AdapterError]]] = [
