@@ -80,6 +80,12 @@ def test_the_smallest_request(case: Case) -> None:
     case.check()
 
 
+@pytest.mark.parametrize("wire", [CLAUDE, RESPONSES, CHAT, OLLAMA], ids=lambda wire: wire.name)
+def test_a_streamed_request_has_its_mark(wire: Wire) -> None:
+    """Gemini and TGI have it in the address."""
+    assert Written(wire, stream=True).body["stream"] is True
+
+
 SYSTEM = "P\n\nS\n\nD"
 U: JsonObject = {"role": "user", "content": "U"}
 DEVELOPER: JsonObject = {"role": "developer", "content": "D"}
