@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from callboard.engine import Engine
+from callboard.engine import Engine, Tool
 from callboard.engine.current_prices import Pricing
 from callboard.tracestore import WriterOptions
 from callboard.tracestore.writing import writer
@@ -63,8 +63,7 @@ async def _counted(work: Work, marks: ctypes.CDLL) -> None:
     marks.stop()
 
 
-async def _new_sessions(engine: Engine, protocol: str) -> None:
-    given = tools(per_call.TOOLS)
+async def _new_sessions(engine: Engine, protocol: str, given: list[Tool]) -> None:
     for _ in range(CALLS):
         session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=given)
         await session.send(QUESTION, max_output_tokens=1000)
@@ -81,7 +80,7 @@ async def _measure(way: str, protocol: str, url: str, marks: ctypes.CDLL) -> Non
         return
     async with engine_on(url, trace=way != "engine") as engine:
         if way == "sessions":
-            await _counted(partial(_new_sessions, engine, protocol), marks)
+            await _counted(partial(_new_sessions, engine, protocol, tools(per_call.TOOLS)), marks)
         else:
             await _counted(partial(through_engine, engine, long_session(engine, protocol), CALLS), marks)
 

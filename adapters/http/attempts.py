@@ -72,7 +72,7 @@ class HttpAttempts:
     """
 
     # Python stores up to thirty attributes of an instance compactly. So a rarely used attribute is a class
-    # attribute until it is set.
+    # attribute until it is set. A test counts those of a usual call.
     cancelled = False
     ended = False
     """Whether the request is over."""
@@ -82,6 +82,10 @@ class HttpAttempts:
     """The number of attempts that followed a repair or a new key. Such attempts don't count as retries."""
     rate_limit: RateLimitInfo | None = None
     """The limits in the headers of the current attempt's reply."""
+    on_cancel: Callable[[], Awaitable[None]] | None = None
+    _estimate_input: Callable[[], int] | None = None
+    _tried_keys: frozenset[str] = frozenset()  # keys of a pool that were rejected or rate-limited in this call
+    _keys_replaced: frozenset[str | None] = frozenset()
     _first_event_reported = False
     _known_key: KnownKey | None = None  # the key of the current attempt
     _limit: Limit | None = None
@@ -95,15 +99,13 @@ class HttpAttempts:
         estimate_input: Callable[[], int] | None = None,
     ) -> None:
         self.client = client
-        self._estimate_input = estimate_input
+        if estimate_input is not None:
+            self._estimate_input = estimate_input
         self.attempt = 0
         self.sent = False  # the request of the current attempt has been sent, or is about to be
-        self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.timeout_seconds = value_or(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._key = client.keys.own
-        self._tried_keys: set[str] = set()  # keys of a pool that were rejected or rate-limited in this call
-        self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | WaitScope | None = None
         self._time: Callable[[], float] = anyio.current_time
@@ -206,7 +208,8 @@ class HttpAttempts:
         ends = min(self._limit_ends, self._deadline)
         with self._new_scope(math.inf if moves else ends, over) as scope:
             self._scope = scope
-            self._moving = MovingDeadline(scope, ends) if moves else None
+            if moves:
+                self._moving = MovingDeadline(scope, ends)
             try:
                 return await step()
             finally:
@@ -272,7 +275,7 @@ class HttpAttempts:
         key, last_key, self._known_key = self._key, self._known_key, None
         if last_key is None or key.source is None or key.name in self._keys_replaced:
             return False
-        self._keys_replaced.add(key.name)
+        self._keys_replaced |= {key.name}
         try:
             return await self.wait(lambda: key.replaced(last_key), what="another key")
         except AdapterError as failure:
@@ -284,7 +287,7 @@ class HttpAttempts:
         now_us = self.client.clock.now_us()
         if not self.client.keys.cooldowns.failed(name, self._terms.wire_model, error, now_us):
             return False
-        self._tried_keys.add(name)
+        self._tried_keys |= {name}
         other = self._choose_key()
         if other is None or other is self._key:
             return False

@@ -39,6 +39,10 @@ class HttpCall(HttpAttempts):
 
     reply_headers: Mapping[str, str] = {}
     """The headers of the current attempt's reply, if the attempt has failed."""
+    repairs: tuple[Repair, ...] = ()
+    on_drain: Callable[[bool], Awaitable[None]] | None = None
+    broken: Assembler | None = None
+    """The assembler of the reply that broke off, while later attempts continue it."""
 
     def __init__(
         self, client: HttpClient, request: CanonicalRequest, on_attempt: AttemptObserver | None, *, stream: bool
@@ -49,10 +53,6 @@ class HttpCall(HttpAttempts):
         self.streamed = stream
         self.assembler: Assembler
         self.written: WireCall | None = None
-        self.repairs: tuple[Repair, ...] = ()
-        self.on_drain: Callable[[bool], Awaitable[None]] | None = None
-        self.broken: Assembler | None = None
-        """The assembler of the reply that broke off, while later attempts continue it."""
         self._whole_request = request
         self._drain_seconds = value_or(request.drain_for_usage, client.config.drain_for_usage)
         self._message_id = request.message_id or client.clock.new_id("msg")

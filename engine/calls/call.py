@@ -75,6 +75,8 @@ class Call(CallEvents):
     """Whether a client's own body is sent, with a higher output limit than the request's."""
     _cancelled = False
     _ending = False
+    _filtering: Filtering | None = None
+    _queueing: anyio.CancelScope | None = None  # while the call waits for a slot
     _telling: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
     _content: tuple[ContentBlock, ...] = ()
@@ -112,11 +114,11 @@ class Call(CallEvents):
         self._grace = CANCEL_GRACE_SECONDS + drain_seconds
         middleware = context.runtime.middleware
         function = middleware.filter(request, self._publish_judged) if middleware else None
-        self._filtering = None if function is None else Filtering(function, self._deliver, self.cancel)
-        if function is not None and request.wire is not None:  # only the canonical reply is filtered
-            wire = msgspec.structs.replace(request.wire, on_event=None)
-            self.request = msgspec.structs.replace(request, wire=wire)
-        self._queueing: anyio.CancelScope | None = None  # while the call waits for a slot
+        if function is not None:
+            self._filtering = Filtering(function, self._deliver, self.cancel)
+            if request.wire is not None:  # only the canonical reply is filtered
+                wire = msgspec.structs.replace(request.wire, on_event=None)
+                self.request = msgspec.structs.replace(request, wire=wire)
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
         self._end: list[StreamEvent] = []  # the events of the message's end, until readers may receive them
 

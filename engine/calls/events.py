@@ -103,6 +103,9 @@ class CallEvents:
     """Whether the provider continues the reply even if no process reads it."""
     reserved: Amount | None = None
     """The maximum cost of each attempt, once it is reserved; None without budgets."""
+    _failed_before: tuple[LlmCallFailed, ...] = ()
+    _key: str | None = None
+    _trace_parent: str | None = None
     _resent = False
     _recorded_ahead = False
     _last_error: AdapterError | None = None
@@ -118,12 +121,9 @@ class CallEvents:
         self._server = server_of(context.running)
         self._attempt = 0
         self._attempt_open = False
-        self._key: str | None = None
         self._started_ns = 0
         self._attempt_us = 0
         self._first_token_ms: int | None = None
-        self._failed_before: list[LlmCallFailed] = []
-        self._trace_parent: str | None = None
         self.caller = context.caller
         if context.turn_id is None:  # with a turn, both come from the turn
             self._trace_parent = current_trace()
@@ -298,7 +298,7 @@ class CallEvents:
             case AttemptFailed():
                 self._attempt_open = False
                 failed = self._failed(report.error, will_retry=True, delay=report.delay_seconds)
-                self._failed_before.append(failed)
+                self._failed_before += (failed,)
                 self._last_error = report.error
                 self._publish(failed)
                 if self.accepted:
@@ -420,7 +420,7 @@ class CallEvents:
             model=context.routing.model,
             request_id=context.request_id,
             session_id=context.session_id or "",
-            failed_before=tuple(self._failed_before),
+            failed_before=self._failed_before,
             worst_case=None if is_known else self._worst_case(),
         )
         middleware.settle(about, terminal)

@@ -218,7 +218,8 @@ def options_among(
     arguments: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
     """Split the options of a turn from the arguments of a call. Raises TypeError for an unknown argument."""
-    arguments = with_new_names(arguments, TIME_LIMITS) if arguments.keys() & TIME_LIMITS.keys() else arguments
+    if not TIME_LIMITS.keys().isdisjoint(arguments):
+        arguments = with_new_names(arguments, TIME_LIMITS)
     for name in arguments:
         if name in advice or not (name in _ALL or name in others):
             raise TypeError(f"{name}= is not an argument: {_hint(name, {*_ALL, *others} - advice.keys(), advice)}")
@@ -233,6 +234,8 @@ def options_among(
 
 def session_options(options: SessionOptions) -> TurnOptions:
     """Merge the options of a session's turns. Raises TypeError or ValueError."""
+    if not options:
+        return {}
     for name in options.keys() - _OF_SESSIONS:
         hint = "pass it with each turn" if name in _ALL else _hint(name, _OF_SESSIONS, {})
         raise TypeError(f"{name}= is not an argument of a session: {hint}")
@@ -245,10 +248,10 @@ _LEAST = {"max_output_tokens": 1, "max_tool_rounds": 0, "retry_empty": 0, "max_r
 
 def require_in_range(options: Mapping[str, Any]) -> None:
     """Raise ValueError for a negative limit, which some servers would treat as no limit."""
-    for name in _LEAST.keys() & options.keys():
-        value = options[name]
-        if value is not None and value < _LEAST[name]:
-            raise ValueError(f"{name}={value}: must be at least {_LEAST[name]}")
+    for name, least in _LEAST.items():
+        value = options.get(name)
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: must be at least {least}")
 
 
 def _hint(name: str, names: Collection[str], advice: Mapping[str, str]) -> str:

@@ -105,6 +105,11 @@ class Turn(TurnContext):
         caller: The tool run that starts the turn; None uses the tool run of the current task, if any.
     """
 
+    # Python stores up to thirty attributes of an instance compactly. So a rarely used attribute is a class
+    # attribute until it is set.
+    _answers: Mapping[str, Answer] | None = None
+    _ended_elsewhere = False
+
     def __init__(
         self,
         *,
@@ -139,8 +144,10 @@ class Turn(TurnContext):
         self._continues_in_background = (
             False  # True if the provider continues the last call's reply in the background
         )
-        self._answers = answers
-        self.takes_up = takes_up
+        if answers is not None:
+            self._answers = answers
+        if takes_up is not None:
+            self.takes_up = takes_up
         self._over = False
         self._step: Step | None = None
         self._history = TurnHistory(runtime, state, self.id)
@@ -149,7 +156,6 @@ class Turn(TurnContext):
         if self.caller is not None:
             self._trace_parent = self._trace_parent or self.caller.trace_parent
         self._right = TurnRight()  # replaced when the turn is admitted
-        self._ended_elsewhere = False
 
     @property
     def model(self) -> Model:

@@ -74,6 +74,9 @@ class TurnContext:
     """The background reply that the turn resumes instead of requesting a new one."""
     client_request: CanonicalRequest | None = None
     """The caller's request; None if the caller passed messages and options."""
+    node: TreeNode | None = None
+    """The turn's node in its tree; None for a root without limits that has run no tool."""
+    route: Route | None = None
     on_accepted: Callable[[bool], object] | None = None
     """Called when a provider continues a reply in the background, as in `CallEvents`.
 
@@ -99,7 +102,6 @@ class TurnContext:
         """The turn's place in the order in which turns were requested."""
         self.spending = Spending()
         """The tokens and costs of the turn's calls."""
-        self.route: Route | None = None
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.caller = caller_here() if caller is None else caller
         """The tool run that started the turn; None for a root."""
@@ -111,8 +113,6 @@ class TurnContext:
         override the tags of the calling turn.
         """
         limits = options.get("limits")
-        self.node: TreeNode | None = None
-        """The turn's node in its tree; None for a root without limits that has run no tool."""
         if self.caller is not None or limits is not None:
             self.node = TreeNode(self.id, self.caller, limits)
             seconds = self.node.seconds(seconds)

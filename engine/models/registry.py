@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -86,6 +86,8 @@ class ModelRegistry:
             raise ConfigurationError(f"{source}: default_provider: {default_provider!r} is not an adapter: {hint}")
         self._aliases = self._index_aliases()
         self._found: dict[str, Resolved] = {}
+        self.plans: dict[str, Any] = {}
+        """The plan of each name that was used, see `engine.routing.candidates`."""
         self.removed = frozenset(removed) - self.names
         self.client_names = {name: tuple(models) for name, models in (client_names or {}).items()}
         self._patterns = [
@@ -282,6 +284,7 @@ class ModelRegistry:
         """This registry, with a client for the adapters that have no client of their own."""
         fuller = copy.copy(self)
         fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
+        fuller.plans = {}
         return fuller
 
     def with_client_names(self, names: Mapping[str, Sequence[str]]) -> ModelRegistry:
@@ -313,7 +316,7 @@ class ModelRegistry:
             )
         fuller = copy.copy(self)
         fuller.adapters = {**self.adapters, entry.name: entry}
-        fuller._found = {}  # a cached name may now belong to the new adapter
+        fuller._found, fuller.plans = {}, {}  # a cached name may now belong to the new adapter
         return fuller
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -141,7 +140,6 @@ class Route(msgspec.Struct, frozen=True):
     """The other models that are ready to serve; empty if the turn must stay with this one."""
 
 
-_plans: WeakKeyDictionary[ModelRegistry, dict[str, Plan]] = WeakKeyDictionary()
 _MOST_PLANS = 512  # limited, because any name is accepted
 
 
@@ -178,12 +176,11 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
 
 def _of_chain(registry: ModelRegistry, name: str) -> Plan:
     """A name with its fallbacks in models.yaml. The plan is cached with the registry, which never changes."""
-    cached_plans = _plans.setdefault(registry, {})
-    plan = cached_plans.get(name)
+    plan: Plan | None = registry.plans.get(name)
     if plan is None:
         plan = Plan(requested=name, named=_chain(registry, name))
-        if len(cached_plans) < _MOST_PLANS:
-            cached_plans[name] = plan
+        if len(registry.plans) < _MOST_PLANS:
+            registry.plans[name] = plan
     return plan
 
 

@@ -82,9 +82,8 @@ class OpenSessions:
 
     def open(self, state: SessionState) -> None:
         """Open a session with its state. Raises CallboardError."""
-        if state.id in self.states:
+        if self.states.setdefault(state.id, state) is not state:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
-        self.states[state.id] = state
 
     def change_model(self, state: SessionState, model: Model) -> None:
         """Replace a session's model."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from callboard.adapters import ContentBlock, Message, ToolDefinition
+from callboard.adapters import ContentBlock, Message
 from callboard.bus import SessionConfigured, SessionSetup
 from callboard.bus.backend import LoopLock
 from callboard.bus.values.base import JsonObject
@@ -52,6 +52,23 @@ class SessionState:
         TypeError: Something is neither a tool nor a function.
     """
 
+    waiting_options_stored: JsonObject | None = None
+    """`waiting_options` as last published for the store."""
+    resumed = False
+    """Whether the session was restored from the store."""
+    commits = False
+    """Whether each turn ends with a commit, so that other processes find its messages immediately."""
+    epoch = 0
+    """In a cluster, the epoch of this node's claim to the session; 0 before the claim."""
+    lost = ""
+    """In a cluster, the error text for users of this session after another node has taken it over, else empty."""
+    opening: tuple[object, bytes] | None = None
+    """In a cluster, a cache of the encoded setup for other nodes, with the values from which it was encoded."""
+    claimed: int | None = None
+    """The seq of the event that makes this engine the session's owner once the event is stored; None if the event
+    isn't published.
+    """
+
     def __init__(
         self,
         session_id: str,
@@ -86,8 +103,6 @@ class SessionState:
         """The options of the last turn whose tool calls wait for an answer. The turn with the answers uses these
         options.
         """
-        self.waiting_options_stored: JsonObject | None = None
-        """`waiting_options` as last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were requested."""
         self.queue: list[TurnInProgress] = []
@@ -95,30 +110,10 @@ class SessionState:
         self.running: TurnInProgress | None = None
         self.announced = False
         """Whether the session's existence was published."""
-        self.resumed = False
-        """Whether the session was restored from the store."""
-        self.commits = False
-        """Whether each turn ends with a commit, so that other processes find its messages immediately."""
-        self.epoch = 0
-        """In a cluster, the epoch of this node's claim to the session; 0 before the claim."""
-        self.lost = ""
-        """In a cluster, the error text for users of this session after another node has taken it over; empty
-        before.
-        """
-        self.opening: tuple[object, bytes] | None = None
-        """In a cluster, a cache of the encoded setup for other nodes, with the values from which it was encoded.
-        """
-        self.claimed: int | None = None
-        """The seq of the event that makes this engine the session's owner once the event is stored.
-
-        None if the event isn't published.
-        """
 
     def use_tools(self, tools: Sequence[ToolLike]) -> None:
         """Set the tools of the next turn. Raises the errors of `SessionState`."""
-        self.tools, self.sources = collected(tools)
-        self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
-        """The tools as models see them. The tuple's identity is the key of caches."""
+        self.tools, self.sources, self.definitions = collected(tools)
         self.given_tools: Sequence[ToolLike] = tools if self.sources else self.tools
         """The tools as passed, for a fork."""
         self._read: Sequence[tuple[Tool, ...]] = [each.tools for each in self.sources] if self.sources else ()

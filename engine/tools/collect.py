@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 from callboard.adapters.provider import plugin_named
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.log import Log, takes_old_names
+from callboard.bus.values.messages import ToolDefinition
 
-from .handler import Tool, require_distinct
+from .handler import Tool
 from .parameters import ToolDefinitionError
 
 _log = Log("engine.tools")
@@ -69,21 +70,55 @@ def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
     return collected(tools)[0]
 
 
-def collected(tools: Iterable[ToolLike]) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...]]:
-    """The tools, as `as_tools` returns them, and the tool sources."""
-    if type(tools) not in (list, tuple) and isinstance(tools, ToolSource):
-        return tools.tools, (tools,)
+def collected(
+    tools: Iterable[ToolLike],
+) -> tuple[tuple[Tool, ...], tuple[ToolSource, ...], tuple[ToolDefinition, ...]]:
+    """The tools, as `as_tools` returns them, the tool sources, and the tools as models see them.
+
+    The same tools have the same tuple of definitions, also in another session, because caches use its identity as
+    their key.
+    """
     direct: list[Tool] = []
     sources: list[ToolSource] = []
-    for each in tools:
-        if isinstance(each, Tool):  # checked first, because it is fast
-            direct.append(each)
-        elif isinstance(each, ToolSource):
-            sources.append(each)
-        else:
-            direct.append(_made_of(each))
-    require_distinct(direct)
-    return _with_those_of(sources, direct) if sources else tuple(direct), tuple(sources)
+    if type(tools) not in (list, tuple) and isinstance(tools, ToolSource):
+        sources.append(tools)
+    else:
+        for each in tools:
+            if isinstance(each, Tool):  # checked first, because it is fast
+                direct.append(each)
+            elif isinstance(each, ToolSource):
+                sources.append(each)
+            else:
+                direct.append(_made_of(each))
+    definitions = _definitions_of(direct)
+    if not sources:
+        return tuple(direct), (), definitions
+    found = _with_those_of(sources, direct)
+    return found, tuple(sources), _definitions_of(found)
+
+
+_sets: dict[tuple[int, ...], tuple[ToolDefinition, ...]] = {}
+"""The definitions of tools with distinct names, by the ids of the definitions."""
+_MOST_SETS = 128
+
+
+def _definitions_of(tools: Sequence[Tool]) -> tuple[ToolDefinition, ...]:
+    """The definitions of tools. Raises ConfigurationError if two have the same name, because a call could mean
+    either of them.
+    """
+    definitions = tuple([tool.definition for tool in tools])
+    key = tuple(map(id, definitions))
+    known = _sets.get(key)
+    if known is not None:
+        return known
+    names = [definition.name for definition in definitions]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"two tools are named {twice!r}. Rename one: @tool(name='...')")
+    if len(_sets) >= _MOST_SETS:
+        _sets.clear()
+    _sets[key] = definitions
+    return definitions
 
 
 def _with_those_of(sources: Iterable[ToolSource], direct: Iterable[Tool]) -> tuple[Tool, ...]:

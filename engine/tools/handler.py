@@ -6,8 +6,7 @@ all arguments as one mapping. Each argument is converted to its type hint. Witho
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
@@ -15,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from callboard.adapters import ToolDefinition
-from callboard.bus import ConfigurationError
 from callboard.bus.log import takes_old_names, warn_of_old_name
 from callboard.bus.values.base import JsonObject
 
@@ -197,13 +195,6 @@ class Handoff(Tool):
 
 
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
-
-
-def require_distinct(tools: Iterable[Tool]) -> None:
-    """Check that no two tools have the same name, because a call could mean either of them."""
-    names = Counter(tool.name for tool in tools)
-    if twice := [name for name, times in names.items() if times > 1]:
-        raise ConfigurationError(f"two tools are named {twice[0]!r}. Rename one: @tool(name='...')")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):

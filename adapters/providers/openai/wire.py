@@ -246,6 +246,7 @@ class ToolFees:
     """Counts the billed items of one reply."""
 
     def __init__(self) -> None:
+        self._noted = False  # whether the reply has an item other than a message, reasoning or a function call
         self._searches = 0
         self._file_searches = 0
         self._images = 0
@@ -253,6 +254,7 @@ class ToolFees:
 
     def note(self, kind: str, item: Item) -> None:
         """Count a complete item. Opening a page, or searching in it, is not a search."""
+        self._noted = True
         match kind:
             case "web_search_call":
                 action = read_value(item.action)
@@ -269,6 +271,8 @@ class ToolFees:
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
         """The counts by rate name."""
+        if not self._noted and not is_present(tool_usage):
+            return _named(usage)
         searches, drawn = 0, None
         if is_present(tool_usage):
             reported = _object(read_value(tool_usage))
