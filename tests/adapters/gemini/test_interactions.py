@@ -234,6 +234,14 @@ def test_an_interaction_may_be_in_the_event_itself() -> None:
     assert read(WIRE, i.delta(0, "text", text="H"), i.delta(0, "text", text="i"), i.completed()).said == ["Hi"]
 
 
+def test_steps_and_content_without_a_type_are_left_out() -> None:
+    said: JsonObject = {"type": "model_output", "content": [7, {"odd": 1}, {"type": "text", "text": "Hi"}]}
+    whole = read_whole(WIRE, i.interaction(7, {"content": []}, said))  # type: ignore[arg-type]
+    assert (whole.said, whole.warnings) == (["Hi"], ["unknown_content"])
+    begun = i.event("step.start", index=0, step=7)
+    assert read(WIRE, begun, i.delta(0, "text", text="Hi"), i.completed()).said == ["Hi"]
+
+
 def test_a_stored_interaction_repeats_what_was_said_to_it() -> None:
     said: JsonObject = {"type": "user_input", "content": [{"type": "text", "text": "Hi"}]}
     assert read_whole(WIRE, i.interaction(said, STEPS[3], status="completed")).said[0] == "Hello"

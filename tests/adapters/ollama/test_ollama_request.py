@@ -38,7 +38,14 @@ from callboard.bus.errors import (
     UnsupportedToolChoiceError,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ImageBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.bus.values.usage import StopReason
 
@@ -108,6 +115,11 @@ def test_images_of_results_follow_in_a_users_message() -> None:
     said = [("tool", "The result is an image. It follows."), ("tool", "noon"), ("user", "Result of look:")]
     assert [(message["role"], message["content"]) for message in found] == said
     assert found[-1]["images"] == [BASE64]
+
+
+def test_a_block_without_a_canonical_form_is_a_loss() -> None:
+    own = OpaqueBlock("odd", ProviderRaw("ollama", {"odd": 1}))
+    assert codes(ask(Message.user("Hi"), Message.assistant([TextBlock("So."), own]))) == ["content_dropped"]
 
 
 def test_tool_choices() -> None:
