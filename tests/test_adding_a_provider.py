@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from callboard import Engine, ModelRegistry, create_adapter
 from callboard.adapters.conformance import CHECKS, SECTIONS
+from callboard.adapters.conformance.__main__ import main
 from callboard.engine.models.configured import read_models_yaml
 from tests.book.snippets import DOCS, codes
 
@@ -60,42 +62,53 @@ def test_the_example_passes_by_one_command(elsewhere: Path) -> None:
     assert "[?] Tool count threshold determined" in points[0]
 
 
-def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) -> None:
+@pytest.fixture
+def here(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The other project, as the working folder of this process."""
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working folder
+    yield elsewhere
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_provider"]:
+        del sys.modules[name]
+
+
+def test_a_broken_example_fails_by_the_command_and_in_pytest(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The exit code is 1. The output has the name of the check and the wrong value."""
-    adapter = elsewhere / "my_provider" / "parley.py"
+    adapter = here / "my_provider" / "parley.py"
     adapter.write_text(
         adapter.read_text().replace('assembler.text("text", event.text', 'assembler.text("text", "x"')
     )
-    done = run("-m", KIT_COMMAND, "my_provider.kit:PARLEY", "-k", "deltas", cwd=elsewhere)
-    assert done.returncode == 1
-    assert "failed  5.3" in done.stdout
-    assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
-    assert "[ ] Streaming adapter implemented and tested" in done.stdout
-    (elsewhere / "test_mine.py").write_text(
+    assert main(["my_provider.kit:PARLEY", "-k", "deltas"]) == 1
+    shown = capfd.readouterr().out
+    assert "failed  5.3" in shown
+    assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in shown
+    assert "[ ] Streaming adapter implemented and tested" in shown
+    (here / "test_mine.py").write_text(
         codes(PAGE, "python")[2].replace("examples.adding_a_provider", "my_provider")
     )
-    done = run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate", cwd=elsewhere
-    )
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate")
+    done = run(*words, cwd=here)
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout
     assert "came ['xx']" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("my_provider", "is not package.module:NAME"),
-        ("nowhere.kit:X", "can't be imported"),
-        ("my_provider.kit:NOBODY", "can't be imported"),
-        ("my_provider.kit:TOKENS", "is not a callboard.adapters.conformance.Kit but dict"),
-    ],
-)
-def test_an_invalid_kit_is_refused_with_the_reason(elsewhere: Path, place: str, said: str) -> None:
-    """The exit code is 2, and stderr has the reason."""
-    done = run("-m", KIT_COMMAND, place, cwd=elsewhere)
-    assert done.returncode == 2
-    assert said in done.stderr
+@pytest.mark.usefixtures("here")
+def test_an_invalid_kit_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 2, and stderr has the reason. A list of the checks runs none."""
+    for place, said in {
+        "my_provider": "is not package.module:NAME",
+        "nowhere.kit:X": "can't be imported",
+        "my_provider.kit:NOBODY": "can't be imported",
+        "my_provider.kit:TOKENS": "is not a callboard.adapters.conformance.Kit but dict",
+    }.items():
+        assert main([place]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["--list", "-k", "cancel", "my_provider.kit:PARLEY"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert listed == [[check.section, check.name] for check in CHECKS if "cancel" in check.name]
 
 
 def test_a_blocking_adapter_is_stopped(elsewhere: Path) -> None:
@@ -109,30 +122,13 @@ def test_a_blocking_adapter_is_stopped(elsewhere: Path) -> None:
         "class StuckKit(ParleyKit):\n"
         "    adapter = Stuck\n"
     )
-    done = run(
-        "-m",
-        "callboard.adapters.conformance",
-        "stuck:StuckKit",
-        "-k",
-        "estimate",
-        "--patience",
-        "0.5",
-        cwd=elsewhere,
-    )
+    done = run("-m", KIT_COMMAND, "stuck:StuckKit", "-k", "estimate", "--patience", "0.5", cwd=elsewhere)
     assert done.returncode == 1
     assert "in estimate_input_tokens" in done.stderr
     assert "in the_estimate_needs_no_request" in done.stderr
 
 
-def test_the_checks_can_be_listed(elsewhere: Path) -> None:
-    """The list has sections and names. No check is run."""
-    done = run("-m", KIT_COMMAND, "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)
-    listed = [line.split() for line in done.stdout.splitlines()]
-    assert listed == [[check.section, check.name] for check in CHECKS if "cancel" in check.name]
-
-
 def test_the_docs_name_every_section() -> None:
-    """The table of the page has exactly the sections of the checks."""
     rows = {
         section
         for row in re.findall(r"^\| ([\d., ]+) \|", PAGE.read_text(), re.MULTILINE)
@@ -142,7 +138,6 @@ def test_the_docs_name_every_section() -> None:
 
 
 def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every configuration loads, and its adapters can be created."""
     monkeypatch.chdir(ROOT)
     for text in codes(PAGE, "yaml"):
         file = tmp_path / "models.yaml"
@@ -152,7 +147,6 @@ def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter is registered in code, and its models can be used by name."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(codes(PAGE, "python")[1], names)

@@ -112,9 +112,7 @@ def test_a_stream_continues_after_the_last_event_of_the_browser(host: Host) -> N
 
 
 def test_tenants_are_isolated(host: Host) -> None:
-    """A tenant cannot read another tenant's chats, streams, waiting calls or costs. Without a key, every request
-    fails.
-    """
+    """A tenant cannot read another tenant's chats, streams, waiting calls or costs."""
     with host.tenant("acme") as acme, host.tenant("beta") as beta, host.browser("guessed") as stranger:
         events = say(acme, "secret", "a secret")
         ended(acme, events)

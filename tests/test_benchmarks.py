@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import json
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -13,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import actors, bus, fanout, figures, functions, paced
+from benchmarks.__main__ import arguments_of
 from benchmarks.floors import HandClients, RawClients
 from benchmarks.table import Row, as_row, render, run
 from benchmarks.ways import body_of, question, streams, way
 from tests.support.depth import first_is_quick
 from tests.support.reply_models import PROTOCOLS
-from tests.support.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
+from tests.support.reply_server import reply_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,11 +69,10 @@ def test_the_command_prints_one_table() -> None:
     assert "×" in done.stdout
 
 
-def test_an_unknown_subject_is_named() -> None:
-    command = [sys.executable, "-m", "benchmarks", "bsu"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert "no subject bsu" in done.stderr
+def test_an_unknown_subject_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        arguments_of(["bsu"])
+    assert "no subject bsu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", first_is_quick(sorted(PROTOCOLS), "more protocols"))
@@ -113,22 +112,3 @@ def test_a_subject_measured_again_takes_its_own_place(tmp_path: Path, monkeypatc
 def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:
     assert as_row(("burst", "9 µs", "5 µs", 1.8, 2.0)) == Row("burst", "9 µs", "5 µs", 1.8, "≤ 2×", True)
     assert "NOT MET" in render("Per delta", [as_row(("burst", "9 µs", "5 µs", 2.4, 2.0))])
-
-
-@pytest.mark.parametrize("per_second", [None, 1000.0])
-def test_the_reply_server_speaks_four_protocols(per_second: float | None) -> None:
-    """Each protocol has plain replies, and streams that come as a whole or one delta at a time."""
-    import httpx
-
-    with reply_server(3, per_second) as url, httpx.Client(base_url=url, trust_env=False) as client:
-        ends = {Chat: "data: [DONE]", Messages: "message_stop", Responses: "response.completed"}
-        for protocol, end in ends.items():
-            assert json.loads(client.post(protocol.path, content=b"{}").content)["model"] == "bench"
-            streamed = client.post(protocol.path, content=b'{"stream":true}').text
-            assert streamed.count("word 00") >= 3
-            assert end in streamed.splitlines()[-2] or end in streamed.splitlines()[-3]
-        whole = client.post(f"{GenerateContent.path}:generateContent", content=b"{}")
-        assert json.loads(whole.content)["modelVersion"] == "bench"
-        streamed = client.post(f"{GenerateContent.path}:streamGenerateContent?alt=sse", content=b"{}").text
-        assert streamed.count("word 00") == 3
-        assert '"finishReason": "STOP"' in streamed.splitlines()[-2]

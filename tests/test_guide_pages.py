@@ -306,7 +306,6 @@ def test_the_plain_program_needs_no_loop(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_table_of_events_is_complete() -> None:
-    """The page has every event of ViewEvent."""
     page = (ROOT / "docs" / "generate.md").read_text()
     tags = [event.__struct_config__.tag for event in get_args(ViewEvent)]
     assert len(tags) > 15
@@ -514,14 +513,12 @@ def results(events: list[Any]) -> list[str]:
 
 
 async def test_the_first_program_calls_its_tool(tool_programs: dict[str, Any]) -> None:
-    """The model calls the tool and gets its result as JSON."""
     async with running(Say(calls=[("get_weather", {"city": "Rome"})]), Say("Yes.")) as (engine, events):
         assert await tool_programs["ask"](engine, "s:m") == "Yes."
         assert results(events.take()) == ['{"city":"Rome","degrees":21,"unit":"celsius"}']
 
 
 async def test_the_tool_with_a_context_can_be_called_directly(tool_programs: dict[str, Any]) -> None:
-    """The function of the tool can be called directly."""
     copy = cast("Callable[..., str]", tool_programs["copy_files"])
     assert copy(["a", "b"], ToolContext(tool_call_id="tu_1", tool_name="copy_files")) == "2 copied"
 
@@ -537,9 +534,7 @@ async def test_the_approving_program_denies_one_and_approves_the_other(tool_prog
 async def test_the_refund_is_made_once_if_the_call_runs_twice(
     tool_programs: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The first process dies after the refund. The process that resumes the session uses the same idempotency
-    key.
-    """
+    """The first process dies after the refund."""
     refunds: dict[str, str] = {}
     asked: list[str] = []
 
@@ -567,7 +562,6 @@ async def test_the_refund_is_made_once_if_the_call_runs_twice(
 
 
 async def test_the_program_with_a_server_calls_it(tool_programs: dict[str, Any]) -> None:
-    """The server runs in a separate process."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
     program = cast("Callable[..., Awaitable[str]]", tool_programs["with_server"])
     async with running(Say(calls=[("lib_find", {"title": "Emma"})]), Say("Found.")) as (engine, events):

@@ -49,9 +49,7 @@ ALONE = ("--strict", "--follow-imports=silent", "--cache-dir=.mypy_cache/alone")
 
 
 def test_typical_code_has_precise_types(tmp_path: Path) -> None:
-    """Pyright accepts the files and reports the lines that are marked as wrong. `make types` checks the same with
-    mypy.
-    """
+    """Pyright accepts the files and reports the lines that are marked as wrong."""
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     config = tmp_path / "pyrightconfig.json"
     settings = {"include": [str(USES)], "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}

@@ -113,10 +113,10 @@ def remember(session_id: str, tools: Sequence[str] = ()) -> None:
 
 # --- Tools ---
 #
-# -T weather.py the tools of a file made with @tool, or its public functions if there are none -T
-# weather.py:forecast one of them; the same with a module, as in -T package.module:name -T https://host/mcp the
-# tools of an MCP server -T "mcp:npx some-server" the tools of an MCP server that is started by this command -T
-# NAME the tools of a plugin --mcp FILE the tools of the MCP servers in a file
+# `-T weather.py` is the tools of a file that are made with @tool. Without any, it is the file's public functions.
+# `-T weather.py:forecast` is one of them. `-T package.module:name` is the same with a module.
+# `-T https://host/mcp` is the tools of an MCP server. `-T "mcp:npx some-server"` starts the server first.
+# `-T NAME` is the tools of a plugin. `--mcp FILE` is the tools of the servers in a file.
 
 _COMMAND = "mcp:"
 

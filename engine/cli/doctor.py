@@ -197,8 +197,13 @@ _PLUGINS: list[Column[PluginLine]] = [
 
 def run_plugins(arguments: argparse.Namespace) -> int:
     """List the plugins. A broken plugin is listed with its error."""
-    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # the list shows the same warnings
-    found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
+    log = logging.getLogger("callboard.plugins")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the list shows the same warnings
+    try:
+        found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
+    finally:
+        log.setLevel(level)
     return write_rows(
         arguments.format,
         PluginLine,

@@ -191,7 +191,9 @@ class _Reader:
         required, properties = schema.get("required"), schema.get("properties")
         if isinstance(required, list):
             properties_by_name = properties if isinstance(properties, dict) else {}
-            declared: list[Json] = [name for name in required if name in properties_by_name]
+            declared: list[Json] = [
+                name for name in required if isinstance(name, str) and name in properties_by_name
+            ]
             if len(declared) < len(required):
                 self.losses.changed(
                     f"the tool {tool} requires arguments that its schema does not define; they were left out",

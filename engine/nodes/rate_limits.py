@@ -27,7 +27,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the shares when no request waits."""
 
 PAUSE_SECONDS = 0.02
-"""The minimum time between two requests, in seconds."""
+"""The minimum seconds between two requests. They double up to `LOOK_SECONDS` while requests are refused."""
 
 NODES_SECONDS = 15.0
 """Seconds between two counts of the nodes."""
@@ -80,6 +80,14 @@ class SharedLimit:
         self.granted: Allotment = (0, 0)
         self.granted_us = 0
         """The time of the last update of the share in the store, in microseconds since the epoch."""
+        self.pause = PAUSE_SECONDS
+        self.ask_at = -math.inf
+        """The time of the event loop from which a larger share is requested again."""
+
+    def refused(self) -> None:
+        """Wait before the next request. Otherwise, waiting calls would make the node ask the store constantly."""
+        self.ask_at = anyio.current_time() + self.pause
+        self.pause = min(2 * self.pause, LOOK_SECONDS)
 
     def used(self) -> Allotment:
         """The amount that counts now."""
@@ -155,9 +163,9 @@ class RateLimitShares:
         """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
-            with anyio.move_on_after(LOOK_SECONDS):
+            with anyio.move_on_after(self._rest()):
                 await self._wake.wait()
-            self._wake = anyio.Event()
+            self._wake, pause = anyio.Event(), PAUSE_SECONDS
             try:
                 for limit in tuple(self._limits.values()):
                     await self._balance(limit)
@@ -169,7 +177,13 @@ class RateLimitShares:
                 self._become(degraded=True, reason=str(error))
                 for limit in self._limits.values():
                     limit.degrade(self._nodes)
-            await anyio.sleep(PAUSE_SECONDS)
+                pause = LOOK_SECONDS
+            await anyio.sleep(pause)
+
+    def _rest(self) -> float:
+        """The seconds until the next check, in which no new request waits."""
+        now = anyio.current_time()
+        return min([LOOK_SECONDS, *(limit.ask_at - now for limit in self._limits.values() if limit.ask_at > now)])
 
     async def drain(self) -> None:
         """Do nothing, because used amounts are counted for a minute."""
@@ -182,8 +196,12 @@ class RateLimitShares:
         used, granted = limit.used(), limit.granted
         now_us = self._clock.now_us()
         if _exceeds(all_of_them, granted):
-            if not await self._ask(limit, all_of_them):
-                await self._ask(limit, first)
+            if anyio.current_time() < limit.ask_at:
+                pass
+            elif await self._ask(limit, all_of_them) or await self._ask(limit, first):
+                limit.pause = PAUSE_SECONDS
+            else:
+                limit.refused()
         elif now_us - limit.granted_us > REFRESH_US and any(granted):
             await self._ask(limit, granted)
         elif _exceeds(granted, used) and limit.live.limiter.waiting == 0 and any(granted):

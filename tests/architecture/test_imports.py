@@ -28,10 +28,7 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """The packages of Callboard. Each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httptools": (
-        "adapters/transport/http1_protocol.py",
-        "adapters/transport/http1_connection.py",
-    ),
+    "httptools": ("adapters/transport/http1_protocol.py", "adapters/transport/http1_connection.py"),
     "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
@@ -40,67 +37,26 @@ HOMES: dict[str, tuple[str, ...]] = {
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
     "starlette": ("engine/web_view/", "engine/cli/web.py"),
     "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
-}
+}  # fmt: skip
 """For each I/O library, the modules or folders of modules that may import it."""
 
 LAZY = (
-    "httpx",
-    "aiosqlite",
-    "psycopg",
-    "nats",
-    "starlette",
-    "uvicorn",
-    "ulid",
-    "structlog",
-    "yaml",
-    "rich",
-    "xllamacpp",
-    "httpcore",
-    "httptools",
-    "certifi",
-    "h11",
-    "opentelemetry",
-    "pyarrow",
-    "numpy",
-    "jsonschema",
-    "referencing",
-    "attr",
-    "pydantic",
-    "mcp",
-    "anyio.from_thread",
-    "difflib",
-    "email",
-    "hashlib",
-    "html",
-    "importlib.metadata",
-    "mimetypes",
-    "queue",
-    "random",
-    "shlex",
-)
+    "httpx", "aiosqlite", "psycopg", "nats", "starlette", "uvicorn", "ulid", "structlog", "yaml", "rich",
+    "xllamacpp", "httpcore", "httptools", "certifi", "h11", "opentelemetry", "pyarrow", "numpy", "jsonschema",
+    "referencing", "attr", "pydantic", "mcp", "anyio.from_thread", "difflib", "email", "hashlib", "html",
+    "importlib.metadata", "mimetypes", "queue", "random", "shlex",
+)  # fmt: skip
 """Libraries that are imported at their first use."""
 
 LATE_PARTS = {
     "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
-    "tracestore": (
-        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"),
-        *("replay", "sql.listing"),
-        *("sqlite.store", "sqlite.database", "writing.writer"),
-    ),
-    "engine": (
-        *("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
-        *(
-            "functions.objects",
-            "generation.object_stream",
-            "generation.objects",
-            "functions.sync",
-        ),
-        *("nodes", "nodes.node"),
-        *("operations.batch_creation", "operations.embeddings", "operations.videos"),
-        "middleware.ready_made",
-        *("tools.from_function", "tools.running"),
-    ),
-}
+    "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
+        *("sqlite.store", "sqlite.database", "writing.writer")),
+    "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
+        *("functions.objects", "generation.object_stream", "generation.objects", "functions.sync"),
+        *("nodes", "nodes.node"), *("operations.batch_creation", "operations.embeddings", "operations.videos"),
+        "middleware.ready_made", *("tools.from_function", "tools.running")),
+}  # fmt: skip
 """Parts that only some programs use. `import engine` does not load them."""
 
 
@@ -166,14 +122,9 @@ def python(code: str, *, path: Path | None = None) -> subprocess.CompletedProces
     places = [str(place) for place in (path, ROOT) if place is not None]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True, timeout=60,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def test_imports_point_one_way() -> None:
@@ -188,16 +139,12 @@ def test_imports_point_one_way() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("folder", "above"),
-    [
-        ("tests/support", ("labs", "benchmarks")),
-        ("labs", ("benchmarks", *NO_FAKES)),
-        ("benchmarks", ("labs", *NO_FAKES)),
-        ("tests", ("labs", "benchmarks")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("folder", "above"), [
+    ("tests/support", ("labs", "benchmarks")),
+    ("labs", ("benchmarks", *NO_FAKES)),
+    ("benchmarks", ("labs", *NO_FAKES)),
+    ("tests", ("labs", "benchmarks")),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_labs_and_benchmarks_only_import_the_shared_fakes(folder: str, above: tuple[str, ...]) -> None:
     """tests/support ← labs, benchmarks ← the tests of each. Labs and benchmarks don't import each other."""
     wrong = [
@@ -341,30 +288,34 @@ CORE = {"bus": "Actor, Bus, Message, Supervisor", "engine": "Engine, Session, ge
 
 
 @cache
-def loaded_by(package: str) -> set[str]:
-    """Return the modules that an import of the package adds to those of any asynchronous program with a
+def loaded_by(*packages: str) -> set[str]:
+    """Return the modules that an import of the packages adds to those of any asynchronous program with a
     database.
     """
     floor = "import asyncio, json, sqlite3, ssl, sys; floor = set(sys.modules)"
-    wanted = f"from callboard.{package} import {CORE.get(package, '__all__')}"
+    wanted = "; ".join(f"from callboard.{package} import {CORE.get(package, '__all__')}" for package in packages)
     run = python(f"{floor}; {wanted}; print(json.dumps(sorted(set(sys.modules) - floor)))")
     assert run.returncode == 0, run.stderr
     return {name.removeprefix("callboard.") for name in json.loads(run.stdout)}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+def test_importing_a_package_loads_nothing_heavy() -> None:
     """HTTP, databases, ids, logging, YAML and terminals are imported at their first use."""
-    assert loaded_by(package) & set(LAZY) == set()
+    assert (loaded_by("bus", "adapters", "tracestore") | loaded_by("engine")) & set(LAZY) == set()
 
 
 def test_importing_the_engine_does_not_load_optional_parts() -> None:
-    """Images, objects, running tools and the upkeep of a trace load their imports at their first use."""
+    """Images, objects, running tools and the upkeep of a trace load their imports at their first use. Tables and
+    snapshots are read when a program first needs a model.
+    """
     parts = {f"{package}.{part}" for package, parts in LATE_PARTS.items() for part in parts}
     assert {part for part in parts if not importlib.util.find_spec(f"callboard.{part}")} == set(), (
         "these modules were renamed: write their new names here"
     )
-    assert loaded_by("engine") & parts == set()
+    late = {"adapters.model_table", "adapters.providers", "engine.models.unlisted_names"}
+    late |= {"tracestore.prices.files", "tracestore.prices.source"}
+    assert loaded_by("engine") & (parts | late) == set()
+    assert "engine.models.catalogue" in loaded_by("engine")
 
 
 LATE_NAMES = [".".join(path.relative_to(ROOT).parent.parts) for path in faces()]
@@ -422,45 +373,21 @@ def subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[ar
     return found
 
 
-def test_help_imports_nothing_of_the_library() -> None:
+def test_help_imports_nothing_of_the_library_and_a_command_no_other_command() -> None:
     """`--help`, `--version` and a misspelt command only load a few small modules."""
     run = python(
         "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
-        "for words in (['--help'], ['--version'], ['chta']):\n"
+        "found = []\n"
+        "for words in (['--help'], ['--version'], ['chta'], ['cost', '--help']):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(words)\n"
-        "print(json.dumps([name.removeprefix('callboard.') for name in sys.modules]))"
+        "    found.append([name.removeprefix('callboard.') for name in sys.modules])\n"
+        "print(json.dumps(found))"
     )
-    loaded = set(json.loads(run.stdout))
+    *_, loaded, of_cost = (set(names) for names in json.loads(run.stdout))
     assert {name for name in loaded if name.partition(".")[0] in PACKAGES} == {
         *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.command_line"),
         "engine.cli.sanitize",
     }
     assert loaded & {"anyio", "asyncio", "msgspec", "rich"} == set()
-
-
-def test_a_command_imports_no_other_command() -> None:
-    """`--version` and `--help` import no command."""
-    run = python(
-        "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
-        "found = []\n"
-        "for words in (['--version'], ['cost', '--help'], ['--help']):\n"
-        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(words)\n"
-        "    found.append([name[21:] for name in sys.modules if name.startswith('callboard.engine.cli.')])\n"
-        "print(json.dumps(found))"
-    )
     places = {entry.place.partition(":")[0] for entry in COMMANDS.values()}
-    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"cost"}, {"cost"}]
-
-
-def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:
-    """Tables and snapshots are read when a program first needs a model."""
-    loaded = loaded_by("engine")
-    assert "engine.models.catalogue" in loaded
-    late = {
-        "adapters.model_table",
-        "adapters.providers",
-    }
-    assert (
-        loaded & {*late, "engine.models.unlisted_names", "tracestore.prices.files", "tracestore.prices.source"}
-        == set()
-    )
+    assert places & {name.removeprefix("engine.cli.") for name in of_cost} == {"cost"}

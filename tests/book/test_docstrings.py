@@ -10,10 +10,11 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from callboard.adapters.conformance import NotShown
 from docs.book.field_strings import field_strings
+from scripts.house import nodes
 from tests.book.snippets import DOCS
 
 ROOMS = (
@@ -55,7 +56,7 @@ class Public(NamedTuple):
 
 @cache
 def _definitions(file: str) -> dict[str, Any]:
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    tree = cast("ast.Module", nodes(Path(file).resolve())[0])
     return {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}
 
 

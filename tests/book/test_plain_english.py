@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,6 @@ def test_readme_and_docs_have_no_offender() -> None:
 
 
 def test_sentences_are_short() -> None:
-    """The figures do not count headings and table cells."""
     _, median, most = figures(of_pages(pages()))
     assert median <= 16
     assert most <= 30
@@ -94,15 +94,7 @@ def test_a_long_sentence_is_an_offender() -> None:
     assert list(found_in(" ".join(["word"] * 30) + ". Another sentence.")) == []
     assert list(found_in(" ".join(["word"] * 31) + ".")) == [(1, "31 words")]
     assert list(found_in("`a b c` " + " ".join(["word"] * 29) + ".")) == []
-
-
-def test_code_is_not_checked() -> None:
-    """Names such as `under_way()` and programs are ignored."""
     assert list(found_in("Call `nobody`.\n\n```text\nnobody at once\n```\n")) == []
-
-
-def test_a_bold_sentence_is_no_heading() -> None:
-    """A heading has a link and a place in the contents."""
     assert list(found_in("**What to know.** Text.")) == [(1, "bold start (use a heading)")]
     assert list(found_in("* **Term**: text.")) == []
 
@@ -119,29 +111,24 @@ def found_reason() -> str:
     return '"Nobody" (write: name the subject: no caller, no reader)'
 
 
-def test_docstrings_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The docstrings of modules and fields are read."""
+WORDS = " ".join(["word"] * 20)
+ROWS = f"    Args:\n        one: {WORDS}\n        two: {WORDS} beside\n\n    - {WORDS}\n    - {WORDS}\n"
+COMMENTS = "# --- Nobody ---\n# One is not\n# told.\n#\n#    nobody\nX = 1  # anew\nY = 2  # noqa: nobody\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "source", "lines"),
+    [
+        (of_docstrings, '"""Nobody."""\n\nX = 1\n"""Anew.\n\nBeside it.\n"""\n', [1, 4, 6]),
+        (of_docstrings, f'def f():\n    """Do.\n\n{ROWS}    """\n', [6]),
+        (of_comments, COMMENTS, [6]),
+        (of_comments, "# The caller is\n# told.\n", [1]),
+    ],
+)
+def test_a_source_is_read_with_its_lines(
+    read: Any, source: str, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument, a list item and a row are separate texts. Consecutive comments are one text."""
     monkeypatch.setattr(plain_english, "ROOT", tmp_path)
-    (tmp_path / "one.py").write_text('"""Nobody."""\n\nX = 1\n"""Anew.\n\nBeside it.\n"""\n')
-    assert [one.line for one in offenders(of_docstrings([tmp_path]))] == [1, 4, 6]
-
-
-def test_an_argument_is_a_separate_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument of a section, a list item and a table row are separate texts. Each is reported with its own
-    line.
-    """
-    monkeypatch.setattr(plain_english, "ROOT", tmp_path)
-    words = " ".join(["word"] * 20)
-    rows = f"    Args:\n        one: {words}\n        two: {words} beside\n\n    - {words}\n    - {words}\n"
-    (tmp_path / "one.py").write_text(f'def f():\n    """Do.\n\n{rows}    """\n')
-    assert [(one.line, one.reason[:8]) for one in offenders(of_docstrings([tmp_path]))] == [(6, '"beside"')]
-
-
-def test_comments_are_read_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consecutive lines are one text. Marks for tools, headings of sections and indented drawings are ignored."""
-    monkeypatch.setattr(plain_english, "ROOT", tmp_path)
-    source = "# --- Nobody ---\n# One is not\n# told.\n#\n#    nobody\nX = 1  # anew\nY = 2  # noqa: nobody\n"
     (tmp_path / "one.py").write_text(source)
-    assert [one.line for one in offenders(of_comments([tmp_path]))] == [6]
-    (tmp_path / "one.py").write_text("# The caller is\n# told.\n")
-    assert [one.line for one in offenders(of_comments([tmp_path]))] == [1]
+    assert [one.line for one in offenders(read([tmp_path]))] == lines

@@ -221,9 +221,6 @@ def public_things() -> Iterator[tuple[str, object]]:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    """Each class has its own docstring. A method can inherit its docstring from the overridden method or a
-    protocol.
-    """
     protocols = [thing for _, thing in public_things() if getattr(thing, "_is_protocol", False)]
     of_protocols = {member for one in protocols for member in vars(one) if inspect.getdoc(getattr(one, member))}
     silent = [
@@ -263,21 +260,15 @@ def test_descriptions_of_fields_in_a_docstring_become_a_list() -> None:
         "Bounds of it: two.\n\n* `calls`: at once; more wait.\n* `a`, `b`: how far. Note: this.\n\n"
         "Raises\nValueError."
     )
+    sections = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
+    assert fields.listed(sections, ["a", "b"]) == sections, "sections are left to griffe"
 
 
 def test_the_tables_of_events_have_the_strings_under_fields() -> None:
-    """The string is on one line, in the row of its field."""
     said = generated.field_strings(bus.ToolProgress)
     row = next(line for line in generated.events().splitlines() if line.startswith("| `fraction` |"))
     assert said["fraction"]
     assert " ".join(said["fraction"].split()) in row
-
-
-def test_sections_are_left_to_griffe() -> None:
-    """A name under Args is not changed into a list."""
-    fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
-    text = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
-    assert fields.listed(text, ["a", "b"]) == text
 
 
 def test_the_reference_has_exactly_the_keys_of_models_yaml() -> None:

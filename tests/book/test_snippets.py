@@ -278,9 +278,7 @@ STANDING_ALONE = [
 
 @pytest.mark.parametrize(("page", "block"), STANDING_ALONE)
 def test_each_program_of_the_first_pages_runs_alone(page: str, block: Block, folder: Path) -> None:
-    """Each program runs from its own file on scripted models. Its only names are those that it imports and
-    defines.
-    """
+    """Each program runs from its own file on scripted models."""
     write_scripted_models(page, folder)
     (folder / "program.py").write_text(block.code)
     assert run(folder, "python", "program.py").strip()

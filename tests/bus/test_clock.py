@@ -43,9 +43,7 @@ def test_an_identifier_has_a_prefix_and_sorts_by_its_millisecond(monkeypatch: py
 
 
 def test_an_identifier_does_not_predict_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among 4,000 identifiers of one millisecond, no two share half of their random letters. The letters don't
-    count up.
-    """
+    """Among 4,000 identifiers of one millisecond, no two share half of their random letters."""
     monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
     made = [SYSTEM_CLOCK.new_id("trn")[-16:] for _ in range(4000)]
     assert len({name[:8] for name in made}) == len({name[8:] for name in made}) == 4000
@@ -105,7 +103,6 @@ async def ended_at(first: float, moves: list[tuple[float, float]]) -> float:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(4, 9)), max_size=6))
 @pytest.mark.parametrize("backend", ["virtual-asyncio", "virtual-trio"])
 def test_a_scope_ends_at_the_last_deadline(backend: str, moves: list[tuple[int, int]]) -> None:
-    """The deadline can move to an earlier or a later time, any number of times."""
     at, ends = 0, 5
     for pause, left in moves:
         at += pause
@@ -200,8 +197,6 @@ def test_a_task_that_is_cancelled_as_it_gets_the_lock_passes_it_on() -> None:
 
 
 def test_tasks_that_stopped_waiting_are_removed() -> None:
-    """The lock removes tasks that stopped waiting, however many there are."""
-
     async def go() -> int:
         lock = LoopLock()
         await lock.acquire()
@@ -215,7 +210,6 @@ def test_tasks_that_stopped_waiting_are_removed() -> None:
 
 
 def test_the_lock_works_on_several_event_loops() -> None:
-    """A lock works on a second event loop after turns waited for it on a first one."""
     lock = LoopLock()
 
     async def two() -> None:

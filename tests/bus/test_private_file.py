@@ -39,7 +39,6 @@ def test_it_is_private_from_the_start(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    """A failed write leaves no partial file and does not change the existing one."""
     place = tmp_path / "said.json"
     place.write_text("old")
     with pytest.raises(KeyError), private_file(place) as file:
@@ -50,7 +49,6 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_its_temporary_name_can_not_be_guessed(tmp_path: Path) -> None:
-    """Two temporary files for one path have different names."""
     first, second = UnfinishedFile(tmp_path / "a"), UnfinishedFile(tmp_path / "a")
     assert first.path != second.path
     for each in (first, second):
@@ -60,7 +58,6 @@ def test_its_temporary_name_can_not_be_guessed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_in_its_place_is_refused(tmp_path: Path, there: bool) -> None:
-    """The file behind the link, if there is one, is not changed."""
     behind, place = tmp_path / "behind", tmp_path / "said.json"
     if there:
         behind.write_text("another's")
@@ -72,7 +69,6 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path, there: bool) -> None:
 
 
 def test_a_link_that_appears_meanwhile_is_refused(tmp_path: Path) -> None:
-    """If a link appears while the file is written, nothing is written through the link and no file is left."""
     place = tmp_path / "said.json"
     with pytest.raises(OSError, match="symbolic link"), private_file(place) as file:
         file.write(b"said")

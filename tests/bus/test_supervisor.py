@@ -34,10 +34,7 @@ from ..support.virtual_time import VirtualLoop, on_both, run_virtual
 from .supervised import Boom, World, settle
 
 pytestmark = pytest.mark.anyio
-
 STRATEGIES: tuple[Strategy, ...] = ("one_for_one", "one_for_all", "rest_for_one")
-
-
 RESTARTS: tuple[RestartType, ...] = ("permanent", "transient", "temporary")
 
 
@@ -82,9 +79,7 @@ async def test_the_restart_matrix(world: World, strategy: Strategy, restart: Res
 
 
 async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
-    """one_for_all also stops a temporary child and does not restart it. Its ref reports that the child has
-    stopped.
-    """
+    """one_for_all also stops a temporary child and does not restart it."""
     async with world.children("a", strategy="one_for_all") as (supervisor, (a,)):
         b = await supervisor.start_child(world.spec("b", restart="temporary"))
         a.tell("crash")
@@ -100,7 +95,6 @@ async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
 
 
 async def test_the_statistics_have_the_last_crash(world: World) -> None:
-    """The last exception and its time stay after a restart. They are None for a child that never crashed."""
     async with world.children("a", "b") as (supervisor, (a, _)):
         a.tell("crash")
         await settle()
@@ -111,7 +105,6 @@ async def test_the_statistics_have_the_last_crash(world: World) -> None:
 
 
 async def test_a_stopped_sibling_stays_stopped(world: World) -> None:
-    """A crash of another child does not restart a child that was stopped on purpose."""
     async with world.children("a", "b", strategy="one_for_all") as (supervisor, (a, b)):
         await supervisor.stop_child("b")
         a.tell("crash")
@@ -169,11 +162,7 @@ async def test_a_start_that_keeps_failing_ends(world: World) -> None:
             ref.tell("crash")
             group.start_soon(ask, ref)
         assert len(answers) == 1
-        assert world.taken() == [
-            "a started",
-            *(f"a crashed {n}" for n in range(1, 6)),
-            "a stopped: restart limit",
-        ]
+        assert world.taken() == ["a started", *(f"a crashed {n}" for n in range(1, 6)), "a stopped: restart limit"]
         assert world.log.count("stop a") == 1
 
 
@@ -194,9 +183,7 @@ async def test_start_child_raises_the_error_of_the_first_start(world: World) -> 
 
 
 async def test_a_stopped_child_is_restarted_without_its_failures(world: World) -> None:
-    """restart_child starts the child under the same ref with no failures counted. A running child is not
-    changed.
-    """
+    """restart_child starts the child under the same ref with no failures counted."""
     policy = RestartPolicy(max_failures=2)
     async with world.supervisor() as supervisor:
         ref = await supervisor.start_child(world.spec("a", policy=policy, on_limit="stop"))
@@ -222,7 +209,6 @@ async def test_a_stopped_child_is_restarted_without_its_failures(world: World) -
 
 
 async def test_a_child_can_be_stopped_while_it_waits_for_its_restart(world: World) -> None:
-    """A child that is stopped during the delay before its restart stays stopped."""
     async with world.children("a") as (supervisor, (ref,)):
         ref.tell("crash")
         await anyio.sleep(0.01)
@@ -262,7 +248,6 @@ async def test_a_nested_supervisor_that_gives_up_is_restarted_with_its_children(
 
 
 async def test_escalation_climbs_to_the_root(world: World) -> None:
-    """If a nested supervisor keeps failing, the root gives up too, with the same reason."""
     strict = RestartPolicy(max_failures=1)
     root = Supervisor("root", bus=world.bus, policy=strict)
     with pytest.raises(ExceptionGroup) as caught:
@@ -307,7 +292,6 @@ async def test_a_sibling_that_fails_to_restart_starts_the_round_again(world: Wor
 
 
 async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:
-    """A second run() at the same time raises an error. A run() after the first starts the children again."""
     supervisor = Supervisor("root", bus=world.bus)
     async with anyio.create_task_group() as group:
         await group.start(supervisor.run)
@@ -447,7 +431,6 @@ async def test_children_stop_in_reverse_order(world: World) -> None:
 
 
 async def test_unhandled_messages_are_counted(world: World) -> None:
-    """A stop reports how many messages sent with tell() were lost."""
     async with world.children("a") as (supervisor, (ref,)):
         ref.tell(("sleep", 1.0))
         await anyio.sleep(0.1)
@@ -459,8 +442,6 @@ async def test_unhandled_messages_are_counted(world: World) -> None:
 
 @on_both
 async def test_a_cancelled_host_still_stops_in_order(world: World) -> None:
-    """If the host's task group is cancelled, the children still stop one after the other."""
-
     async def slow() -> None:
         try:
             await anyio.sleep_forever()
@@ -502,12 +483,8 @@ async def test_giving_up_stops_all_children_and_raises(world: World) -> None:
     ]
 
 
-async def test_a_task_that_does_not_stop_is_reported_and_awaited(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """stop() returns after 5 s and 1 s with the task's name. The stack is logged every 5 s, and run() waits for
-    the task.
-    """
+async def test_a_stubborn_task_is_reported_and_awaited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stop() returns after 5 s and 1 s with the task's name."""
     from callboard.bus.actors import child as module
 
     logged: list[tuple[float, object, str]] = []
@@ -567,8 +544,6 @@ async def test_all_children_share_one_time_limit(world: World) -> None:
 
 
 async def test_a_nested_stuck_task_reaches_the_roots_report(world: World) -> None:
-    """The report of the root lists tasks of nested supervisors that don't end."""
-
     async with world.supervisor() as root:
         nested = await root.start_supervisor("nested")
         ref = await nested.start_child(world.spec("a"))
@@ -673,8 +648,6 @@ async def test_cancelling_a_start_or_a_stop_leaves_a_working_supervisor(world: W
 
 
 def test_a_loop_that_ends_under_a_supervisor_takes_it_down_quietly(world: World) -> None:
-    """asyncio.run cancels every task itself when the program is over: no restart, no hang, no error."""
-
     async def program() -> ActorRef:
         bus = Bus(run_id="run_1")
         supervisor = Supervisor("root", bus=bus)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest import mock
 
 import anyio
 
 from callboard import PriceTable, ServerError
+from callboard.engine.cli import main
 from tests.support.engines import running
 from tests.support.forking import Forked, Program, can_fork
 from tests.support.scripted import Say
@@ -104,15 +108,43 @@ def call(
     more: Mapping[str, str] | None = None,
     exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    done = _ended(start(*arguments, home=home, without=without, more=more), said)
+    """Run a command to its end. It runs in this process, unless it must lack a library or find other packages."""
+    if without or "PYTHONPATH" in (more or {}):
+        done = _ended(start(*arguments, home=home, without=without, more=more), said)
+    else:
+        with tempfile.TemporaryFile() as stdout:
+            done = _here(arguments, home, stdout, said, more or {})
+            stdout.seek(0)
+            done.stdout = stdout.read().decode()
     assert exits in (None, done.returncode), done.stdout + done.stderr
     return done
 
 
-def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that writes to an open file, such as a pipe or a device."""
-    return _ended(start(*arguments, home=home, stdout=stdout), "")
+def call_into(stdout: int, *arguments: str, home: Path, said: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in this process that writes to an open file, such as a pipe or a device."""
+    with os.fdopen(os.dup(stdout), "wb") as out:
+        return _here(arguments, home, out, said, {})
+
+
+def _here(
+    arguments: Sequence[str], home: Path, stdout: IO[bytes], said: str, more: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, with streams and an environment of its own."""
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+        stdin.write(said.encode())
+        stdin.seek(0)
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        texts = {name: io.TextIOWrapper(stream, encoding="utf-8") for name, stream in streams.items()}
+        variables = mock.patch.dict(os.environ, {**environment(home), **more}, clear=True)
+        with mock.patch.multiple(sys, **texts), variables, contextlib.chdir(CHECKOUT):
+            try:
+                code = main(arguments)
+            except SystemExit as end:
+                code = end.code
+        for text in texts.values():
+            text.detach()
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, code, "", stderr.read().decode())
 
 
 def _ended(process: subprocess.Popen[bytes], said: str) -> subprocess.CompletedProcess[str]:
@@ -122,7 +154,7 @@ def _ended(process: subprocess.Popen[bytes], said: str) -> subprocess.CompletedP
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return subprocess.CompletedProcess(process.args, process.returncode, (out or b"").decode(), err.decode())
+    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
 
 
 def at_terminal(

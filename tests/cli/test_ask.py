@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from callboard.engine.cli.command_line import build_parser
+from callboard.engine.keys import set_key
 from tests.support.depth import first_is_quick
 from tests.support.provider_server import provider_server, refusing_url
 from tests.support.reply_server import reply_server
@@ -33,7 +35,6 @@ def test_a_pipe_is_one_prompt_and_comes_before_the_question(talkative: Path) -> 
 
 
 def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Path) -> None:
-    """The command prints one line and nothing on stdout, and exits with 2."""
     for words, message in (
         ((), "no question"),
         (("-c", "x"), "no conversation to continue"),
@@ -50,9 +51,7 @@ def test_a_missing_question_and_input_that_is_no_text_are_refused(talkative: Pat
 
 
 def test_the_last_conversation_continues_with_its_model_and_its_system_prompt(talkative: Path) -> None:
-    """Another process continues the conversation. Another model can continue it, and `--session` names a
-    session.
-    """
+    """Another process continues the conversation."""
     call("ask", "-m", "obedient:m", "-s", "be kind", "what", home=talkative, exits=0)
     assert call("ask", "-c", "what", home=talkative, exits=0).stdout == "TextBlock|be kind|None|\n"
     done = call("ask", "-c", "-m", "first", "go on", home=talkative, exits=0)
@@ -61,13 +60,6 @@ def test_the_last_conversation_continues_with_its_model_and_its_system_prompt(ta
         done = call("ask", "--session", "mine", "hello", home=talkative, exits=0)
         assert done.stdout == f"one heard {heard} messages, last: hello\n"
     assert stat.S_IMODE((talkative / "last-session.json").stat().st_mode) == 0o600
-
-
-def test_an_option_is_two_words_or_one_with_an_equals_sign(talkative: Path) -> None:
-    """In each form, the word after the option is the question."""
-    for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
-        done = call("ask", "-m", "obedient:m", "-s", "short", *words.split(), "what", home=talkative, exits=0)
-        assert done.stdout == "TextBlock|short|0.5|\n"
 
 
 def test_no_text_is_stored_with_no_save(talkative: Path) -> None:
@@ -89,12 +81,19 @@ def test_no_text_is_stored_with_no_save(talkative: Path) -> None:
 
 
 def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Path, tmp_path: Path) -> None:
-    """Attachments come before the prompt. The pipe can be an attachment."""
+    """Attachments come before the prompt. The pipe can be an attachment, and an attachment needs no prompt."""
     image = tmp_path / "picture"
     image.write_bytes(b"\x89PNG\r\n\x1a\n....")
-    words = ("-m", "obedient:m", "-s", "short", "-o", "temperature", "0.5")
-    done = call("ask", *words, "-a", str(image), "-a", "-", "what", home=talkative, said="a note", exits=0)
+    words = ("-m", "obedient:m", "-s", "short", "-otemperature=0.5", "-a", str(image))
+    assert call("ask", *words, home=talkative, exits=0).stdout == "ImageBlock|short|0.5|\n"
+    done = call("ask", *words, "-a", "-", "what", home=talkative, said="a note", exits=0)
     assert done.stdout == "ImageBlock TextBlock TextBlock|short|0.5|\n"
+
+
+def test_an_option_is_two_words_or_one_with_an_equals_sign() -> None:
+    for words in ("-o temperature 0.5", "-o temperature=0.5", "-otemperature=0.5", "--option=temperature=0.5"):
+        read = build_parser(["ask"]).parse_args(["ask", *words.split(), "what"])
+        assert (read.prompt, read.options) == (["what"], [["temperature", "0.5"]])
 
 
 @pytest.mark.parametrize("stream", [(), ("--no-stream",)])
@@ -109,9 +108,7 @@ def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...])
 
 
 def test_a_block_of_code_is_extracted(talkative: Path) -> None:
-    """`-x` prints the first block, and `--extract-last` prints the last one. Without a block, stdout stays
-    empty.
-    """
+    """`-x` prints the first block, and `--extract-last` prints the last one."""
     text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
     for option, code in (("-x", "x = 1\n"), ("--extract-last", "y = 2\n")):
         assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
@@ -121,7 +118,6 @@ def test_a_block_of_code_is_extracted(talkative: Path) -> None:
 
 
 def test_json_has_every_part_of_a_reply(talkative: Path) -> None:
-    """The JSON has the text, model, usage and output. `-u` prints a line of usage on stderr."""
     ask = ("ask", "-m", "obedient:m", "--json")
     reply = msgspec.json.decode(call(*ask, "say hi", home=talkative, exits=0).stdout)
     assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
@@ -154,9 +150,7 @@ def _hidden() -> None: ...
 
 
 def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> None:
-    """The model receives the results, and `-c` keeps the tools. Text before and after a call is on separate
-    lines.
-    """
+    """The model receives the results, and `-c` keeps the tools."""
     file = tmp_path / "tools.py"
     file.write_text(TOOLS)
     ask = ("ask", "-m", "obedient:m", "-T", str(file))
@@ -171,7 +165,6 @@ def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> N
 
 
 def test_a_model_without_tools_is_refused_with_advice(tmp_path: Path) -> None:
-    """The command prints one line that names `callboard models`, and sends nothing."""
     (tmp_path / "models.yaml").write_text("""
         adapters: {local: {type: openai_compatible, base_url: "http://127.0.0.1:9"}}
         models: {"local:m": {adapter: local, capabilities: {supports_tools: false}}}
@@ -205,23 +198,16 @@ def test_a_tool_that_cannot_be_loaded_is_refused_with_a_reason(talkative: Path, 
 MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/mcp/old_server.py'} lib"
 
 
-def test_a_question_and_a_chat_can_use_the_tools_of_an_mcp_server(talkative: Path) -> None:
-    """A server that can't be reached gives one line on stderr."""
+def test_a_chat_can_use_the_tools_of_an_mcp_server(talkative: Path) -> None:
+    """A server that can't be reached gives one line on stderr. A file of servers is in another test."""
     pytest.importorskip("mcp", reason="needs callboard[mcp]")
-    prompt = 'call echo {"text": "hi"}'
-    done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, prompt, home=talkative, exits=0)
-    assert "lib: hi" in done.stdout
-    done = call("chat", "-m", "obedient:m", "-T", MCP_SERVER, home=talkative, said=f"{prompt}\n", exits=0)
-    assert "lib: hi" in done.stdout
-    for command, code, words in (
-        ("false", 1, "can't be reached"),
-        ("", 2, "names no command"),
-        ("'", 2, "quotation"),
-    ):
-        for name in ("ask", "chat"):
-            done = call(name, "-m", "obedient:m", "-T", f"mcp:{command}", home=talkative, said="hi", exits=code)
-            (line,) = done.stderr.splitlines()
-            assert words in line
+    said = 'call echo {"text": "hi"}\n'
+    assert "lib: hi" in call("chat", "-m", "obedient:m", "-T", MCP_SERVER, home=talkative, said=said).stdout
+    wrong = (("false", 1, "can't be reached"), ("", 2, "names no command"), ("'", 2, "quotation"))
+    for name, (command, code, words) in zip(("ask", "chat", "ask"), wrong, strict=True):
+        done = call(name, "-m", "obedient:m", "-T", f"mcp:{command}", home=talkative, said="hi", exits=code)
+        (line,) = done.stderr.splitlines()
+        assert words in line
 
 
 def test_a_template_is_saved_and_used(talkative: Path) -> None:
@@ -248,6 +234,9 @@ def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None
         assert done.stdout == ""
         (line,) = done.stderr.splitlines()
         assert message in line
+    (talkative / "trace.db").write_text("somebody's letter, and a rather long one at that " * 20)
+    (line,) = call("ask", "hi", home=talkative, exits=1).stderr.splitlines()
+    assert "is not a database" in line
 
 
 @pytest.mark.parametrize(
@@ -286,9 +275,7 @@ def test_a_closed_pipe_ends_the_command_quietly(talkative: Path) -> None:
 
 
 def test_a_pipe_gets_the_raw_reply_and_a_terminal_gets_no_control_characters(talkative: Path) -> None:
-    """Control characters are removed at a terminal. The reply ends with a line break in a pipe and at a
-    terminal.
-    """
+    """Control characters are removed at a terminal."""
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
     code, shown, err = at_terminal("ask", "-m", "rude:m", "hi", home=talkative, on="stdin stdout")
     assert (code, err, shown) == (0, "", "a[2Jbc31md\r\n")
@@ -309,7 +296,6 @@ def test_a_terminal_shows_the_models_thinking_and_stdout_never_does(home: Path, 
 
 
 def test_an_interrupt_while_the_command_starts_is_quiet(talkative: Path) -> None:
-    """The process prints no traceback if the signal arrives before the command starts."""
     with start(home=talkative, program=INTERRUPTED_EARLY) as process:
         assert process.communicate() == (b"", b"")
     assert process.returncode == 130
@@ -326,7 +312,6 @@ def test_a_stream_can_be_closed_from_the_start(talkative: Path, stream: int) -> 
 
 
 def test_ask_needs_no_library_for_terminals(talkative: Path) -> None:
-    """The command runs without rich and without prompt_toolkit."""
     for missing in ("rich", "prompt_toolkit"):
         done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)
         assert done.stdout == "one heard 1 messages, last: hi\n"
@@ -343,26 +328,19 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("adapter", ["openai", "anthropic"])
-@pytest.mark.parametrize("stream", [(), ("--no-stream",)])
-def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: tuple[str, ...]) -> None:
-    """A key is enough without a models.yaml. A streamed reply also has its tokens per second."""
-    more = {f"{adapter.upper()}_API_KEY": "x", f"{adapter.upper()}_BASE_URL": server}
-    if adapter == "openai":
-        more["OPENAI_BASE_URL"] = f"{server}/v1"
-    done = call("ask", "-u", *stream, "hi", home=home, more=more, exits=0)
-    assert len(done.stdout) > 20
-    assert done.stdout.endswith("\n")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{adapter}:")
-    assert ("tokens a second" in line) is (stream == ())
-
-
-def test_the_environment_can_name_the_model(home: Path, server: str) -> None:
-    more = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_API_KEY": "x"}
+def test_a_key_is_enough_for_a_reply_over_http(home: Path, server: str) -> None:
+    """The command needs no models.yaml. CALLBOARD_MODEL chooses the model. A streamed reply also has its pace."""
+    more = {"OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_BASE_URL": server}
+    for name, stream in (("openai", ()), ("anthropic", ("--no-stream",))):
+        done = call("ask", "-u", *stream, "hi", home=home, more={**more, f"{name.upper()}_API_KEY": "x"}, exits=0)
+        assert len(done.stdout) > 20
+        assert done.stdout.endswith("\n")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"{name}:")
+        assert ("tokens a second" in line) is (stream == ())
+    more |= {"OPENAI_API_KEY": "x", "ANTHROPIC_API_KEY": "x"}
     for model in ("anthropic:claude-opus-5-5", "openai:gpt-5.4"):
-        chosen = {"ANTHROPIC_BASE_URL": server, "CALLBOARD_MODEL": model}
-        done = call("ask", "--json", "hi", home=home, more={**more, **chosen}, exits=0)
+        done = call("ask", "--json", "hi", home=home, more={**more, "CALLBOARD_MODEL": model}, exits=0)
         assert json.loads(done.stdout)["model"].partition(":")[0] == model.partition(":")[0]
 
 
@@ -389,15 +367,13 @@ def test_a_refusal_is_one_line_with_advice(
 
 
 def test_a_stored_key_that_is_wrong_is_changed_where_it_is_stored(home: Path) -> None:
-    """The message names `callboard keys set`, and not an environment variable."""
-    call("keys", "set", "anthropic", home=home, said="sk-kept", exits=0)
+    set_key(home / "keys.json", "ANTHROPIC_API_KEY", "sk-kept")
     with provider_server(401, b'{"error": {"type": "authentication_error", "message": "no"}}') as server:
         done = call("ask", "hi", home=home, more={"ANTHROPIC_BASE_URL": server.url}, exits=2)
     assert "callboard keys set anthropic" in done.stderr
 
 
 def test_a_provider_that_cannot_be_reached_is_one_line(home: Path) -> None:
-    """The line names `callboard doctor`, and the exit code is 1."""
     file = home / "models.yaml"
     file.write_text(
         f'adapters: {{openai: {{type: openai, base_url: "{refusing_url()}", api_key_env: K, max_retries: 0}}}}\n'

@@ -104,7 +104,6 @@ def test_a_batch_is_cancelled(server: BatchServer, home: Path, tmp_path: Path) -
     ],
 )
 def test_lines_that_are_no_requests_are_refused(home: Path, line: str, said: str) -> None:
-    """The error names the line, and nothing is sent."""
     done = call("batch", "submit", "-", "--model", "mini", home=home, said=line)
     assert done.returncode != 0
     assert said in done.stderr

@@ -33,17 +33,12 @@ from .running import call, read_until, start
 
 
 def test_a_conversation_continues_when_its_model_is_swapped(talkative: Path) -> None:
-    """The second model receives the history of the first."""
-    done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
-    assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
+    """The second model receives the history of the first. A bare `exit` or `quit` ends the chat too."""
+    for word in ("/quit", "exit", "Quit"):
+        said = f"hello\n/model second\nagain\n{word}\nnot read\n"
+        done = call("chat", home=talkative, said=said, exits=0)
+        assert done.stdout == "one heard 1 messages, last: hello\ntwo heard 3 messages, last: again\n"
     assert "continues with second" in done.stderr
-
-
-def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path) -> None:
-    """The model gets neither of the two words."""
-    for word in ("exit", "quit", "Exit"):
-        done = call("chat", home=talkative, said=f"hello\n{word}\nnot read\n", exits=0)
-        assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
 
 
 def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> None:
@@ -66,35 +61,24 @@ def test_a_call_that_fails_is_one_line_and_the_chat_continues(talkative: Path) -
     assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
 
 
-def test_interrupting_a_reply_keeps_the_chat_and_the_text_so_far(talkative: Path) -> None:
-    """Ctrl-C cancels the reply. The history keeps the part that arrived."""
+def test_an_interrupt_cancels_a_reply_or_ends_the_chat_at_the_prompt(talkative: Path) -> None:
+    """The history keeps the part of the reply that arrived. No interrupt prints a traceback."""
     with start("chat", "--model", "endless:m", home=talkative) as process:
         process.stdin.write(b"Tell me a story.\n")
         process.stdin.flush()
         read_until(process, "Once upon a time")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(b"What did you say?\n", timeout=40)
-    assert process.returncode == 0, err
-    assert b"cancelled" in err
-    assert b"And before that: Tell me a story. / Once upon a time" in out
-
-
-def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
-    """The chat ends with no traceback, because no reply is in progress."""
-    with start("chat", home=talkative) as process:
-        process.stdin.write(b"hello\n")
+        process.stdin.write(b"What did you say?\n")
         process.stdin.flush()
-        read_until(process, "last: hello\n")
+        read_until(process, "And before that: Tell me a story. / Once upon a time\n")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=40)
     assert process.returncode in (0, 130)
+    assert b"cancelled" in err
     assert b"Traceback" not in err
 
 
 def test_a_message_can_have_several_lines(talkative: Path) -> None:
-    """Three quotation marks start and end such a message. A message that is open at the end of the input is sent
-    too.
-    """
     lines = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
     done = call("chat", home=talkative, said=lines, exits=0)
     assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
@@ -138,7 +122,6 @@ def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) 
 
 
 def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_path: Path) -> None:
-    """The options apply to every message."""
     file = tmp_path / "tools.py"
     file.write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     options = ("-m", "obedient:m", "-s", "be kind", "-o", "temperature", "0", "-T", str(file))
@@ -154,11 +137,6 @@ def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
     assert done.stdout.splitlines()[0] == "one heard 1 messages, last: /etc/hosts is what?"
     assert "unpriced for 2 replies" in done.stderr
     assert "2 calls" in call("traces", home=talkative).stdout
-
-
-def test_a_reply_cannot_steer_the_terminal(talkative: Path) -> None:
-    done = call("chat", "--model", "rude:m", home=talkative, said="hello\n")
-    assert done.stdout == "a[2Jbc31md\n"
 
 
 KNOWN = Cost(1_250_000, CostSource.COMPUTED)
@@ -182,9 +160,7 @@ ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
 def test_replies_without_an_amount_are_counted_next_to_the_sum(
     replies: list[tuple[TokenUsage, Cost]], said: str
 ) -> None:
-    """The amount leaves out replies without a price and replies with unknown usage. Estimated replies are
-    included.
-    """
+    """The amount leaves out replies without a price and replies with unknown usage."""
     history = [Message.user("Hi")]
     for usage, cost in replies:
         metadata = MessageMetadata(
@@ -192,30 +168,6 @@ def test_replies_without_an_amount_are_counted_next_to_the_sum(
         )
         history.append(Message(Role.ASSISTANT, "Hello", metadata=metadata))
     assert replies_text(history) == said
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("adapters: {a: {type: anthropic, ap_key: x}}", "adapters.a.ap_key: unknown key; did you mean 'api_key'?"),
-        ("models: [a, b]", "models: expected a mapping of names"),
-        ("models: {", "is not valid YAML"),
-        ("models: {'a:b': {adapter: a}}", "models.a:b.adapter: 'a' is not one of adapters"),
-        ("adapters: {a: {type: nothing}}\nmodels: {'a:b': {adapter: a}}", "adapter type 'nothing'"),
-    ],
-)
-def test_a_malformed_models_file_is_one_line_with_file_and_key(home: Path, text: str, said: str) -> None:
-    """The exit code is 2. An adapter's type is checked when the adapter is first used."""
-    file = home / "mine.yaml"
-    file.write_text(text)
-    done = call("chat", "--models-file", str(file), home=home, said="hello\n")
-    lines = [line for line in done.stderr.splitlines() if line.startswith("callboard: ")]
-    assert len(lines) == 1
-    assert said in lines[0]
-    assert "Traceback" not in done.stderr
-    if "type: nothing" not in text:
-        assert done.returncode == 2
-        assert str(file) in lines[0]
 
 
 def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> None:
@@ -230,18 +182,6 @@ def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> N
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert warning.startswith("warning: engine.config: api_key_in_file file=")
     assert "sk-secret" not in done.stderr
-
-
-def test_a_chat_that_cannot_start_shows_the_reason(talkative: Path) -> None:
-    """An unknown model, a missing file and a missing key exit with 2, and a wrong trace file with 1."""
-    for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
-        done = call("chat", *options, home=talkative, said="hello\n", exits=2)
-        assert len(done.stderr.splitlines()) == 1
-    (talkative / "trace.db").write_text("somebody's letter, and a rather long one at that " * 20)
-    done = call("chat", home=talkative, said="hello\n", exits=1)
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "is not a database" in line
 
 
 def test_a_preview_shows_the_request_for_another_model(talkative: Path) -> None:
@@ -290,7 +230,6 @@ def test_three_quotation_marks_enclose_several_lines(text: str, opened: bool, me
     ],
 )
 def test_a_line_with_a_slash_is_a_command(line: str, command: tuple[str, str] | None) -> None:
-    """A path is not a command, and a text of several lines is not one either."""
     assert command_of(line) == command
 
 
@@ -311,9 +250,7 @@ def test_tab_offers_commands_models_and_files() -> None:
 
 
 def test_an_interrupt_during_a_reply_cancels_it_and_a_second_one_ends_the_chat() -> None:
-    """A first interrupt cancels the reply, and a second raises KeyboardInterrupt. The next reply can be cancelled
-    too.
-    """
+    """A first interrupt cancels the reply, and a second raises KeyboardInterrupt."""
     cancelled: list[str] = []
     with Interrupts() as interrupts:
         with interrupts.replying(lambda: cancelled.append("first")):
@@ -342,9 +279,7 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
 
 
 def test_a_message_is_written_in_an_editor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far. If the editor fails, nothing is
-    sent.
-    """
+    """The editor is $VISUAL, or else $EDITOR, and opens with the text so far."""
     script = tmp_path / "my editor"
     script.write_text('#!/bin/sh\nprintf " and more\\n" >> "$1"\n')
     script.chmod(0o700)

@@ -117,9 +117,6 @@ def test_a_person_at_a_terminal(talkative: Path) -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_the_next_chat_has_the_history(talkative: Path) -> None:
-    """The chat continues. Ctrl-C at an empty prompt ends the chat. The up arrow shows a message of an earlier
-    chat.
-    """
     pytest.importorskip("prompt_toolkit")
     with chat(talkative, "-m", "endless:m") as terminal:
         terminal.until("you>")

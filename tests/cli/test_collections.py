@@ -47,9 +47,6 @@ def rows(*words: str, home: Path, said: str = "") -> list[dict[str, object]]:
 
 
 def test_lines_are_embedded_once_and_found_again(embedding: Path) -> None:
-    """An unchanged line is not embedded again. The most similar text comes first. Only the owner can read the
-    file.
-    """
     add = ("collections", "add", "animals", "--keep-text", "--model", "words")
     first = call(*add, home=embedding, said="red cat\nred dog\nblue sky\n", exits=0)
     again = call(*add, home=embedding, said="red cat\nblue sky\ngreen sea\n", exits=0)
@@ -86,7 +83,6 @@ def test_rows_and_files_come_with_their_ids(embedding: Path, tmp_path: Path) -> 
 
 
 def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
-    """A search finds the new text. A change of metadata alone embeds nothing."""
     add = ("collections", "add", "c", "-m", "words", "--as", "jsonl", "--keep-text")
     call(*add, home=embedding, said='{"id": 1, "text": "red cat"}\n', exits=0)
     done = call(*add, home=embedding, said='{"id": 1, "text": "blue sky", "n": 1}\n', exits=0)
@@ -99,7 +95,6 @@ def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
 
 
 def test_a_collection_keeps_its_model(embedding: Path) -> None:
-    """Another model is refused before a request is sent. A new collection needs a model."""
     done = call("collections", "add", "c", home=embedding, said="x\n", exits=2)
     assert "choose its embedding model" in done.stderr
     call("collections", "add", "c", "-m", "words", home=embedding, said="x\n", exits=0)
@@ -143,7 +138,6 @@ def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
 
 
 def test_an_incomplete_row_is_named() -> None:
-    """The error names the source and the row."""
     for kind, text, fault in (
         ("jsonl", '{"text": "x"}', "row 1 has no id"),
         ("jsonl", '{"id": 1}', "row 1 has no text"),
@@ -156,7 +150,6 @@ def test_an_incomplete_row_is_named() -> None:
 
 
 def test_no_part_of_a_refused_batch_is_kept(tmp_path: Path) -> None:
-    """A batch is refused as a whole if a vector has another length or another model."""
     with CollectionFile(tmp_path / "e.db") as file:
         file.put("c", [Item("1", b"1", packed([1, 0]))], model="a:m", space="m")
         with pytest.raises(StoreError, match="have 2 dimensions"):
@@ -167,7 +160,6 @@ def test_no_part_of_a_refused_batch_is_kept(tmp_path: Path) -> None:
 
 
 def test_another_database_is_not_touched(tmp_path: Path) -> None:
-    """A database with other tables is not a file of collections."""
     path = tmp_path / "trace.db"
     import sqlite3
 
@@ -203,7 +195,6 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def test_texts_on_the_command_line_become_vectors(embedding: Path) -> None:
-    """Usage and cost are on stderr, and the call is in the trace."""
     done = call("embed", "--model", "words", "--dimensions", "8", "red cat", "red dog", home=embedding, exits=0)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["index"], len(line["embedding"])) for line in lines] == [(0, 8), (1, 8)]
@@ -213,7 +204,6 @@ def test_texts_on_the_command_line_become_vectors(embedding: Path) -> None:
 
 
 def test_without_a_text_the_lines_of_stdin_are_embedded(embedding: Path) -> None:
-    """An unknown model exits with 2."""
     done = call("embed", "--model", "words", home=embedding, said="one\ntwo\nthree")
     assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1, 2]
     assert "did you mean words" in call("embed", "--model", "word", "x", home=embedding, exits=2).stderr
@@ -241,7 +231,6 @@ def test_records_are_written_with_their_vectors(embedding: Path) -> None:
 
 
 def test_a_text_that_fails_has_an_error_in_its_place(embedding: Path) -> None:
-    """The other texts are embedded, and the exit code is 1."""
     done = call("embed", "--model", "poor:words", "fine", "bad", "good", home=embedding)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [sorted(line) for line in lines] == [["embedding", "index"], ["error", "index"], ["embedding", "index"]]

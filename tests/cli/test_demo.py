@@ -48,31 +48,21 @@ def check_showing(out: str) -> None:
 
 
 def test_the_demo_on_recordings_shows_every_step_and_leaves_a_trace(home: Path) -> None:
-    """The committed cassettes fit the demo's script. The trace can be queried and repriced."""
-    done = call("demo", "--cassettes", home=home, exits=0)
-    assert done.stderr == ""
-    check_showing(done.stdout)
-    assert "Recorded replies, as requested" in done.stdout
-    (query,) = re.findall(r"(traces --db \S+)", done.stdout)
-    assert "6 calls" in call(*query.split(), home=home).stdout
-    (reprice,) = re.findall(r"(reprice --db .*)", done.stdout)
-    back = call(*reprice.split(), home=home, exits=0)
-    assert "example prices, first version" in back.stdout
-
-
-def test_each_demo_starts_a_new_trace_unless_keep_is_set(home: Path) -> None:
-    """The demo never touches the host's trace file."""
+    """The committed cassettes fit the demo's script."""
     (home / "trace.db").write_text("somebody's")
     for options, calls in (([], 6), ([], 6), (["--keep"], 12)):
         done = call("demo", "--cassettes", *options, home=home, exits=0)
+        assert done.stderr == ""
         check_showing(done.stdout)
-        trace = call("traces", "--json", "--db", str(home / "demo-trace.db"), home=home)
-        assert len(trace.stdout.splitlines()) == calls
+        assert "Recorded replies, as requested" in done.stdout
+        (query,) = re.findall(r"(traces --db \S+)", done.stdout)
+        assert f"{calls} calls" in call(*query.split(), home=home).stdout
+    (reprice,) = re.findall(r"(reprice --db .*)", done.stdout)
+    assert "example prices, first version" in call(*reprice.split(), home=home, exits=0).stdout
     assert (home / "trace.db").read_text() == "somebody's"
 
 
 def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
-    """A machine without a wheel for the model shows the complete demo."""
     done = call("demo", home=home, without="xllamacpp", exits=0)
     assert "is not installed" in done.stdout or "no weights found" in done.stdout
     assert "Recorded replies, because the model can't run here" in done.stdout
@@ -80,7 +70,6 @@ def test_without_the_model_the_demo_runs_on_recordings(home: Path) -> None:
 
 
 def test_an_interrupted_demo_ends_quietly(home: Path) -> None:
-    """Ctrl-C exits with 130 and no traceback. The trace file can be read."""
     with start("demo", "--cassettes", home=home) as process:
         read_until(process, "session.turn_started")
         process.send_signal(signal.SIGINT)
@@ -116,7 +105,6 @@ def test_replay_prints_every_event_in_order(traced: Path) -> None:
 
 
 def test_replay_as_json_is_one_envelope_a_line_and_needs_no_rich(traced: Path) -> None:
-    """Every envelope has its ids, and `seq` is in order."""
     done = call("replay", "--json", "--session", "ses_under_test", home=traced, without="rich", exits=0)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["session_id"] for row in rows} == {"ses_under_test"}
@@ -128,32 +116,20 @@ def test_replay_as_json_is_one_envelope_a_line_and_needs_no_rich(traced: Path) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "topics"),
-    [
+def test_replay_shows_only_the_filtered_events(traced: Path) -> None:
+    for options, topics in (
         (("--topic", "llm.call_failed"), ["llm.call_failed"]),
         (("--topic", "llm.call_failed", "--topic", "*.created"), ["session.created", "llm.call_failed"]),
         (("--session", "ses_other"), []),
         (("--until", "2020-01-01"), []),
-    ],
-)
-def test_replay_shows_only_the_filtered_events(traced: Path, options: tuple[str, ...], topics: list[str]) -> None:
-    done = call("replay", "--json", *options, home=traced, exits=0)
-    assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
-
-
-@pytest.mark.parametrize(
-    "options", [("--topic", "llm.call*"), ("--speed", "-1"), ("--speed", "nan"), ("--longest-pause", "-1")]
-)
-def test_replay_with_wrong_options_is_refused(traced: Path, options: tuple[str, ...]) -> None:
-    """The command prints an error without a traceback, and exits with 2."""
-    done = call("replay", *options, home=traced, exits=2)
-    assert "Traceback" not in done.stderr
-    assert done.stderr
+    ):
+        done = call("replay", "--json", *options, home=traced, exits=0)
+        assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
+    for wrong in ("--topic llm.call*", "--speed -1", "--speed nan", "--longest-pause -1"):
+        assert call("replay", *wrong.split(), home=traced, exits=2).stderr
 
 
 def test_a_slow_replay_shows_events_immediately_and_can_be_interrupted(traced: Path) -> None:
-    """The first line appears immediately, although the replay runs at a hundred-thousandth of the real speed."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
         assert present(process.stdout).readline()
         process.send_signal(signal.SIGINT)

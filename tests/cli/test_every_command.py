@@ -124,7 +124,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prices list": ((), ("gpt-5",)),
     "prices show": ((MODELS[0],), (f"evil:{HOSTILE}",)),
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
-    "prices use": (("{prices}",), ("{folder}/\x1b[2J",), ("--published",)),
+    "prices use": ((str(PRICES),), ("{folder}/\x1b[2J",), ("--published",)),
     "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
     "keys set": (("openai",), (HOSTILE,), ("A_KEY", HOSTILE)),
     "keys list": ((),),
@@ -298,15 +298,11 @@ def given(word: str, folder: Path) -> str:
 
 
 def test_every_command_has_an_example() -> None:
-    """Each example belongs to a command that exists."""
     assert EXAMPLES.keys() == PARSERS.keys()
 
 
 @pytest.mark.parametrize("words", one_of_each(cases()), ids=in_words)
 def test_each_command_shows_a_faulty_day(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
-    """The command succeeds or prints an error. Its output has no control characters, and its JSON and CSV are
-    valid.
-    """
     check(words, faulty, tmp_path, {})
 
 

@@ -50,7 +50,6 @@ def test_a_question_in_place_of_a_command_is_sent(talkative: Path, words: tuple[
 def test_a_misspelt_command_is_never_sent_to_a_model(
     words: tuple[str, ...] | str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error suggests a command, and the exit code is 2."""
     with pytest.raises(SystemExit) as ended:
         main((words,) if isinstance(words, str) else words)
     assert ended.value.code == 2
@@ -94,7 +93,6 @@ def test_help_lists_the_commands_in_their_groups(
 
 
 def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test covers all commands and the subcommands of five of them."""
     monkeypatch.setenv("COLUMNS", "80")
     nested = [
         (name, command)
@@ -115,13 +113,6 @@ def test_each_line_of_help_starts_with_a_verb() -> None:
         assert first.istitle(), name
         assert first not in ("A", "An", "The", "What", "Which", "Many", "One", "Texts", "Prompts"), name
         assert not entry.help.endswith("."), name
-
-
-def test_help_is_completed_with_the_commands() -> None:
-    """Tab completes the word `help`, and completes the words after `help` as commands."""
-    assert proposals(["callboard", "hel"]) == ["help"]
-    assert proposals(["callboard", "help", "trac"]) == ["traces"]
-    assert "add" in proposals(["callboard", "help", "collections", ""])
 
 
 # -- Completion: the proposals at each place, and scripts for the shells.
@@ -158,6 +149,9 @@ def test_valid_words_are_proposed(known: Path) -> None:
         "keys remove MY": {"MY_KEY"},
         "ask -o temperature 0.5 -m se": {"second"},
         "-": {"--help", "--version"},
+        "hel": {"help"},
+        "help trac": {"traces"},
+        "help collections ": {"add"},
         **{f"{command} --he": {"--help"} for command in COMMANDS},
     }.items():
         words = in_words(f"callboard {line}")
@@ -192,7 +186,6 @@ def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
     ],
 )
 def test_an_unfinished_line_is_read_as_words(line: str, words: list[str]) -> None:
-    """A quotation may be open at the end of the line."""
     assert in_words(line) == words
 
 
@@ -242,7 +235,6 @@ def test_words_of_a_shell_are_read_unchanged(known: Path) -> None:
 
 @pytest.mark.parametrize("shell", first_is_quick(sorted(SCRIPTS), "the shells themselves"))
 def test_a_shell_runs_its_script(shell: str, known: Path, tmp_path: Path) -> None:
-    """The shell reads the script and completes a command, a model and a session."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "bin").mkdir()

@@ -27,8 +27,6 @@ from callboard.engine.cli.inputs import (
     KINDS,
     as_json_options,
     attachment,
-    content_of,
-    joined,
     of_address,
     of_bytes,
     options_of,
@@ -112,7 +110,6 @@ def test_an_option_with_a_dot_is_an_option_of_the_provider() -> None:
 
 
 def test_the_error_of_a_wrong_option_has_a_correction() -> None:
-    """The error corrects the name or the value. Every option is an option of a turn."""
     assert KINDS.keys() <= TurnOptions.__annotations__.keys()
     wrong = {("temprature", "1"): "did you mean temperature", ("seed", "x"): "must be a whole number"}
     for option, message in {**wrong, ("", ""): "unknown option"}.items():
@@ -152,7 +149,6 @@ def test_the_type_of_an_address_comes_from_its_name() -> None:
 
 
 def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
-    """The error is one sentence with advice."""
     wrong = {
         "/nowhere/x": "No such file",
         "https://h/x": "Set it with --at https://h/x TYPE",
@@ -163,17 +159,6 @@ def test_an_attachment_that_cannot_be_read_is_refused_with_a_reason() -> None:
             attachment(source, None, lambda: b"")
     with pytest.raises(ConfigurationError, match="Set it with --at x TYPE"):
         of_bytes(b"\0", "x")
-
-
-def test_the_pipe_comes_before_the_question() -> None:
-    """The pipe or the question may be missing. Attachments come before the text, and need no text."""
-    assert joined("diff", "What is new?") == "diff\n\nWhat is new?"
-    assert (joined("diff", ""), joined(" \n", "hi")) == ("diff", "hi")
-    image = ImageBlock(data=PNG)
-    assert content_of("hi", [image]) == [image, TextBlock("hi")]
-    assert content_of("", [image]) == [image]
-    with pytest.raises(ConfigurationError, match="no question"):
-        content_of(" ", [])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +183,6 @@ def test_blocks_of_code_follow_commonmark(text: str, blocks: list[str]) -> None:
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=20), max_size=4))
 def test_fenced_code_is_read_unchanged(codes: list[str]) -> None:
-    """The code can be any text without a fence."""
     whole = [f"{code}\n" for code in codes]
     assert code_blocks("\n".join(f"words\n```x\n{code}```" for code in whole)) == whole
 
@@ -306,9 +290,7 @@ def test_the_error_of_a_wrong_file_has_its_place(text: str, fault: str, folder: 
 
 
 def test_a_name_never_leads_out_of_the_folder(folder: Path) -> None:
-    """A path is not a name. The error of an unknown template names the nearest one, or the command that makes
-    one.
-    """
+    """A path is not a name."""
     for name in ("../models", "a/b", "", ".hidden", "/etc/passwd"):
         with pytest.raises(ConfigurationError, match="is not a template name"):
             path_of(name)
@@ -354,25 +336,18 @@ def test_the_list_shows_a_broken_template_with_its_fault(home: Path) -> None:
 
 
 def test_an_edited_template_is_checked(home: Path) -> None:
-    """A new template starts as an example. A wrong template stays in its file, and the exit code is 2."""
-    made = call("templates", "edit", "new", home=home, exits=0, more={"VISUAL": "true"})
-    assert "ask -t new" in made.stdout
-    assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
-    spoil = {"VISUAL": """sh -c 'printf "prompt: \\$5" > "$0"'"""}
-    done = call("templates", "edit", "new", home=home, exits=2, more=spoil)
-    assert "invalid parameter after" in done.stderr
-    assert (home / "templates" / "new.yaml").read_text() == "prompt: $5"
-
-
-def test_an_editor_that_fails_leaves_the_written_text_and_no_example(home: Path) -> None:
-    """The exit code is 1. If the editor does not exist, the exit code is 2 and the error names the editor."""
-    new = home / "templates" / "new.yaml"
-    edit = ("templates", "edit", "new")
+    """A new template starts as an example. A written text stays, even if it is wrong or the editor fails."""
+    new, edit = home / "templates" / "new.yaml", ("templates", "edit", "new")
     assert "no-such-editor" in call(*edit, home=home, exits=2, more={"VISUAL": "no-such-editor"}).stderr
     call(*edit, home=home, exits=1, more={"VISUAL": "false"})
     assert not new.exists()
-    spoil = {"VISUAL": """sh -c 'printf "prompt: hi" > "$0"; exit 3'"""}
-    call(*edit, home=home, exits=1, more=spoil)
-    assert new.read_text() == "prompt: hi"
+    assert "ask -t new" in call(*edit, home=home, exits=0, more={"VISUAL": "true"}).stdout
+    assert "$input" in call("templates", "show", "new", home=home, exits=0).stdout
+    for text, ends, code in (("prompt: hi", 3, 1), ("prompt: $5", 0, 2)):
+        (home / "text").write_text(text)
+        spoil = {"VISUAL": f"sh -c 'cat {home}/text > \"$0\"; exit {ends}'"}
+        done = call(*edit, home=home, exits=code, more=spoil)
+        assert new.read_text() == text
+    assert "invalid parameter after" in done.stderr
     assert call("templates", "path", home=home, exits=0).stdout.strip() == str(home / "templates")
     assert call("templates", "path", "new", home=home, exits=0).stdout.strip() == str(new)

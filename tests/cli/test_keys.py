@@ -12,7 +12,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard import Engine
 from callboard.adapters.cassettes import FORMAT, Cassette, RecordingTransport, save_cassette
 from callboard.adapters.images import GeneratedImage
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
@@ -108,6 +107,9 @@ def test_a_file_that_others_can_open_is_ignored_with_a_warning(
     assert KEY not in caplog.text
     with pytest.raises(ConfigurationError, match="chmod 600"):
         set_key(file, "OTHER", "x")
+    done = call("doctor", "--offline", home=home)
+    assert "FAIL keys" in done.stdout
+    assert "-> chmod 600" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"A": 1}', "\x00", '{"A": "sk-secret"'])
@@ -158,35 +160,16 @@ def test_a_removed_key_is_no_longer_listed(home: Path) -> None:
 def test_doctor_shows_the_source_of_a_key_and_the_reply_to_a_wrong_one(home: Path) -> None:
     """The source is the file or the environment. The advice names the refused key."""
     call("keys", "set", "HERE_KEY", home=home, said=KEY, exits=0)
-    with provider_server(401) as server:
+    with provider_server(401, KEY.encode()) as server:
         (home / "models.yaml").write_text(MODELS.format(url=server.url))
         done = call("doctor", home=home, exits=1)
         again = call("doctor", home=home, exits=1, more={"HERE_KEY": "sk-other"})
+        assert [asked.headers["authorization"] for asked in server.asked] == [f"Bearer {KEY}", "Bearer sk-other"]
     assert f"set, from HERE_KEY in {home / 'keys.json'}" in done.stdout
     assert "the key was rejected: HTTP 401" in done.stdout
     assert f"The refused one is HERE_KEY in {home / 'keys.json'}." in done.stdout
     assert "The refused one is HERE_KEY in the environment." in again.stdout
     assert KEY not in done.stdout + done.stderr
-
-
-def test_doctor_fails_on_keys_that_others_can_read(home: Path) -> None:
-    """The advice is a `chmod` command."""
-    set_key(home / "keys.json", "A", KEY)
-    (home / "keys.json").chmod(0o644)
-    done = call("doctor", "--offline", home=home)
-    assert "FAIL keys" in done.stdout
-    assert "-> chmod 600" in done.stdout
-
-
-def test_a_request_to_a_provider_has_the_key_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLBOARD_HOME", str(home))
-    set_key(home / "keys.json", "HERE_KEY", KEY)
-    with provider_server() as server:
-        (home / "models.yaml").write_text(MODELS.format(url=server.url))
-        engine = Engine(trace=False)
-        assert engine.registry.adapters["here"].config.api_key == KEY
-        assert anyio.run(engine.health).ok
-        assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 # -- Every file with content is private to its owner, and is never written through a link.
@@ -269,26 +252,21 @@ SURFACES: dict[str, Writes] = {
 
 
 @pytest.mark.parametrize("name", SURFACES)
-def test_only_the_owner_can_read_a_written_file(name: str, faulty: Path, tmp_path: Path) -> None:
+def test_a_written_file_is_private_and_no_link_is_followed(name: str, faulty: Path, tmp_path: Path) -> None:
     """The file has these permissions with the usual umask. Nothing else remains in the folder."""
     if name == "calls as Parquet":
         pytest.importorskip("pyarrow")
+    behind, link = tmp_path / "behind", tmp_path / "link.png"
+    behind.write_text("another's")
+    link.symlink_to(behind)
+    with pytest.raises(Exception, match=r"symbolic link|already exists"):
+        SURFACES[name](faulty, link)
+    assert behind.read_text() == "another's"
+    for path in (behind, *tmp_path.glob("link*")):
+        path.unlink()
     file = tmp_path / "written.png"
     SURFACES[name](faulty, file)
     companions = {f"{file.name}{ending}" for ending in ("", ".lock", "-wal", "-shm")}
     assert {path.name for path in tmp_path.iterdir()} - {"home"} <= companions
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize("name", SURFACES)
-def test_nothing_is_written_through_a_link(name: str, faulty: Path, tmp_path: Path) -> None:
-    """The command is refused, and the link's target does not change."""
-    if name == "calls as Parquet":
-        pytest.importorskip("pyarrow")
-    behind, file = tmp_path / "behind", tmp_path / "written.png"
-    behind.write_text("another's")
-    file.symlink_to(behind)
-    with pytest.raises(Exception, match=r"symbolic link|already exists"):
-        SURFACES[name](faulty, file)
-    assert behind.read_text() == "another's"

@@ -42,23 +42,13 @@ def servers(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["ask", "chat"])
-def test_a_question_and_a_chat_can_use_the_servers_of_a_file(talkative: Path, servers: str, name: str) -> None:
+def test_a_question_can_use_the_servers_of_a_file(talkative: Path, servers: str) -> None:
     """One line names the server that does not start. `ask -c` uses the same servers."""
     prompt = 'call echo {"text": "hi"}'
-    words = ("-m", "obedient:m", "--mcp", servers)
-    done = call(
-        name,
-        *words,
-        *([prompt] if name == "ask" else ()),
-        home=talkative,
-        said=f"{prompt}\n" if name == "chat" else "",
-        exits=0,
-    )
+    done = call("ask", "-m", "obedient:m", "--mcp", servers, prompt, home=talkative, exits=0)
     assert "lib: hi" in done.stdout
     assert "(MCP server gone: FileNotFoundError: " in done.stderr
-    if name == "ask":
-        assert "lib: hi" in call("ask", "-c", prompt, home=talkative, exits=0).stdout
+    assert "lib: hi" in call("ask", "-c", prompt, home=talkative, exits=0).stdout
 
 
 def test_a_wrong_file_of_servers_is_named(talkative: Path, tmp_path: Path) -> None:
@@ -154,9 +144,7 @@ def serving(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_tools_are_served_over_stdin_and_stdout(talkative: Path, tmp_path: Path) -> None:
-    """Output that a tool prints does not disturb the protocol. The client's user approves calls that need an
-    approval.
-    """
+    """Output that a tool prints does not disturb the protocol."""
     file = tmp_path / "mine.py"
     file.write_text(TOOLS)
     with serving(talkative, "-T", str(file)) as process:

@@ -174,9 +174,7 @@ def test_a_new_model_is_known_with_its_source_and_date(updated: Path, home: Path
 
 
 def test_a_model_of_a_price_list_gets_its_capabilities(updated: Path) -> None:
-    """The price list gives a name and a price. An adapter's own table takes precedence over the update, and names
-    the latest model.
-    """
+    """The price list gives a name and a price."""
     info = get_model_info("groq:llama-3.3-70b-versatile")
     assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)
     assert info.display_name != info.id
@@ -215,9 +213,7 @@ def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
 def test_a_file_in_another_format_changes_nothing(
     updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is one line with the source, and the exit code is 2. A broken file in the home folder is an error
-    too.
-    """
+    """The error is one line with the source, and the exit code is 2."""
     before = (home / FILE_NAME).read_bytes()
     for content in (b"[]", b"{}", b'{"format": 9}', b"no json", b'{"a": {"mode": "chat"}}'):
         updated.write_bytes(content)
@@ -281,9 +277,7 @@ def test_list_and_show_include_the_users_rows(wide_home: Path, capsys: pytest.Ca
 def test_use_prices_new_calls_by_another_file_and_keeps_the_previous_one(
     wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file takes precedence over the published prices. A bad file changes nothing. `--published` removes the
-    file.
-    """
+    """The file takes precedence over the published prices."""
     (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
     mine = tmp_path_factory.mktemp("mine") / "mine.yaml"
     mine.write_text("{label: mine, prices: [{model: 'a:b', input: 3}]}")

@@ -117,7 +117,7 @@ def test_a_process_with_a_closed_pipe_exits_with_141(captured: Path, words: tupl
 def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple[str, ...]) -> None:
     """A reply that can't be written is a failure."""
     with FULL.open("w") as full:
-        done = call_into(full.fileno(), *words, home=talkative)
+        done = call_into(full.fileno(), *words, home=talkative, said="hello\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "callboard: stdout: No space left on device"
     assert "Traceback" not in done.stderr
@@ -127,9 +127,7 @@ def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple
 
 
 def test_money_has_the_digits_that_matter_at_its_size() -> None:
-    """Small amounts have nine decimals, and large ones have cents. A cost without a price is "unpriced", and a
-    missing cost is "-".
-    """
+    """Small amounts have nine decimals, and large ones have cents."""
     small = {0: "$0", 1: "$0.000000001", -2_500: "-$0.000002500"}
     large = {12_345_678: "$0.012346", 1_234_567_890: "$1.2346", 1_234_567_890_123_456: "$1,234,567.89"}
     for nano, text in {**small, **large}.items():
@@ -172,11 +170,6 @@ def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> Non
     flow = Flow(2, width)
     written = "".join(flow.feed(f"{part} ") for part in parts)
     assert all(len(line) <= width and line.startswith("  ") for line in written.splitlines())
-
-
-def test_control_characters_are_left_out() -> None:
-    """Escape sequences lose their escape character. Line breaks and tabs stay."""
-    assert sanitize("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
 
 
 # -- A table in a narrow terminal keeps the most important columns, and names the hidden ones.
@@ -232,8 +225,8 @@ CLI = Path(cli.__file__).parent
 
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:
-    """The test covers all of Unicode. Of the invisible characters, only joiners stay."""
-    left = sanitize("".join(map(chr, range(sys.maxunicode + 1))))
+    """The planes without other characters than ideographs are left out. Only joiners stay invisible."""
+    left = sanitize("".join(map(chr, (*range(0x20000), *range(0xE0000, 0xE1000)))))
     assert not BIDI.intersection(map(unicodedata.bidirectional, left))
     categories = [*map(unicodedata.category, left)]
     assert not {"Cs", "Zl", "Zp"}.intersection(categories)
@@ -309,9 +302,7 @@ def talk(path: Path) -> None:
 
 
 def test_messages_are_shown_and_found(home: Path) -> None:
-    """The text output is in order, and JSON has the latest message first. A search shows the text around its
-    words.
-    """
+    """The text output is in order, and JSON has the latest message first."""
     talk(home / "trace.db")
     latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
     assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
@@ -327,9 +318,7 @@ def test_messages_are_shown_and_found(home: Path) -> None:
 
 
 def test_a_deleted_session_is_not_found(home: Path) -> None:
-    """A search and the list of latest messages do not show the session. Without a trace, a search creates no
-    file.
-    """
+    """A search and the list of latest messages do not show the session."""
     for words in ((), ("--db", str(home / "no.db"))):
         assert "no trace file" in call("logs", "-q", "x", *words, home=home, exits=1).stderr
     assert list(home.iterdir()) == []

@@ -82,9 +82,7 @@ def test_backup_makes_a_file_that_other_commands_can_read(traced: Path, tmp_path
 
 
 def test_upgrade_migrates_an_older_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading commands refuse an old file and name `upgrade`. A current file does not change, and no file is
-    created.
-    """
+    """Reading commands refuse an old file and name `upgrade`."""
     anyio.run(make_file_before, "call rows", home / "trace.db", monkeypatch)
     refused = call("traces", home=home, exits=1)
     assert "`callboard upgrade`" in refused.stderr
@@ -197,29 +195,39 @@ def shown(dsn: str) -> str:
     return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
 
 
-def test_a_command_names_its_trace_and_hides_the_password(shared: str, home: Path) -> None:
-    """The address is in an option or in a variable."""
-    named = call("traces", "--store", shared, home=home, exits=0)
+def test_a_command_names_its_trace_and_hides_the_password(shared: str, traced: Path) -> None:
+    """The address is in an option or in a variable. A named file comes before the variable."""
+    named = call("traces", "--store", shared, home=traced, exits=0)
     assert shown(shared) in named.stdout
     assert shared not in named.stdout
-    by_variable = call("traces", home=home, more={"CALLBOARD_STORE": shared}, exits=0)
+    by_variable = call("traces", home=traced, more={"CALLBOARD_STORE": shared}, exits=0)
     assert by_variable.stdout == named.stdout
-
-
-def test_a_named_file_comes_before_the_variable(shared: str, traced: Path) -> None:
-    more = {"CALLBOARD_STORE": shared}
-    rows = call("traces", "--json", "--db", str(traced / "trace.db"), home=traced, more=more, exits=0)
+    path = str(traced / "trace.db")
+    rows = call("traces", "--json", "--db", path, home=traced, more={"CALLBOARD_STORE": shared}, exits=0)
     assert len(rows.stdout.splitlines()) == 3
 
 
-def test_a_file_and_a_server_cannot_be_combined(shared: str, home: Path) -> None:
-    """An address in `--db` is refused with the name of the right option."""
-    both = call("cost", "--store", shared, "--db", "x.db", home=home, exits=2)
-    assert "not allowed with" in both.stderr
-    swapped = call("cost", "--db", shared, home=home, exits=2)
-    assert "--store" in swapped.stderr
-    for done in (both, swapped):
-        assert str(urlsplit(shared).password) not in done.stderr.replace("'--db'", "")
+def test_a_wrong_choice_of_a_trace_is_refused_without_the_password(shared: str, home: Path) -> None:
+    """A file and a server cannot be combined."""
+    password = str(urlsplit(shared).password)
+    wrong, ambiguous = shared.replace(password, "Geheimwort"), "postgresql://me:Ge/heim@host/db"
+    for words, more, exits, said in (
+        (("cost", "--store", shared, "--db", "x.db"), {}, 2, "not allowed with"),
+        (("cost", "--db", shared), {}, 2, "--store"),
+        (("traces", "--store", wrong), {}, 1, "password authentication failed"),
+        (("cost", "--store", ambiguous), {}, 2, "can't be read"),
+        (("cost",), {"CALLBOARD_STORE": ambiguous}, 2, "can't be read"),
+        (
+            ("backup", "copy.db", "--store", shared),
+            {},
+            2,
+            f"pg_dump --format=custom --file=copy.db {shown(shared)}",
+        ),
+    ):
+        error = call(*words, home=home, more=more, exits=exits).stderr
+        assert said in error
+        assert "heim" not in error
+        assert password not in error.replace("'--db'", "")
 
 
 def test_without_the_driver_the_error_names_the_package_to_install(shared: str, home: Path) -> None:
@@ -243,23 +251,6 @@ def test_an_unreachable_server_is_an_error_without_a_traceback(command: str, hom
     assert "Geheim" not in output
 
 
-def test_a_wrong_password_is_reported_and_not_shown(shared: str, home: Path) -> None:
-    wrong = shared.replace(str(urlsplit(shared).password), "Geheimwort")
-    done = call("traces", "--store", wrong, home=home, exits=1)
-    assert "password authentication failed" in done.stderr
-    assert "Geheim" not in done.stderr
-
-
-@pytest.mark.parametrize("by_variable", [False, True])
-def test_an_address_that_cannot_be_read_is_not_quoted(by_variable: bool, home: Path) -> None:
-    """A part of the address can be a part of a password."""
-    address = "postgresql://me:Ge/heim@host/db"
-    words, more = (("cost",), {"CALLBOARD_STORE": address}) if by_variable else (("cost", "--store", address), {})
-    done = call(*words, home=home, more=more, exits=2)
-    assert "can't be read" in done.stderr
-    assert "heim" not in done.stderr
-
-
 def test_a_database_without_a_trace_stays_as_it_is(postgres_dsn: str, home: Path) -> None:
     """Neither a read nor a repricing creates the schema."""
     for command in ("traces", "reprice --undo", "prune --older-than 1d"):
@@ -270,12 +261,6 @@ def test_a_database_without_a_trace_stays_as_it_is(postgres_dsn: str, home: Path
 
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute(tables).fetchall() == [(0,)]
-
-
-def test_a_backup_of_a_server_is_refused_with_the_servers_own_tool(shared: str, home: Path) -> None:
-    """The error names the tool with the address, without the password."""
-    done = call("backup", "copy.db", "--store", shared, home=home, exits=2)
-    assert f"pg_dump --format=custom --file=copy.db {shown(shared)}" in done.stderr
 
 
 def test_a_repricing_on_a_server_can_be_undone(shared: str, home: Path) -> None:

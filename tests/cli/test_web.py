@@ -46,9 +46,7 @@ def signed_in(address: str, token: str) -> Iterator[httpx.Client]:
 
 
 def test_the_default_trace_is_shown_with_an_engine(traced: Path) -> None:
-    """The command listens on this machine only. A token signs in once, and the command then prints the next
-    token.
-    """
+    """The command listens on this machine only."""
     with serving(traced) as (address, token, process):
         assert address.startswith("http://127.0.0.1:")
         with signed_in(address, token) as client:
@@ -62,17 +60,31 @@ def test_the_default_trace_is_shown_with_an_engine(traced: Path) -> None:
         assert second[2] != token
         with signed_in(address, second[2]):
             pass
+        port = address.rpartition(":")[2]
+        done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)
+        assert port in done.stderr
     assert process.returncode in (0, 130)
 
 
 def test_a_trace_of_another_process_is_shown(traced: Path) -> None:
-    """With `--db` there is no engine. With `--view-only` a change is refused."""
-    with serving(traced, "--db", str(traced / "trace.db"), "--view-only") as (address, token, _):
+    """With `--db` there is no engine. With `--view-only` a change is refused. An interrupt ends the open pages."""
+    with serving(traced, "--db", str(traced / "trace.db"), "--view-only") as (address, token, process):
         with signed_in(address, token) as client:
             me = client.get("api/me").json()
             assert (me["engine"], me["scopes"]) == (False, ["content", "view"])
             assert len(client.get("api/calls").json()) == 3
             assert client.post("api/undo", json={}).status_code == 403
+            with client.stream("GET", "api/now") as frames:
+                lines = frames.iter_lines()
+                while not next(lines).startswith("data:"):
+                    pass
+                process.send_signal(signal.SIGINT)
+                for _ in lines:
+                    pass
+        assert process.wait(20) in (0, 130)
+        rest = process.stdout.read()
+        assert "Traceback" not in rest
+        assert "ERROR" not in rest
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1"])
@@ -87,26 +99,3 @@ def test_a_missing_trace_is_refused(home: Path) -> None:
     done = call("web", "--db", str(home / "nothing.db"), home=home, exits=1)
     assert "nothing.db" in done.stderr
     assert not (home / "nothing.db").exists()
-
-
-def test_a_port_in_use_is_an_error_that_names_it(traced: Path) -> None:
-    with serving(traced) as (address, _, _):
-        port = address.rpartition(":")[2]
-        done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)
-        assert port in done.stderr
-
-
-def test_an_interrupt_ends_the_server_while_a_page_is_open(traced: Path) -> None:
-    """The page's stream ends, and the output has no error."""
-    with serving(traced) as (address, token, process):
-        with signed_in(address, token) as client, client.stream("GET", "api/now") as frames:
-            lines = frames.iter_lines()
-            while not next(lines).startswith("data:"):
-                pass
-            process.send_signal(signal.SIGINT)
-            for _ in lines:
-                pass
-        assert process.wait(20) in (0, 130)
-        rest = process.stdout.read()
-        assert "Traceback" not in rest
-        assert "ERROR" not in rest

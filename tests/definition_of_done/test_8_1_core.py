@@ -96,9 +96,7 @@ def test_without_a_provider_the_error_names_the_missing_setting() -> None:
 def test_the_functions_of_the_module_use_an_engine_of_the_environment(
     servers: dict[str, ProviderServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a default engine, the functions make one from the environment. The default engine comes
-    first.
-    """
+    """Without a default engine, the functions make one from the environment."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk")
     transport = FakeTransport(WIRES[0].whole("Hello from mine"))
     made = WIRES[0].make(transport, FakeClock())

@@ -127,9 +127,7 @@ SYSTEM: dict[str, Json] = {
 @each_provider
 @row("8.2.5")
 async def test_the_system_prompt_is_in_the_providers_field(wire: Wire) -> None:
-    """The place is the same for a system prompt and for a system message. The conversation does not have the
-    text.
-    """
+    """The place is the same for a system prompt and for a system message."""
     async with asking(wire, wire.whole("Hi"), wire.whole("Hi")) as at:
         await at.engine.generate(at.model, "Hello", system_prompt="Be brief.")
         said = [Message(Role.SYSTEM, (TextBlock("Be brief."),)), Message.user("Hello")]

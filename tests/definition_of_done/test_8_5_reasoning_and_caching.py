@@ -167,17 +167,6 @@ async def test_most_of_a_long_session_is_read_from_the_cache(wire: Wire) -> None
     assert min(shares[4:]) > 0.5, shares
 
 
-def test_the_simulated_provider_caches_common_prefixes() -> None:
-    """A changed prefix is not found in the cache."""
-    provider = CachingProvider(OPENAI)
-    long: JsonObject = {"instructions": LONG, "input": [{"role": "user", "content": "1"}]}
-    assert provider.usage(long)["input_tokens_details"] == {"cached_tokens": 0}
-    assert provider.usage(long)["input_tokens_details"]["cached_tokens"] > 1000
-    assert provider.usage({**long, "instructions": f"!{LONG}"})["input_tokens_details"] == {"cached_tokens": 0}
-    short: JsonObject = {"instructions": "", "input": [{"role": "user", "content": "1"}]}
-    assert [provider.usage(short)["input_tokens_details"] for _ in range(2)] == [{"cached_tokens": 0}] * 2
-
-
 # -- Section 8.5, reasoning tokens.
 
 

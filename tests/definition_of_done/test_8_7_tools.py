@@ -82,9 +82,7 @@ async def test_calls_of_a_passive_tool_are_returned(wire: Wire) -> None:
 @row("8.7.3")
 @row("8.7.4")
 async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> None:
-    """A model that always calls tools gets one more request after the last round. With 0 rounds, no tool is
-    run.
-    """
+    """A model that always calls tools gets one more request after the last round."""
     ran, count = noting()
     async with asking(wire, *[wire.whole("", 1, "tools") for _ in range(requests)]) as at:
         result = await generate(
@@ -179,9 +177,7 @@ async def test_a_tool_choice_is_translated(wire: Wire, mode: Any) -> None:
 @each_provider
 @row("8.7.10")
 async def test_arguments_are_validated_before_a_tool_runs(wire: Wire) -> None:
-    """Arguments that don't fit the schema are sent back to the model as an error. Valid arguments arrive
-    parsed.
-    """
+    """Arguments that don't fit the schema are sent back to the model as an error."""
     ran, note = noting()
     wrong: JsonObject = {"type": "object", "properties": {"path": {"type": "integer"}}, "required": ["path"]}
     tools = [Tool(ToolDefinition("read_file", "", wrong), note), Tool(TOOLS[1], note)]

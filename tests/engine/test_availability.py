@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import msgspec
 import pytest
@@ -18,9 +20,8 @@ from callboard.adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from callboard.bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
+from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed, errors
 from callboard.bus.events.operation import ProviderAvailabilityChanged
-from callboard.bus.values.usage import CostSource
 from callboard.engine import Engine, ModelDefaults, Tool, ToolSettings
 from callboard.engine.models.entries import ModelInput, model_input
 from callboard.engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
@@ -29,24 +30,16 @@ from ..support.engines import entry, requests_of, serving
 from ..support.engines import model as listed
 from ..support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from ..support.scripted import CAPABILITIES, Say, scripted_type
+from ..tracestore.trace_making import Maker
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 
-KINDS = {
-    "ServerError": "server_error",
-    "OverloadedError": "rate_limit",
-    "NetworkError": "network",
-    "RateLimitError": "rate_limit",
-    "AuthError": "auth",
-    "AccessDeniedError": "auth",
-    "QuotaExceededError": "rate_limit",
-    "NotFoundError": "invalid_request",
-    "InvalidRequestError": "invalid_request",
-    "ContextOverflowError": "context_overflow",
-    "CancelledError": "cancelled",
-    "AdapterError": "other",
-}
+KINDS = [
+    *("ServerError", "OverloadedError", "NetworkError", "RateLimitError", "AuthError", "AccessDeniedError"),
+    *("QuotaExceededError", "NotFoundError", "InvalidRequestError", "ContextOverflowError", "CancelledError"),
+    "AdapterError",
+]
 
 
 def failed(
@@ -57,30 +50,13 @@ def failed(
     status: int | None = None,
     retry_after: float | None = None,
 ) -> LlmCallFailed:
-    return LlmCallFailed(
-        provider="p",
-        model=model,
-        error_class=KINDS[error_type],
-        error_type=error_type,
-        message="",
-        will_retry=will_retry,
-        retry_count=0,
-        provider_status=status,
-        retry_after_seconds=retry_after,
-    )
+    kind = getattr(errors, error_type).error_class
+    made = Maker().failed(model=model, error_class=kind, provider_status=status, will_retry=will_retry).data
+    return msgspec.structs.replace(made, error_type=error_type, retry_after_seconds=retry_after)
 
 
 def succeeded(model: str = "p:m") -> LlmCallCompleted:
-    return LlmCallCompleted(
-        provider="p",
-        model=model,
-        served_model=model,
-        stop_reason=StopReason.END_TURN,
-        raw_stop_reason=None,
-        usage=TokenUsage(),
-        cost=Cost(0, CostSource.COMPUTED),
-        latency_ms=1,
-    )
+    return Maker().completed(model=model).data
 
 
 def said(changes: Changes) -> list[tuple[str | None, str, str]]:
@@ -93,16 +69,13 @@ def down(table: AvailabilityTable, kind: str = "NetworkError", *, now_us: int = 
 
 
 def test_the_table_has_every_state_and_signal() -> None:
-    """Every success leads to the state available."""
     signals = {signal for _, signal in TRANSITIONS}
     assert set(TRANSITIONS) == {(state, signal) for state in STATES for signal in signals}
     assert {TRANSITIONS[state, "success"] for state in STATES} == {"available"}
 
 
 def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() -> None:
-    """The third failure publishes `degraded`, and the fifth publishes `unavailable`. The sixth publishes
-    nothing.
-    """
+    """The third failure publishes `degraded`, and the fifth publishes `unavailable`."""
     table = AvailabilityTable()
     changes = [said(table.observe(failed("NetworkError"), 0)) for _ in range(6)]
     degraded, stopped = (None, "available", "degraded"), (None, "degraded", "unavailable")
@@ -110,15 +83,8 @@ def test_consecutive_failures_degrade_a_provider_and_then_make_it_unavailable() 
     assert table.state("p") == "unavailable"
     (row,) = table.snapshot()
     assert (row.reason, row.retry_at_us) == ("network: NetworkError", 30 * SECOND)
-
-
-def test_one_success_makes_a_provider_available_again() -> None:
-    """The success publishes the change, and resets the failures and the record."""
-    table = AvailabilityTable()
-    down(table)
     assert said(table.observe(succeeded(), SECOND)) == [(None, "unavailable", "available")]
-    assert table.observe(failed("NetworkError"), SECOND) == ()
-    assert table.snapshot() == ()
+    assert (table.observe(failed("NetworkError"), SECOND), table.snapshot()) == ((), ()), "a success resets all"
 
 
 @pytest.mark.parametrize("kind", ["InvalidRequestError", "CancelledError", "ContextOverflowError", "AdapterError"])
@@ -165,9 +131,6 @@ def test_a_rate_limit_degrades_a_model_for_the_time_of_the_provider() -> None:
 
 
 def test_a_broken_model_becomes_unavailable_while_its_provider_answers() -> None:
-    """Server errors count against both the model and the provider. Successes of another model clear only the
-    provider.
-    """
     table = AvailabilityTable()
     for _ in range(5):
         table.observe(failed("ServerError", model="p:bad"), 0)
@@ -177,7 +140,6 @@ def test_a_broken_model_becomes_unavailable_while_its_provider_answers() -> None
 
 
 def test_one_call_probes_and_the_provider_is_closed_for_others() -> None:
-    """After the cool-down one call can start. The provider is closed for other calls until the probe ends."""
     table = AvailabilityTable()
     down(table)
     assert table.readiness("p", "p:m", 29 * SECOND).kind == "closed"
@@ -191,9 +153,7 @@ def test_one_call_probes_and_the_provider_is_closed_for_others() -> None:
 
 
 def test_a_probe_with_a_400_succeeds_and_a_cancelled_one_proves_nothing() -> None:
-    """A 400 is a reply, so the provider is available. After a cancelled probe the next one can start
-    immediately.
-    """
+    """A 400 is a reply, so the provider is available."""
     table = AvailabilityTable()
     down(table)
     table.begin("p", "p:m", "req_1", 30 * SECOND)
@@ -209,13 +169,11 @@ def test_a_probe_with_a_400_succeeds_and_a_cancelled_one_proves_nothing() -> Non
 
 
 def test_the_cool_down_doubles_up_to_ten_minutes() -> None:
-    """Each failed probe doubles the next cool-down."""
     table = AvailabilityTable()
     down(table)
     now, waits = 0, []
     for probe in range(7):
         (row,) = table.snapshot()
-        assert row.retry_at_us is not None
         waits.append((row.retry_at_us - now) // SECOND)
         now = row.retry_at_us
         table.begin("p", "p:m", f"req_{probe}", now)
@@ -233,16 +191,6 @@ def test_a_call_within_the_cool_down_does_not_lengthen_it() -> None:
     assert table.snapshot()[0].retry_at_us == 30 * SECOND
 
 
-def test_an_adapter_that_crashes_makes_its_provider_unavailable() -> None:
-    """The reason is `adapter_crashed`, and the cool-down is 30 seconds. A changed configuration resets the
-    state.
-    """
-    table = AvailabilityTable()
-    (change,) = table.crashed("p", 0)
-    assert (change.current, change.reason, change.retry_at_us) == ("unavailable", "adapter_crashed", 30 * SECOND)
-    assert said(table.reloaded(["p"], (), SECOND)) == [(None, "unavailable", "available")]
-
-
 def envelope(change: ProviderAvailabilityChanged, at_us: int) -> Envelope:
     return Envelope(seq=1, run_id="run_1", ts_us=at_us, mono_ns=0, data=change)
 
@@ -256,8 +204,7 @@ def test_a_restarted_table_has_the_published_state() -> None:
     new = AvailabilityTable()
     new.restore(changes, MINUTE)
     assert new.snapshot() == old.snapshot()
-    probing = [envelope(change, 0) for change in old.begin("p", "p:m", "req_1", 10 * MINUTE)]
-    new.restore(probing, 11 * MINUTE)
+    new.restore([envelope(change, 0) for change in old.begin("p", "p:m", "req_1", 10 * MINUTE)], 11 * MINUTE)
     assert new.state("p") == "available", "the success of p:x has cleared the provider, so nothing was probed"
     down(old)
     restored = AvailabilityTable()
@@ -287,9 +234,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_published_changes_always_match_the_table(
-    steps: list[tuple[str, int, str, bool]],
-) -> None:
+def test_published_changes_always_match_the_table(steps: list[tuple[str, int, str, bool]]) -> None:
     """Changes have no gap, and one call probes at a time. A success always makes a provider available."""
     table, now, published = AvailabilityTable(), 0, dict[str | None, str]()
     for step, number, model, flag in steps:
@@ -357,70 +302,39 @@ async def asked(
         return requests_of(engine)
 
 
-async def test_without_configuration_a_request_has_only_the_hosts_settings() -> None:
-    """There is no addendum, no forced tool, no filter, and no default."""
-    (one,) = await asked(Say("hello"))
-    assert one.system_prompt == "You are brief."
-    assert [tool.name for tool in one.tools] == ["read", "write", "list", "ask"]
-    assert {tool.strict for tool in one.tools} == {None}
-    unset = (one.tool_choice, one.parallel_tool_calls, one.temperature, one.reasoning_effort)
-    assert unset == (None,) * 4
-    assert (one.max_retries, one.retry) == (None, None)
+ADDENDUM, FORCING = {"prompt_addendum": "Use the tools."}, {"tools": ToolSettings(force_first_turn=True)}
+OFF, USUAL = {"tools": ToolSettings(parallel=False)}, {"defaults": ModelDefaults(max_output_tokens=8192)}
+TRIES: dict[str, object] = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
+ONCE: dict[str, object] = {"max_retries": 0, "retry": RetryPolicy(base_delay=0)}
 
 
-async def test_an_addendum_follows_the_system_prompt_and_a_models_own_replaces_its_adapters() -> None:
-    """The addendum comes after a blank line. An empty addendum of a model removes the adapter's."""
-    above = {"prompt_addendum": "Use the tools."}
-    assert (await asked(Say("x"), adapter=above))[0].system_prompt == "You are brief.\n\nUse the tools."
-    other = await asked(Say("x"), adapter=above, model={"prompt_addendum": "Read first."})
-    assert other[0].system_prompt == "You are brief.\n\nRead first."
-    (one,) = await asked(Say("x"), adapter=above, model={"prompt_addendum": ""})
-    assert one.system_prompt == "You are brief."
+@pytest.mark.parametrize(("settings", "options", "sent"), [
+    ({"adapter": ADDENDUM}, {}, {"system_prompt": "You are brief.\n\nUse the tools."}),
+    ({"adapter": ADDENDUM, "model": {"prompt_addendum": "Ask."}}, {}, {"system_prompt": "You are brief.\n\nAsk."}),
+    ({"adapter": ADDENDUM, "model": {"prompt_addendum": ""}}, {}, {"system_prompt": "You are brief."}),
+    ({"adapter": FORCING}, {"tool_choice": ToolChoice("none")}, {"tool_choice": ToolChoice("none")}),
+    ({"adapter": FORCING, "can": {"supports_tool_choice": False}}, {}, {"tool_choice": None}),
+    ({"adapter": FORCING, "model": {"tools": ToolSettings(force_first_turn=False)}}, {}, {"tool_choice": None}),
+    ({"adapter": OFF}, {}, {"parallel_tool_calls": False}),
+    ({"adapter": OFF}, {"parallel_tool_calls": True}, {"parallel_tool_calls": True}),
+    ({"adapter": OFF, "can": {"supports_parallel_tool_calls": False}}, {}, {"parallel_tool_calls": None}),
+    ({"model": TRIES}, {}, TRIES),
+    ({"model": TRIES}, ONCE, ONCE),
+    ({"adapter": USUAL}, {}, {"max_output_tokens": 8192}),
+    ({"adapter": USUAL, "model": {"capabilities": {"max_output_tokens": 4096}}}, {}, {"max_output_tokens": 4096}),
+    ({"adapter": USUAL, "model": {"max_output_tokens": 100}}, {}, {"max_output_tokens": 100}),
+])  # fmt: skip
+async def test_the_caller_comes_before_the_model_and_the_model_before_its_adapter(
+    settings: dict[str, Any], options: dict[str, Any], sent: dict[str, object]
+) -> None:
+    """A model without an option gets no value of it. An adapter's default output is cut to the model's limit."""
+    (one,) = await asked(Say("x"), **settings, **options)
+    assert {name: getattr(one, name) for name in sent} == sent
 
 
 async def test_a_tool_is_forced_only_in_the_first_reply_of_a_conversation() -> None:
-    """No tool is forced after the tool's result or in the second turn."""
-    forcing = {"tools": ToolSettings(force_first_turn=True)}
-    requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=forcing)
+    requests = await asked(Say(calls=[("read", {})]), Say("done"), Say("again"), turns=2, adapter=FORCING)
     assert [request.tool_choice for request in requests] == [ToolChoice("required"), None, None]
-
-
-async def test_no_tool_is_forced_against_the_caller_or_the_models_capabilities() -> None:
-    """The caller's choice stays. A model without a tool choice is not forced."""
-    forcing = {"tools": ToolSettings(force_first_turn=True)}
-    (one,) = await asked(Say("x"), adapter=forcing, tool_choice=ToolChoice("none"))
-    assert one.tool_choice == ToolChoice("none")
-    (one,) = await asked(Say("x"), adapter=forcing, can={"supports_tool_choice": False})
-    assert one.tool_choice is None
-    (one,) = await asked(Say("x"), adapter=forcing, model={"tools": ToolSettings(force_first_turn=False)})
-    assert one.tool_choice is None
-
-
-async def test_the_setting_of_parallel_calls_is_the_default_of_the_caller() -> None:
-    """The caller's value takes precedence. A model without the option gets no value."""
-    off = {"tools": ToolSettings(parallel=False)}
-    assert (await asked(Say("x"), adapter=off))[0].parallel_tool_calls is False
-    assert (await asked(Say("x"), adapter=off, parallel_tool_calls=True))[0].parallel_tool_calls is True
-    (one,) = await asked(Say("x"), adapter=off, can={"supports_parallel_tool_calls": False})
-    assert one.parallel_tool_calls is None
-
-
-async def test_retries_of_a_model_are_in_the_request_unless_the_call_sets_them() -> None:
-    settings = {"max_retries": 5, "retry": RetryPolicy(base_delay=2)}
-    (one,) = await asked(Say("x"), model=settings)
-    assert (one.max_retries, one.retry) == (5, RetryPolicy(base_delay=2))
-    (one,) = await asked(Say("x"), model=settings, max_retries=0, retry=RetryPolicy(base_delay=0))
-    assert (one.max_retries, one.retry) == (0, RetryPolicy(base_delay=0))
-
-
-async def test_an_adapters_default_output_is_limited_by_the_model() -> None:
-    """The model's own default takes precedence. The adapter's default is cut to the limit of the model."""
-    usual = {"defaults": ModelDefaults(max_output_tokens=8192)}
-    assert (await asked(Say("x"), adapter=usual))[0].max_output_tokens == 8192
-    small = {"capabilities": {"max_output_tokens": 4096}}
-    assert (await asked(Say("x"), adapter=usual, model=small))[0].max_output_tokens == 4096
-    settings = {"max_output_tokens": 100}
-    assert (await asked(Say("x"), adapter=usual, model=settings))[0].max_output_tokens == 100
 
 
 def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> ModelInput:
@@ -451,7 +365,6 @@ def test_the_strict_setting_is_for_tools_without_one() -> None:
     limit=st.integers(3, 8),
 )
 def test_a_filter_keeps_the_limit_the_core_and_the_order(names: list[str], core: list[str], limit: int) -> None:
-    """The filter keeps as many tools as the limit allows."""
     made = given_to(names, ToolSettings(max=limit, core=tuple(core)))
     kept = [tool.name for tool in made.tools]
     assert len(kept) == min(limit, len(names))

@@ -89,11 +89,8 @@ def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
-    """The names are the id, an alias, the provider's own name and the tier. After a provider's prefix, any name is
-    valid.
-    """
-    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    plan = expand(registry, name)
+    """The names are the id, an alias, the provider's own name and the tier."""
+    plan = expand(read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS), name)
     assert [(named.model, named.resolved_by) for named in plan.named] == [(model, how)]
     assert plan.requested == name
 
@@ -108,13 +105,9 @@ def test_an_ambiguous_name_lists_its_candidates(tmp_path: Path) -> None:
         registry.resolve("claude-haiku-4-5")
 
 
-def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
-    """Other providers work. The error names the variable."""
-    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), {"OPENAI_API_KEY": "x"})
-    assert registry.adapters["anthropic"].state == "not_configured"
-    registry.adapter_of(registry.resolve("gpt5").model)
-    with pytest.raises(ConfigurationError, match=r"not configured.*ANTHROPIC_API_KEY"):
-        registry.adapter_of(registry.resolve("opus").model)
+X = "adapters:\n  x: {type: openai, %s}"
+Y = "adapters: {x: {type: openai}}\nmodels:\n  x:y: {adapter: x, %s}"
+G = "adapters: {a: {type: anthropic, api_key: k}}\ngateway: {names: %s}"
 
 
 @pytest.mark.parametrize(
@@ -125,60 +118,41 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ("adapter:\n  x: {type: openai}", r"adapter: unknown key; did you mean 'adapters'"),
         ("adapters:\n  x: {}", r"adapters\.x\.type: expected an adapter type such as anthropic, found nothing"),
         ("adapters:\n  x: {type: 7}", r"adapters\.x\.type: expected a string, found int 7"),
-        ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
-        ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
-        ("adapters:\n  x: {type: openai, timeout: soon}", r"adapters\.x\.timeout: expected a number"),
-        ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
+        (X % "max_retrys: 1", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
+        (X % "max_retries: -1", r"adapters\.x\.max_retries: expected a number"),
+        (X % "timeout: soon", r"adapters\.x\.timeout: expected a number"),
+        (X % "extra_headers: {a: 1}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
         ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: local-chat, "),
-        ("adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, aliases: y}", r"aliases: expected a list"),
-        (
-            "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
-            r"can_delegate: expected true or false",
-        ),
-        (
-            "adapters:\n  x: {type: openai, defaults: {effort: 3}}",
-            r"adapters\.x\.defaults\.effort: expected a string",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {maxi: 3}}",
-            r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {max: 0}}",
-            r"tools\.max: expected a whole number, at least 1, found int 0",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {strict: 1}}",
-            r"tools\.strict: expected true or false, found int 1",
-        ),
-        (
-            "adapters:\n  x: {type: openai, tools: {max: 1, core: [a, b]}}",
-            r"tools\.core: expected at most 1 names \(see adapters\.x\.tools\.max\)",
-        ),
-        ("adapters:\n  x: {type: openai, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
-        (
-            "adapters:\n  x: {type: openai, retry: {jitter: 2}}",
-            r"retry\.jitter: expected true or false, found int 2",
-        ),
-        (
-            "adapters:\n  x: {type: openai, prompt_addendum: [a]}",
-            r"adapters\.x\.prompt_addendum: expected a string",
-        ),
-        (
-            "adapters: {x: {type: openai}}\nmodels:\n  x:y: {adapter: x, retry: {max_delay: long}}",
-            r"models\.x:y\.retry\.max_delay: expected a number",
-        ),
-        (
-            "adapters: {x: {type: openai}}\n"
-            "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
-            r"models\.x:z\.aliases: 'q' already belongs to x:y",
-        ),
+        (Y % "aliases: y", r"aliases: expected a list"),
+        (Y % "can_delegate: maybe", r"can_delegate: expected true or false"),
+        (X % "defaults: {effort: 3}", r"adapters\.x\.defaults\.effort: expected a string"),
+        (X % "tools: {maxi: 3}", r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'"),
+        (X % "tools: {max: 0}", r"tools\.max: expected a whole number, at least 1, found int 0"),
+        (X % "tools: {strict: 1}", r"tools\.strict: expected true or false, found int 1"),
+        (X % "tools: {max: 1, core: [a, b]}", r"core: expected at most 1 names \(see adapters\.x\.tools\.max\)"),
+        (X % "retry: {base: 1}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
+        (X % "retry: {jitter: 2}", r"retry\.jitter: expected true or false, found int 2"),
+        (X % "prompt_addendum: [a]", r"adapters\.x\.prompt_addendum: expected a string"),
+        (Y % "retry: {max_delay: long}", r"models\.x:y\.retry\.max_delay: expected a number"),
+        (Y % "aliases: [q]}\n  x:z: {adapter: x, aliases: [q]", r"x:z\.aliases: 'q' already belongs to x:y"),
+        (Y % "fallback: b", r"models\.x:y\.fallback: expected a list of names"),
+        (Y % "fallback: [b]", r"models\.x:y\.fallback: unknown model 'b'"),
+        (Y % "capabilities: {supports_tool: true}", r"supports_tool: unknown key; did you mean 'supports_tools'"),
+        (Y % "capabilities: {supports_tools: 1}", r"capabilities\.supports_tools: expected true or false"),
+        (Y % "capabilities: {max_context_tokens: big}", r"capabilities\.max_context_tokens: expected a number"),
+        (Y % "defaults: {temprature: 1}", r"defaults\.temprature: unknown key; did you mean 'temperature'"),
+        (Y % "defaults: {effort: 3}", r"defaults\.effort: expected a string"),
+        (Y % "kind: sound", r"models\.x:y\.kind: expected chat, embedding, image or video"),
+        (G % "{x: []}", r"gateway\.names\.x: expected the name of a model, or a list of names"),
+        (G % "{x: 3}", r"gateway\.names\.x: expected the name of a model, or a list of names"),
+        (G % "{x: b:one}", r"gateway\.names\.x: "),
+        (G % "[x]", r"gateway\.names: expected a mapping of names"),
+        ("adapters: {a: {type: opena}}", r"a\.type: unknown adapter type 'opena': did you mean 'openai'"),
+        ("adapters: {a: {type: xyz}}", r"expected anthropic, bedrock, .* package\.module:Class"),
     ],
 )
-def test_the_error_of_a_mistake_has_the_file_the_key_and_the_expectation(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_a_mistake_has_the_file_the_key_and_the_expectation(tmp_path: Path, text: str, complaint: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         read_models_yaml(path, {})
@@ -231,42 +205,21 @@ gateway:
         ("gpt.", ("gpt.",)),
     ],
 )
-def test_names_of_a_gateways_clients_are_served_by_other_models(
-    tmp_path: Path, name: str, models: tuple[str, ...]
-) -> None:
+def test_a_clients_name_is_served_by_other_models(tmp_path: Path, name: str, models: tuple[str, ...]) -> None:
     """The order is: a listed name, a model's own name, the patterns in order, and the name itself."""
     registry = read_models_yaml(written(tmp_path, NAMES), {})
     assert registry.serving(name) == models
     assert registry.succeeding(registry).serving(name) == models
 
 
-@pytest.mark.parametrize(
-    ("names", "complaint"),
-    [
-        ("{x: []}", "gateway.names.x: expected the name of a model, or a list of names"),
-        ("{x: 3}", "gateway.names.x: expected the name of a model, or a list of names"),
-        ("{x: b:one}", "gateway.names.x: "),
-        ("[x]", "gateway.names: expected a mapping of names"),
-    ],
-)
-def test_the_error_of_a_wrong_name_for_clients_has_its_place(tmp_path: Path, names: str, complaint: str) -> None:
-    path = written(tmp_path, f"adapters: {{a: {{type: anthropic, api_key: k}}}}\ngateway: {{names: {names}}}")
-    with pytest.raises(ConfigurationError) as caught:
-        read_models_yaml(path, {})
-    assert str(path) in str(caught.value)
-    assert complaint in str(caught.value)
-
-
 def test_an_adapters_settings_apply_to_all_its_models_and_a_model_can_differ(tmp_path: Path) -> None:
-    """Each key of the model replaces the adapter's. A model that isn't listed has the adapter's settings."""
     registry = read_models_yaml(written(tmp_path, SETTINGS), {})
     config = registry.adapters["a"].config
     assert (config.max_retries, config.retry) == (4, RetryPolicy(base_delay=2, max_delay=30))
     for name in ("a:plain", "a:never-heard-of"):
         plain = registry.resolve(name).model
         assert (plain.max_retries, plain.retry) == (None, None), "the settings of the adapter take precedence"
-        assert plain.defaults == ModelDefaults(temperature=0.7)
-        assert plain.usual_max_output == 8192
+        assert (plain.defaults, plain.usual_max_output) == (ModelDefaults(temperature=0.7), 8192)
         assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}
         assert plain.tools == ToolSettings(max=20, core=("read",), strict=True)
         assert plain.prompt_addendum == "Use the tools."
@@ -300,9 +253,7 @@ async def test_an_engine_accepts_paths_as_texts(tmp_path: Path) -> None:
 
 
 def test_a_key_in_the_file_works_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The warning names `api_key_env` and has no key."""
-    path = written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}")
-    registry = read_models_yaml(path, {})
+    registry = read_models_yaml(written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}"), {})
     assert registry.adapters["x"].config.api_key == "sk-secret"
     assert "api_key_env" in caplog.text
     assert "sk-secret" not in caplog.text
@@ -327,12 +278,9 @@ def test_without_a_file_the_environments_keys_make_the_registry() -> None:
     ],
 )
 def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> None:
-    """GEMINI_API_KEY takes precedence."""
     entry = registry_from_env({**environ, "GEMINI_BASE_URL": "http://localhost:1"}).adapters["gemini"]
     assert (entry.config.api_key, entry.config.base_url) == (key, "http://localhost:1")
-    assert entry.state == (
-        "not_configured" if key is None else registry_from_env(environ).adapters["gemini"].state
-    )
+    assert (entry.state == "not_configured") is (key is None)
     assert entry.missing_key == (None if key else "GEMINI_API_KEY")
 
 
@@ -353,18 +301,13 @@ def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> 
         ("type: ollama", None),
     ],
 )
-def test_the_address_of_the_environment_comes_after_the_files(
-    entry: str, address: str | None, tmp_path: Path
-) -> None:
-    """The vendors' own libraries use these variables too. A key of another or unknown vendor is not sent to
-    them.
-    """
+def test_the_environments_address_comes_after_the_files(entry: str, address: str | None, tmp_path: Path) -> None:
+    """The vendors' own libraries use these variables too."""
     environ = {
         **{f"{name}_API_KEY": "k" for name in ("ANTHROPIC", "OPENAI", "GEMINI", "GROQ")},
         **{"WORK_KEY": "k", "ANTHROPIC_BASE_URL": "http://localhost:1", "OPENAI_BASE_URL": "http://localhost:2"},
     }
-    path = written(tmp_path, f"adapters:\n  x: {{{entry}}}")
-    found = read_models_yaml(path, environ).adapters["x"]
+    found = read_models_yaml(written(tmp_path, f"adapters:\n  x: {{{entry}}}"), environ).adapters["x"]
     assert found.config.base_url == address
     assert (found.address_from is not None) == (address is not None and "base_url" not in entry)
 
@@ -376,13 +319,6 @@ def test_the_error_of_invalid_yaml_does_not_quote_the_file(tmp_path: Path) -> No
         read_models_yaml(path)
     assert "sk-secret" not in str(raised.value)
     assert raised.value.__cause__ is raised.value.__context__ is None
-
-
-def test_the_error_of_a_provider_without_an_adapter_names_the_provider(tmp_path: Path) -> None:
-    """The error also lists the configured providers, and has advice."""
-    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' belongs to gemini, .* Add one to mod"):
-        registry.resolve("gemini:gemini-3-pro")
 
 
 def test_a_file_for_one_alias_keeps_the_adapters_of_the_environment(tmp_path: Path) -> None:
@@ -416,14 +352,7 @@ models:
     assert registry.resolve("claude-sonnet-4-5").model.adapter == "work"
 
 
-def test_an_unknown_adapter_type_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
-    """A host's own type is named by a module and a class."""
-    with pytest.raises(
-        ConfigurationError, match=r"adapters\.a\.type: unknown adapter type 'opena': did you mean 'openai'"
-    ):
-        read_models_yaml(written(tmp_path, "adapters:\n  a: {type: opena}\n"), {})
-    with pytest.raises(ConfigurationError, match=r"expected anthropic, bedrock, .* package\.module:Class"):
-        read_models_yaml(written(tmp_path, "adapters:\n  a: {type: xyz}\n"), {})
+def test_a_hosts_own_adapter_type_is_a_module_and_a_class(tmp_path: Path) -> None:
     assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]
 
 
@@ -431,8 +360,7 @@ def test_a_key_can_be_in_a_separate_file(tmp_path: Path) -> None:
     """The path is relative to models.yaml, and the file is read at the first use."""
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: secrets/key}")
     entry = read_models_yaml(path, {}).adapters["x"]
-    assert entry.config.api_key == KeyFile(str(tmp_path / "secrets" / "key"))
-    assert entry.state == "configured"
+    assert (entry.config.api_key, entry.state) == (KeyFile(str(tmp_path / "secrets" / "key")), "configured")
     assert read_models_yaml(path, {}).adapters["x"] == entry
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: /run/secrets/key}")
     assert read_models_yaml(path, {}).adapters["x"].config.api_key == KeyFile("/run/secrets/key")
@@ -459,14 +387,10 @@ def test_keys_can_have_names_and_be_in_a_pool(tmp_path: Path) -> None:
     [
         ("keys: {acme: sk-secret}", "adapters.x.keys.acme: expected a mapping with api_key_env or api_key_file"),
         ("keys: {acme: {}}", "adapters.x.keys.acme: no key: set api_key_env or api_key_file"),
-        (
-            "keys: {acme: {api_key_env: A}}, key_pool: [beta]",
-            "adapters.x.key_pool: expected names of adapters.x.keys",
-        ),
+        ("keys: {acme: {api_key_env: A}}, key_pool: [b]", "x.key_pool: expected names of adapters.x.keys"),
     ],
 )
 def test_the_error_of_wrong_named_keys_has_no_key(tmp_path: Path, text: str, said: str) -> None:
-    """A key in the wrong place is not shown."""
     path = written(tmp_path, f"adapters:\n  x: {{type: openai, {text}}}")
     with pytest.raises(ConfigurationError) as raised:
         read_models_yaml(path, {"A": "sk-secret"})

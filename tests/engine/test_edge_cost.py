@@ -65,7 +65,6 @@ async def bytecodes_of(calls: int, *, children: bool) -> int:
                 return await make()
         await make()
         caller = current_tool.get()
-        assert caller is not None
         with counting:
             assert caller.node.below.calls == calls + 1
             assert caller.node.below_usage.total_tokens

@@ -67,12 +67,6 @@ async def test_the_turn_continues_with_the_other_agent(streamed: bool) -> None:
         assert [(each.previous, each.current) for each in changed] == [("s:m", "a:m")]
 
 
-async def test_a_call_without_a_session_can_be_handed_over() -> None:
-    async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
-        result = await engine.generate("s:m", "Hi.", tools=[to_a()])
-    assert (result.text, len(result.steps)) == ("Here.", 2)
-
-
 async def test_agents_that_hand_over_to_each_other_stop_at_the_limit_of_the_turn() -> None:
     """The rounds and the calls of all agents count together."""
     back = handoff("s", model="s:m")
@@ -88,7 +82,6 @@ async def test_agents_that_hand_over_to_each_other_stop_at_the_limit_of_the_turn
 
 
 async def test_of_several_handoffs_in_one_reply_the_first_counts() -> None:
-    """The results of the other handoffs are errors. Other tools of the reply run."""
     async with running(asks("look", "transfer_to_a", "transfer_to_b"), a=[Say("Here.")]) as (engine, _):
         session = engine.session("s:m", tools=[look, to_a(), to_b()])
         assert (await session.send("Hi.")).model == "a:m"
@@ -111,15 +104,12 @@ async def test_a_model_that_does_not_exist_is_the_tools_error() -> None:
 
 
 async def test_a_choice_of_tools_does_not_bind_the_other_agent() -> None:
-    """The choice was made for the tools of the first agent."""
     forced = ToolChoice("named", tool_name="transfer_to_a")
     async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
         assert (await engine.generate("s:m", "Hi.", tools=[to_a()], tool_choice=forced)).text == "Here."
     async with running(asks("transfer_to_a"), a=[Say("Here.")]) as (engine, _):
-        result = await engine.generate(
-            "s:m", "Hi.", tools=[to_a(tools=[look])], tool_choice=ToolChoice("required")
-        )
-        assert result.text == "Here."
+        options = {"tools": [to_a(tools=[look])], "tool_choice": ToolChoice("required")}
+        assert (await engine.generate("s:m", "Hi.", **options)).text == "Here."
 
 
 # -- Approval and other open calls.

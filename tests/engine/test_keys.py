@@ -86,15 +86,12 @@ async def test_a_session_and_a_turn_can_name_a_key() -> None:
         await session.send("Hi")
         await engine.session("p:m").send("Hi")
         await engine.generate("p:m", "Hi", key="beta")
-        stream = engine.session("p:m", key="acme").stream("Hi")
-        await stream.result()
+        await engine.session("p:m", key="acme").stream("Hi").result()
     assert provider.sent == [ACME, BETA, ACME, OWN, BETA, ACME]
 
 
 async def test_vectors_images_and_jobs_can_name_a_key(tmp_path: Path) -> None:
-    """Each request for a job uses the key that created the job, in another process too. The trace has the key's
-    name.
-    """
+    """Each request for a job uses the key that created the job, in another process too."""
     provider, path = Provider(), tmp_path / "trace.db"
     entries = serving(provider), serving(provider, "o", OpenAIAdapter)
     async with engine_on(*entries, store=path) as engine:
@@ -133,8 +130,7 @@ async def test_an_unknown_name_is_an_error_that_lists_the_known_ones(what: str) 
 async def test_a_fallback_without_the_key_is_skipped() -> None:
     """A call for one tenant never uses the key of another tenant."""
     first, second, third = Provider(acme=500), Provider(), Provider()
-    entries = [serving(first, "a"), serving(second, "b", keys={}), serving(third, "c")]
-    async with engine_on(*entries) as engine:
+    async with engine_on(serving(first, "a"), serving(second, "b", keys={}), serving(third, "c")) as engine:
         result = await engine.session(["a:m", "b:m", "c:m"], key="acme").send("Hi")
     assert result.routing.model == "c:m"
     assert "has no key 'acme'" in str(result.routing.candidates[1].rejected)
@@ -157,10 +153,8 @@ async def test_a_refused_key_closes_the_provider_only_for_its_tenant() -> None:
 
 
 async def test_a_pool_without_a_ready_key_is_skipped() -> None:
-    """The provider is ready if one of its keys is ready."""
     provider, other = Provider(acme=401), Provider()
-    entries = [serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")]
-    async with engine_on(*entries) as engine:
+    async with engine_on(serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")) as engine:
         for _ in range(2):
             assert (await engine.session(["a:m", "b:m"]).send("Hi")).routing.model == "a:m"
         provider.statuses[BETA] = 403
@@ -220,9 +214,7 @@ async def test_a_resumed_session_needs_its_key_and_a_fork_keeps_it(tmp_path: Pat
 
 
 async def test_a_session_stays_with_its_last_deployment() -> None:
-    """Two providers have one model, and one of them has the prompt in its cache. The session leaves that provider
-    only if it is down.
-    """
+    """Two providers have one model, and one of them has the prompt in its cache."""
     first, second = Provider(own=503), Provider()
     async with engine_on(serving(first, "a"), serving(second, "b")) as engine:
         session = engine.session(["a:m", "b:m"])

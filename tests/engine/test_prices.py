@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -23,7 +22,6 @@ from callboard import (
 )
 from callboard.adapters import AdapterConfig
 from callboard.bus import (
-    Bus,
     CancelledError,
     CostSource,
     LlmCallCompleted,
@@ -34,8 +32,7 @@ from callboard.bus import (
 )
 from callboard.engine import Engine, costs, costs_sync, generate_sync
 from callboard.engine import current_prices as price_watch
-from callboard.engine.cli import main
-from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
+from callboard.tracestore import CallFilter, PriceRow, PriceTable
 
 from ..support.engines import entry, keeping, registry, running, serving, topics
 from ..support.present import present
@@ -64,7 +61,6 @@ async def price_of_a_new_call(engine: Engine) -> int | None:
 async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prices stay in this engine and in another process, for a repricing of all calls or of none."""
     monkeypatch.setattr(price_watch, "LOOK_EVERY_NS", 0)
     path = tmp_path / "trace.db"
     async with running(*[Say("Hello")] * 8, store=path, prices=CHEAP) as (engine, _):
@@ -85,9 +81,7 @@ async def test_neither_repricing_nor_undo_changes_the_prices_of_new_calls(
 
 
 async def test_use_prices_adds_a_table_to_the_published_ones_or_replaces_them(tmp_path: Path) -> None:
-    """The table is an object, a file, or a stored version. An event reports the change. Earlier calls keep their
-    cost.
-    """
+    """The table is an object, a file, or a stored version. An event reports the change."""
     async with running(*[Say("Hello")] * 8, store=tmp_path / "t.db", prices=CHEAP) as (engine, events):
         await price_of_a_new_call(engine)
         events.take()
@@ -123,21 +117,20 @@ async def test_the_undo_of_a_repricing_for_new_calls_restores_their_prices(tmp_p
 
 
 async def test_a_call_in_progress_gets_the_cost_of_a_repricing_at_its_end(tmp_path: Path) -> None:
-    """Another process reprices, and its report has the number of calls in flight. A call that starts later is not
-    repriced.
-    """
+    """Another process reprices, and its report has the number of calls in flight."""
     path, go_on = tmp_path / "trace.db", anyio.Event()
     replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
     async with running(*replies, store=path, prices=CHEAP) as (engine, _):
         await price_of_a_new_call(engine)
-        async with anyio.create_task_group() as group, engine.bus.subscribe("llm.call_started") as started:
-            group.start_soon(price_of_a_new_call, engine)
+        async with engine.bus.subscribe("llm.call_started") as started:
+            call = asyncio.ensure_future(price_of_a_new_call(engine))
             await anext(started)
             await engine.flush()
             async with TraceStore(path) as other:
                 report = await other.reprice(DEAR)
                 assert (report.calls, report.in_flight) == (1, 1)
             go_on.set()
+            await call
         await engine.flush()
         await price_of_a_new_call(engine)
         await engine.flush()
@@ -171,36 +164,11 @@ async def test_a_call_of_this_loop_is_counted(tmp_path: Path) -> None:
 # A call without a price and a cancelled call: their cost and their usage on every surface.
 
 OTHERS = PriceTable([PriceRow(model="known:m", input=1_000_000, output=2_000_000)], label="others")
-OTHERS_LATER = PriceTable([PriceRow(model="known:m", input=2_000_000, output=2_000_000)], label="others, later")
-KNOWN_NANO = 10 * 1000 + 5 * 2000
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.db"
-
-
-@pytest.fixture
-def command(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs `callboard` in this process, and returns its output."""
-    monkeypatch.setenv("CALLBOARD_HOME", str(path.parent))
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments: str) -> str:
-        capsys.readouterr()
-        assert main(arguments) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
-async def make_calls(path: Path) -> None:
-    """Make a session with one call without a price and one call with a price."""
-    async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
-        session = engine.session("s:m", session_id="ses_u")
-        await session.send("first")
-        session.model = "known:m"
-        await session.send("second")
 
 
 async def test_events_message_and_turn_have_no_price(path: Path) -> None:
@@ -213,119 +181,35 @@ async def test_events_message_and_turn_have_no_price(path: Path) -> None:
     assert message.metadata.cost_usd is None
     for cost in (completed.cost, message.metadata.cost):
         assert (cost.nano_usd, cost.usd, cost.source) == (None, None, CostSource.UNPRICED)
-        assert cost.pricing_version == OTHERS.version
-        assert cost.reason == "no price for s:m"
+        assert (cost.pricing_version, cost.reason) == (OTHERS.version, "no price for s:m")
     assert turn.cost_nano_usd is None
-
-
-async def test_the_store_counts_unpriced_calls_and_sums_the_others(path: Path) -> None:
-    """The counts and sums agree in rows, filters, sums by any key, and sessions."""
-    await make_calls(path)
-    async with running(store=path, prices=OTHERS) as (engine, _):
-        store = engine.store
-        (row,) = await store.calls(CallFilter(unpriced=True))
-        assert (row.model, present(row.cost).source, present(row.cost).nano_usd) == (
-            "s:m",
-            CostSource.UNPRICED,
-            None,
-        )
-        (total,) = await store.costs(by=())
-        assert (total.calls, total.unpriced, total.at_call_time_unpriced) == (2, 1, 1)
-        assert total.cost_nano_usd == total.at_call_time_nano_usd == KNOWN_NANO
-        (session,) = await store.sessions()
-        assert (session.unpriced, session.cost_nano_usd) == (1, KNOWN_NANO)
-
-
-async def test_repricing_counts_the_calls_that_it_cannot_price(path: Path) -> None:
-    """The report has the counts before and after. After an undo the call is still unpriced."""
-    async with running(Say("one"), known=[Say("two")], store=path, prices=OTHERS) as (engine, _):
-        session = engine.session("s:m")
-        await session.send("first")
-        session.model = "known:m"
-        await session.send("second")
-        report = await engine.reprice(OTHERS_LATER)
-        assert (report.calls, report.unpriced_before, report.unpriced) == (2, 1, 1)
-        assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (KNOWN_NANO, KNOWN_NANO + 10_000)
-        costs = [message.metadata.cost for message in session.messages if message.metadata is not None]
-        assert [cost.source for cost in costs] == [CostSource.UNPRICED, CostSource.COMPUTED]
-        assert {cost.pricing_version for cost in costs} == {OTHERS_LATER.version}
-        await engine.undo_reprice()
-        (total,) = await present(engine.store).costs(by=())
-        assert (total.unpriced, total.cost_nano_usd) == (1, KNOWN_NANO)
-
-
-def test_commands_show_unpriced_calls(path: Path, command: Callable[..., str]) -> None:
-    """Tables, JSON, CSV, the page and an export show unpriced calls."""
-    anyio.run(make_calls, path)
-    home = path.parent
-    unpriced_line = [line for line in command("cost", "--by", "model").splitlines() if "s:m" in line]
-    assert [line.count("unpriced") for line in unpriced_line] == [2], "the cost is unpriced now and at call time"
-    assert "1 call without a price, not included in sums." in command("cost", "--by", "total")
-    assert "$0.000020000 + 1 unpriced" in command("traces")
-    assert "$0.000020000 + 1 unpriced" in command("sessions")
-    assert "s:m" in command("traces", "--unpriced")
-    assert "known:m" not in command("traces", "--unpriced")
-    rows = [json.loads(line) for line in command("traces", "--json").splitlines()]
-    assert {row["model"]: row["cost"]["nano_usd"] for row in rows} == {"s:m": None, "known:m": KNOWN_NANO}
-    sums = {row["model"]: row for row in csv.DictReader(io.StringIO(command("cost", "--csv")))}
-    assert (sums["s:m"]["unpriced"], sums["s:m"]["at_call_time_unpriced"]) == ("1", "1")
-    command("export", "--format", "csv", str(home / "calls.csv"))
-    exported = {row["model"]: row for row in csv.DictReader(io.StringIO((home / "calls.csv").read_text()))}
-    assert (exported["s:m"]["cost_nano_usd"], exported["s:m"]["cost_source"]) == ("", "unpriced")
-    (home / "later.yaml").write_text("label: later\nprices:\n  - {model: 'known:m', input: 2, output: 2}\n")
-    shown = command(
-        *("reprice", "--prices", str(home / "later.yaml"), "--dry-run", "--html", str(home / "report.html"))
-    )
-    assert "1 call without a price in this table, not included in sums." in shown
-    assert "unpriced" in (home / "report.html").read_text()
-
-
-async def test_an_exporter_and_a_replay_have_no_cost_of_an_unpriced_call(path: Path) -> None:
-    """The span has the source `unpriced` and no amount. The replayed event is unchanged."""
-    sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export")
-    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    from callboard.tracestore.export import OtelExporter
-
-    spans, provider = memory.InMemorySpanExporter(), sdk.TracerProvider()
-    provider.add_span_processor(export.SimpleSpanProcessor(spans))
-    exporter = OtelExporter(tracer_provider=provider)
-    async with running(Say("one"), store=path, prices=OTHERS) as (engine, _):
-        await engine.session("s:m").send("Hi")
-        await engine.flush()
-        assert engine.store is not None
-        async with Bus.replay(StoredEvents(engine.store)) as bus:
-            async with bus.subscribe("llm.*", policy=Lossless()) as replayed:
-                async for envelope in replayed:
-                    exporter.handle(envelope)
-                    if isinstance(envelope.data, LlmCallCompleted):
-                        assert envelope.data.cost.source is CostSource.UNPRICED
-    (span,) = spans.get_finished_spans()
-    assert span.attributes["callboard.cost.source"] == "unpriced"
-    assert not [name for name in span.attributes if "cost" in name and name.endswith("usd")]
 
 
 # -- A stream that was cancelled.
 
 
+@pytest.fixture(scope="module")
+def stalled() -> Iterator[str]:
+    with reply_server(50) as url:
+        yield url
+
+
 @pytest.mark.parametrize("protocol", ["chat", "gemini", "messages", "responses"])
-async def test_a_cancelled_stream_has_usage_with_its_source(path: Path, protocol: str) -> None:
+async def test_a_cancelled_stream_has_usage_with_its_source(stalled: str, path: Path, protocol: str) -> None:
     """On each wire the usage is partial or estimated, in the event, the error, the row and the sums."""
     prices = PriceTable([PriceRow(model=f"{protocol}:bench", input=1_000_000, output=2_000_000)], label="bench")
-    with reply_server(50) as url:
-        engine = Engine(models=real_registry(url, {"x-hold": "1"}), store=path, prices=prices)
-        events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
-        async with engine:
-            session = engine.session(f"{protocol}:bench")
-            with pytest.raises(CancelledError) as cancelled:
-                async with session.stream("Tell me a story about a quiet street.") as turn:
-                    async for _ in turn.text_stream:
-                        assert await turn.cancel()
-            await engine.flush()
-            (row,) = await engine.store.calls(CallFilter(status="cancelled"))
-            (total,) = await engine.store.costs(by=())
-        ended = [envelope.data for envelope in events.take() if isinstance(envelope.data, LlmCallFailed)]
-    (failed,) = ended
+    engine = Engine(models=real_registry(stalled, {"x-hold": "1"}), store=path, prices=prices)
+    events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+    async with engine:
+        session = engine.session(f"{protocol}:bench")
+        with pytest.raises(CancelledError) as cancelled:
+            async with session.stream("Tell me a story about a quiet street.") as turn:
+                async for _ in turn.text_stream:
+                    assert await turn.cancel()
+        await engine.flush()
+        (row,) = await engine.store.calls(CallFilter(status="cancelled"))
+        (total,) = await engine.store.costs(by=())
+    (failed,) = [envelope.data for envelope in events.take() if isinstance(envelope.data, LlmCallFailed)]
     usage = failed.usage
     assert usage == cancelled.value.usage == row.usage
     assert usage.source in (UsageSource.PARTIAL, UsageSource.ESTIMATED)
@@ -363,8 +247,7 @@ async def test_a_repricing_publishes_its_progress_and_the_trace_does_not_store_i
 
 async def test_a_preview_has_the_request_of_a_turn(tmp_path: Path) -> None:
     """Nothing is sent, and the history does not change."""
-    models = registry(Say("Hello"))
-    async with keeping(tmp_path / "t.db", models=models) as engine:
+    async with keeping(tmp_path / "t.db", models=registry(Say("Hello"))) as engine:
         session = engine.session("s:m", system_prompt="Be kind.")
         await session.send("Hi")
         shown = await engine.preview(session.id, "And now?")

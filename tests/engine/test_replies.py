@@ -15,23 +15,19 @@ import pytest
 
 from callboard.adapters import (
     AdapterConfig,
-    CallWarning,
     CanonicalRequest,
     Message,
     OpenAICompatibleAdapter,
     Role,
     ToolDefinition,
-    ToolUseBlock,
 )
 from callboard.bus import Clock, RawReply, WarningCode
-from callboard.bus.values.base import Json
 from callboard.bus.values.content import TextBlock, ThinkingBlock
 from callboard.bus.values.messages import is_empty
 from callboard.bus.values.usage import StopReason
 from callboard.engine import Engine, ModelRegistry, Reply, Tool
-from callboard.engine.middleware import Guardrail, Held, MiddlewareLike
+from callboard.engine.middleware import Guardrail, Held
 from callboard.engine.middleware.ready_made import Cache
-from callboard.tracestore import PriceRow, PriceTable
 
 from ..support.engines import entry, keeping, model, registry, requests_of, running, said, serving
 from ..support.fake_http import FakeReply, FakeTransport
@@ -47,7 +43,6 @@ anyio_backend = runs_on("asyncio")
 
 ASKING = Say("Who?", calls=[("ask", {})])
 PASSIVE = Tool(ToolDefinition("ask"))
-DEAR = PriceTable([PriceRow(model="s:*", input=7_000_000, output=7_000_000)])
 
 
 def on(*replies: Say) -> Engine:
@@ -81,16 +76,14 @@ async def test_every_way_to_call_returns_a_reply_with_metadata() -> None:
 
 async def test_a_turn_with_open_calls_returns_the_reply_with_these_calls() -> None:
     """An imported reply without metadata is returned in the same way."""
-    calls = [("ask", {"n": 1}), ("ask", {"n": 2})]
-    async with on(Say("Who?", calls=calls)) as engine:
+    async with on(Say("Who?", calls=[("ask", {"n": 1}), ("ask", {"n": 2})])) as engine:
         session = engine.session("s:m", tools=[PASSIVE])
         asked = await session.send("Hi")
         exported = msgspec.json.decode(session.export())
         first = session.pending_calls[0].id
         assert await session.submit({first: "42"}) == asked
         del exported["messages"][1]["metadata"]
-        document = msgspec.json.encode(exported)
-        by_hand = await engine.import_session(document, session_id="other", tools=[PASSIVE])
+        by_hand = await engine.import_session(msgspec.json.encode(exported), session_id="other", tools=[PASSIVE])
         again = await by_hand.submit({first: "43"})
     assert (again.content, again.id) == (asked.content, asked.id)
     assert (again.model, again.cost.nano_usd) == ("unknown", None)
@@ -112,43 +105,6 @@ async def test_a_reply_equals_the_message_with_the_same_fields() -> None:
     assert isinstance(msgspec.structs.replace(reply, name="Ann"), Reply)
 
 
-async def test_messages_of_a_stored_history_equal_the_replies(tmp_path: Path) -> None:
-    """The history is resumed from the trace, or imported from a document."""
-    store = tmp_path / "trace.db"
-    async with keeping(store, Say("Hello")) as engine:
-        session = engine.session("s:m")
-        reply = await session.send("Hi")
-        document, was = session.export(), session.messages
-    async with keeping(store, Say("Again")) as engine:
-        resumed = await engine.resume(session.id)
-        assert (resumed.messages, resumed.messages[1] == reply) == (was, True)
-        assert (await engine.import_session(document, session_id="other")).messages == was
-        assert type(await resumed.send("And?")) is Reply
-
-
-async def test_a_repriced_reply_is_still_a_reply(tmp_path: Path) -> None:
-    """The history has the new cost. The reply that was returned before does not change."""
-    async with Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db") as engine:
-        session = engine.session("s:m")
-        reply = await session.send("Hi")
-        await engine.reprice(DEAR)
-        repriced = session.messages[1]
-    assert isinstance(repriced, Reply)
-    assert (repriced.cost.pricing_version, reply.cost.usd) == (DEAR.version, None)
-
-
-async def test_a_turn_without_tool_rounds_left_warns_in_its_reply() -> None:
-    def answer(arguments: dict[str, Json]) -> str:
-        return "42"
-
-    async with on(ASKING, ASKING) as engine:
-        session = engine.session("s:m", tools=[Tool(ToolDefinition("ask"), answer)])
-        reply = await session.send("Hi", max_tool_rounds=1)
-    assert isinstance(reply.tool_uses[0], ToolUseBlock)
-    assert [type(warning) for warning in reply.warnings] == [CallWarning]
-    assert reply.warnings[0].code == "max_tool_rounds"
-
-
 # Empty replies: a reply that ended normally without a text and without a call.
 
 WAYS = ["session", "session streamed", "generate", "generate streamed"]
@@ -160,8 +116,7 @@ async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]
         case "session":
             reply = await engine.session("s:m").send("Hi", **options)
         case "session streamed":
-            async with engine.session("s:m").stream("Hi", **options) as streamed:
-                reply = await streamed.response()
+            reply = await engine.session("s:m").stream("Hi", **options).response()
         case "generate":
             reply = (await engine.generate("s:m", "Hi", **options)).steps[-1].response
         case _:
@@ -172,7 +127,6 @@ async def ask(engine: Engine, way: str, **options: Any) -> tuple[str, list[str]]
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_empty_reply_has_a_warning(way: str, tmp_path: Path) -> None:
-    """A reply with text has no warning."""
     async with keeping(tmp_path / "t.db", Say(), Say("Yes.")) as engine:
         assert await ask(engine, way) == ("", [WarningCode.EMPTY_REPLY])
         assert await ask(engine, way) == ("Yes.", [])
@@ -219,13 +173,6 @@ async def test_a_model_can_set_the_number_of_retries(way: str, tmp_path: Path) -
             assert (await ask(engine, way, **options))[0] == text
 
 
-async def test_a_cache_stores_no_empty_reply() -> None:
-    """The next identical request is a call."""
-    async with Engine(models=registry(Say(), Say("Yes.")), trace=False, middleware=[Cache()]) as engine:
-        assert (await engine.generate("s:m", "Hi")).text == ""
-        assert (await engine.generate("s:m", "Hi")).text == "Yes."
-
-
 @pytest.mark.parametrize(
     ("content", "reason", "empty"),
     [
@@ -249,12 +196,9 @@ def test_which_replies_are_empty(content: Any, reason: StopReason, empty: bool) 
 
 # A real loop: the store works in threads, and virtual time would run ahead of them.
 
-SECRET = "the tide at half past four"
-
 
 def said_in(raw: RawReply | None) -> str:
     """The text in the lines of a scripted reply."""
-    assert raw is not None
     steps = raw.events or [json.loads(line) for line in str(raw.body).splitlines()]
     return "".join(step["piece"] for step in steps if isinstance(step, dict) and step["type"] == "said")
 
@@ -298,64 +242,7 @@ async def test_every_other_way_to_call_has_the_raw_reply() -> None:
             assert said_in(response.raw) == "Blue."
 
 
-async def test_a_raw_reply_is_in_the_trace_with_content(tmp_path: Path) -> None:
-    """Another process resumes the session with the raw reply."""
-    async with keeping(tmp_path / "t.db", Say(SECRET)) as engine:
-        session = await engine.open_session("ses", model="s:m")
-        reply = await session.send("?", include_raw=True)
-    async with keeping(tmp_path / "t.db") as other:
-        resumed = await other.open_session("ses", model="s:m")
-        metadata = resumed.messages[-1].metadata
-        assert metadata.raw == reply.raw
-        assert said_in(metadata.raw) == SECRET
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_raw_reply_is_not_stored_without_content(tmp_path: Path, streamed: bool) -> None:
-    async with Engine(models=registry(Say(SECRET)), store=tmp_path / "t.db") as engine:
-        reply = await said(engine.session("s:m"), "?", streamed=streamed, include_raw=True)
-        assert said_in(reply.raw) == SECRET
-    assert SECRET.encode() not in written_to(tmp_path)
-
-
-@pytest.mark.parametrize("kept", ["changed", "same", "nothing"])
-async def test_with_a_redaction_hook_no_raw_reply_is_stored(tmp_path: Path, kept: str) -> None:
-    """The raw reply would contain the redacted text. The message is stored as the hook returns it."""
-
-    def redact(message: Message) -> Message | None:
-        if kept == "nothing":
-            return None
-        return message if kept == "same" else Message(message.role, "…", metadata=message.metadata)
-
-    async with keeping(tmp_path / "t.db", Say("the tide"), redact=redact) as engine:
-        session = await engine.open_session("ses", model="s:m")
-        reply = await session.send("?", include_raw=True)
-        assert said_in(reply.raw) == "the tide"
-    written = written_to(tmp_path)
-    assert b"piece" not in written
-    assert (b"the tide" in written) is (kept == "same")
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_reply_that_a_guardrail_changed_has_no_raw_reply(streamed: bool) -> None:
-    """The raw reply would contain the removed text. An unchanged reply has its raw reply."""
-
-    def hide(held: Held) -> str:
-        return held.text.replace(SECRET, "…")
-
-    middleware: list[MiddlewareLike] = [Guardrail(hide)]
-    async with running(Say(SECRET), Say("nothing"), middleware=middleware) as (engine, _):
-        for text, found in (("…", None), ("nothing", "nothing")):
-            if streamed:
-                response = await engine.stream("s:m", "?", include_raw=True).response()
-            else:
-                response = (await engine.generate("s:m", "?", include_raw=True)).response
-            assert response.text == text
-            assert (response.raw and said_in(response.raw)) == found
-
-
 async def test_a_cache_separates_requests_with_and_without_raw_replies() -> None:
-    """A reply that was cached without its raw form does not answer a request for raw replies."""
     async with running(Say("one"), Say("two"), middleware=[Cache()]) as (engine, _):
         first = await engine.generate("s:m", "?")
         second = await engine.generate("s:m", "?", include_raw=True)
@@ -388,7 +275,6 @@ def detailed(streamed: bool = False, times: int = 1) -> ModelRegistry:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
-    """The reply, its dict and its message have the details. The reply can still be a key of a dict."""
     async with Engine(models=detailed(streamed), trace=False) as engine:
         session = engine.session("c:m")
         reply = await session.stream("?").message() if streamed else await session.send("?")
@@ -398,35 +284,41 @@ async def test_a_sessions_reply_has_the_details(streamed: bool) -> None:
         assert reply in {reply: 1}
 
 
-async def test_details_are_in_the_trace_with_content(tmp_path: Path) -> None:
-    """Another process resumes the session with the details. Without content the details are not stored."""
+async def test_details_and_the_raw_reply_are_in_the_trace_with_content(tmp_path: Path) -> None:
+    """Another process resumes the session with both. Without content neither is stored."""
     async with keeping(tmp_path / "t.db", models=detailed()) as engine:
         session = await engine.open_session("ses", model="c:m")
-        await session.send("?")
+        reply = await session.send("?", include_raw=True)
     async with keeping(tmp_path / "t.db", models=detailed()) as other:
         resumed = await other.open_session("ses", model="c:m")
-        assert resumed.messages[-1].metadata.provider_details == DETAILS  # type: ignore[union-attr]
+        metadata = present(resumed.messages[-1].metadata)
+        assert (metadata.provider_details, metadata.raw) == (DETAILS, present(reply.raw))
     (tmp_path / "none").mkdir()
     async with Engine(models=detailed(), store=tmp_path / "none" / "t.db") as engine:
-        await engine.session("c:m").send("?")
+        await engine.session("c:m").send("?", include_raw=True)
     assert b"secret.test" not in written_to(tmp_path / "none")
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_with_a_redaction_hook_no_details_are_stored(tmp_path: Path, kept: bool) -> None:
-    """The details may contain the redacted text."""
+@pytest.mark.parametrize("kept", ["changed", "same", "nothing"])
+async def test_with_a_redaction_hook_no_details_and_no_raw_reply_are_stored(tmp_path: Path, kept: str) -> None:
+    """Both may contain the redacted text. The message is stored as the hook returns it."""
 
     def redact(message: Message) -> Message | None:
-        return message if kept else None
+        if kept == "nothing":
+            return None
+        return message if kept == "same" else Message(message.role, "…", metadata=message.metadata)
 
     async with keeping(tmp_path / "t.db", models=detailed(), redact=redact) as engine:
         session = await engine.open_session("ses", model="c:m")
-        assert (await session.send("?")).provider_details == DETAILS
-    assert b"secret.test" not in written_to(tmp_path)
+        reply = await session.send("?", include_raw=True)
+        assert (reply.provider_details, reply.raw is not None) == (DETAILS, True)
+    written = written_to(tmp_path)
+    assert (b"secret.test" in written, b"Blue." in written) == (False, kept == "same")
 
 
-async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
-    """An unchanged reply has details."""
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_reply_that_a_guardrail_changed_has_no_details_and_no_raw_reply(streamed: bool) -> None:
+    """Both would contain the removed text. An unchanged reply has both."""
 
     def hide(held: Held) -> str:
         return held.text.replace("Blue", "…")
@@ -435,8 +327,12 @@ async def test_a_reply_that_a_guardrail_changed_has_no_details() -> None:
         return held.text
 
     for guard, found in ((hide, {}), (look, DETAILS)):
-        async with Engine(models=detailed(), trace=False, middleware=[Guardrail(guard)]) as engine:
-            assert (await engine.generate("c:m", "?")).response.provider_details == found
+        async with Engine(models=detailed(streamed), trace=False, middleware=[Guardrail(guard)]) as engine:
+            if streamed:
+                response = await engine.stream("c:m", "?", include_raw=True).response()
+            else:
+                response = (await engine.generate("c:m", "?", include_raw=True)).response
+            assert (response.provider_details, response.raw is None) == (found, not found)
 
 
 # OPENAI_BASE_URL with any kind of server: the protocol is detected once and kept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -53,7 +54,6 @@ async def wait(seconds: float) -> None:
 
 
 async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
-    """The call is cancelled, its partial reply is in the history, and the turn ends as failed."""
     async with talking(Say("Well, ", "ever", pause=lambda: wait(2))) as (session, events):
         with pytest.raises(RequestTimeoutError, match="turn took longer than 3 s") as caught:
             async with session.stream("Hello", timeout=3) as turn:
@@ -66,14 +66,12 @@ async def test_a_turn_out_of_time_keeps_its_partial_reply_and_fails() -> None:
         assert isinstance(log.since(0)[-1], TurnComplete)
         assert log.since(0)[-1].status == "failed"
         (terminal,) = terminals(events)
-        assert isinstance(terminal, LlmCallFailed)
         assert (
             terminal.error_class == "cancelled"
         )  # The host set the limit, so the failure does not count against the provider.
 
 
 async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> None:
-    """`Timeouts.turn` applies to all turns. `timeout=` of a `send` replaces it."""
     models = registry(Say("late", pause=lambda: wait(3)), Say("late", pause=lambda: wait(3)))
     async with Engine(models=models, trace=False, timeouts=Timeouts(turn=4)) as engine:
         session = engine.session("s:m")
@@ -83,7 +81,6 @@ async def test_the_engines_time_limit_of_turns_can_be_replaced_in_a_send() -> No
 
 
 async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
-    """A running tool is cancelled, and a turn that has not started is cancelled too."""
     cut: list[str] = []
 
     async def forever(arguments: object) -> str:
@@ -94,26 +91,15 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 
     tool = Tool(ToolDefinition("dig", "Dig."), forever, timeout=1000)
     async with talking(Say(calls=[("dig", {})]), tools=[tool]) as (session, _):
-        failures: list[type[Exception]] = []
-
-        async def send(seconds: float) -> None:
-            try:
-                await session.send("Dig", timeout=seconds)
-            except RequestTimeoutError as error:
-                failures.append(type(error))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(send, 5)
-            await anyio.sleep(0.1)
-            group.start_soon(send, 2)
-        assert failures == [RequestTimeoutError] * 2
+        turns = (session.send("Dig", timeout=seconds) for seconds in (5, 2))
+        ends = await asyncio.gather(*turns, return_exceptions=True)
+        assert [type(end) for end in ends] == [RequestTimeoutError] * 2
         assert cut == ["cut"]
         assert anyio.current_time() == pytest.approx(5)
 
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None:
-    """Only its end is published, and the next turn can run."""
     async with talking(Say("later")) as (session, events):
         turn = session.stream("Hello", timeout=0 if how == "out of time" else None)
         if how == "out of time":
@@ -132,7 +118,6 @@ async def test_a_turn_that_ends_before_its_start_makes_no_call(how: str) -> None
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_slots(how: str) -> None:
-    """The call that has the slot keeps the slot. Afterwards the number of slots is the same."""
     models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
     async with Engine(models=models, trace=False, limits=Limits(calls_per_provider=1)) as engine:
 
@@ -159,8 +144,6 @@ async def test_a_call_that_ends_while_it_waits_for_a_slot_does_not_change_the_sl
 
 
 async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
-    """The model gets the time limit in the tool's result."""
-
     async def forever(arguments: object) -> str:
         await SLOW()
         return ""
@@ -176,15 +159,6 @@ async def test_a_tool_has_the_engines_time_limit_or_its_own() -> None:
         results = session.messages[2].content
         texts = [result.text for result in results]  # type: ignore[union-attr]
         assert texts == ["The tool took longer than 7 s.", "The tool took longer than 3 s."]
-
-
-async def test_a_cancellation_before_the_time_limit_is_a_cancellation() -> None:
-    async with talking(Say("Well", pause=lambda: wait(2))) as (session, _):
-        async with session.stream("Hello", timeout=10) as turn:
-            await anyio.sleep(3)
-            await turn.cancel()
-            with pytest.raises(CancelledError):
-                await turn.message()
 
 
 class Stubborn(ScriptedAdapter):
@@ -221,7 +195,6 @@ class _Shielded:
 
 
 async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_grace_time() -> None:
-    """The call has one end, and the stream ends properly. Later events of the adapter are ignored."""
     kind = scripted_type(Say("one", "two", "three", "four", pause=lambda: wait(4)), base=Stubborn)
     models = serving(s=entry("s", kind, max_concurrency=1))
     engine = Engine(models=models, trace=False, limits=Limits(calls_per_provider=1))
@@ -242,17 +215,14 @@ async def test_a_call_with_an_adapter_that_ignores_cancellation_ends_after_a_gra
         assert [event.stop_reason for event in complete] == [StopReason.CANCELLED]
         assert isinstance(seen[-1], TurnComplete)
         assert len(terminals(events)) == 1
-        partial = session.messages[-1]
-        assert present(partial.metadata.usage).source is UsageSource.PARTIAL
+        assert present(session.messages[-1].metadata.usage).source is UsageSource.PARTIAL
 
 
 # Slots: calls never exceed them, no slot is lost, and the earliest turn goes first.
 
 
 async def test_the_earliest_turn_goes_first() -> None:
-    """A later request of an earlier turn comes before requests of later turns. Requests of one turn keep their
-    order.
-    """
+    """A later request of an earlier turn comes before requests of later turns."""
     slots, order = CallSlots(1), []
     await slots.acquire()
 
@@ -269,34 +239,9 @@ async def test_the_earliest_turn_goes_first() -> None:
     assert order == ["1a", "1b", "2a", "3a", "3b"]
 
 
-async def test_a_slot_of_a_cancelled_call_goes_to_the_next_call() -> None:
-    """The cancellation comes at the moment at which the call gets the slot."""
-    slots = CallSlots(1)
-    await slots.acquire()
-    got: list[str] = []
-
-    async def call(name: str, scope: anyio.CancelScope) -> None:
-        with scope:
-            await slots.acquire()
-            got.append(name)
-            slots.release()
-
-    scopes = [anyio.CancelScope(), anyio.CancelScope()]
-    async with anyio.create_task_group() as group:
-        for name, scope in zip("ab", scopes, strict=True):
-            group.start_soon(call, name, scope)
-            await anyio.sleep(0.1)
-        slots.release()
-        scopes[0].cancel()
-    assert got[-1] == "b"
-    assert (slots.used, slots.waiting) == (0, 0)
-
-
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 4), calls=st.integers(1, 25))
 def test_no_slot_is_lost_for_any_cancellation(seed: int, total: int, calls: int) -> None:
-    """Waits, durations and cancellations are random. Calls never exceed the slots, and all slots are free at the
-    end.
-    """
+    """Waits, durations and cancellations are random."""
     rng = random.Random(seed)
 
     async def scenario() -> None:
@@ -348,19 +293,14 @@ def check_ends(envelopes: list[Envelope]) -> list[LlmCallCompleted | LlmCallFail
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_closing_the_engine_ends_every_kind_of_call(way: str) -> None:
-    """Every kind of call raises the same error, and each call ends once, as cancelled."""
     engine = an_engine()
     events = engine.bus.subscribe("llm.*", policy=Lossless())
-    async with engine, anyio.create_task_group() as group:
-
-        async def close() -> None:
-            await anyio.sleep(2)
-            report = await engine.aclose()
-            assert present(report).clean
-
-        group.start_soon(close)
+    async with engine:
+        call = asyncio.ensure_future(WAYS[way](engine))
+        await anyio.sleep(2)
+        assert present(await engine.aclose()).clean
         with pytest.raises(CancelledError, match=CLOSED):
-            await WAYS[way](engine)
+            await call
     ends = check_ends(events.take())
     assert way.startswith("video") or ends
     for end in ends:
@@ -395,24 +335,15 @@ async def test_the_partial_reply_is_kept_with_its_usage() -> None:
 
 
 async def test_closing_the_engine_ends_waiting_turns() -> None:
-    """Turns that have not started end, and a turn with a slow tool ends too."""
     engine = an_engine(Say(calls=[("wait_long", {})]), base=ScriptedAdapter)
     await engine.start()
     session = engine.session("s:m", tools=[wait_long])
-    failures: list[str] = []
-
-    async def ask() -> None:
-        try:
-            await session.send("Hi")
-        except CancelledError as error:
-            failures.append(str(error))
-
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(ask)
-        await anyio.sleep(1)
-        await engine.aclose()
-    assert failures == ["the engine was closed while this call ran"] * 3
+    turns = [asyncio.ensure_future(session.send("Hi")) for _ in range(3)]
+    await anyio.sleep(1)
+    await engine.aclose()
+    for turn in turns:
+        with pytest.raises(CancelledError, match=CLOSED):
+            await turn
 
 
 class Deaf(Slow):
@@ -426,50 +357,28 @@ async def test_a_call_that_ignores_cancellation_delays_the_close_for_a_limited_t
     """The delay is at most half of the shutdown time. Then its adapter is stopped, with the same error."""
     engine = an_engine(base=Deaf, timeouts=Timeouts(shutdown=6.0))
     await engine.start()
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            with pytest.raises(CancelledError, match=CLOSED):
-                await engine.generate("s:m", "Hi")
-
-        group.start_soon(ask)
-        await anyio.sleep(1)
-        began = anyio.current_time()
-        await engine.aclose()
-        assert anyio.current_time() - began < 4.0
+    call = asyncio.ensure_future(engine.generate("s:m", "Hi"))
+    await anyio.sleep(1)
+    began = anyio.current_time()
+    closing = asyncio.ensure_future(engine.aclose())
+    await anyio.sleep(1)
+    with pytest.raises(CallboardError, match="this engine is closed"):
+        await engine.generate("s:m", "Hi")
+    with pytest.raises(CancelledError, match=CLOSED):
+        await call
+    await closing
+    assert anyio.current_time() - began < 4.0
 
 
 async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
-    """The call that started the engine gets an error, and the engine stays closed."""
     engine = an_engine()
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            with pytest.raises(CallboardError, match="this engine is closed"):
-                await engine.generate("s:m", "Hi")
-
-        group.start_soon(ask)
-        await anyio.lowlevel.checkpoint()
-        assert present(engine._host.life).state == "starting"
-        await engine.aclose()
+    call = asyncio.ensure_future(engine.generate("s:m", "Hi"))
+    await anyio.lowlevel.checkpoint()
+    assert present(engine._host.life).state == "starting"
+    await engine.aclose()
+    with pytest.raises(CallboardError, match="this engine is closed"):
+        await call
     assert engine.closed
-
-
-async def test_an_engine_that_is_closing_refuses_calls() -> None:
-    engine = an_engine(base=Deaf)
-    await engine.start()
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            with pytest.raises(CancelledError, match=CLOSED):
-                await engine.generate("s:m", "Hi")
-
-        group.start_soon(ask)
-        await anyio.sleep(1)
-        group.start_soon(engine.aclose)
-        await anyio.sleep(1)
-        with pytest.raises(Exception, match="this engine is closed"):
-            await engine.generate("s:m", "Hi")
 
 
 # Only its owner can attach to a stream with an owner.
@@ -484,8 +393,7 @@ async def of_a_session(engine: Engine, tags: Mapping[str, str]) -> str:
 
 
 async def of_a_whole_reply(engine: Engine, tags: Mapping[str, str]) -> str:
-    session = engine.session("s:m", tags=tags)
-    await session.send("Hi")
+    await engine.session("s:m", tags=tags).send("Hi")
     return engine.streams.streams()[-1].stream_id
 
 
@@ -531,7 +439,6 @@ async def test_only_its_owner_can_read_a_stream(engine: Engine, make: Makes) -> 
 
 
 async def test_only_its_owner_can_cancel_a_turn(engine: Engine) -> None:
-    """An operator passes no owner and can cancel any turn. `engine.streams` also needs the owner."""
     for owner, cancels in (("bob", False), ("ada", True), (None, True)):
         async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
             assert await engine.cancel(turn.stream_id, owner=owner) is cancels

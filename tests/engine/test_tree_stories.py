@@ -213,8 +213,7 @@ def check_rows(rows: list[CallRow]) -> TurnTree:
             continue
         assert row.parent_turn_id == turns[parent_of(name)]
         assert requests[row.parent_call_id or ""] == parent_of(name)
-        assert row.root_turn_id == turns["0"]
-        assert row.depth == name.count(".")
+        assert (row.root_turn_id, row.depth) == (turns["0"], name.count("."))
     (tree,) = trees(rows)
     assert sum((row.sum for row in rows), CostSum()) == tree.whole
     assert sum((node.own for node in tree.walk()), CostSum()) == tree.whole
@@ -308,7 +307,6 @@ def test_a_tree_in_a_trace_file_agrees_with_the_model(
             await play(story, TraceStore(path), TraceStore(path), folder, killed)
             async with Engine(models=serving(), store=killed / "trace.db") as engine:
                 await engine.flush()
-                assert engine.store is not None
                 if rows := await engine.store.calls(CallFilter(), None):
                     check_rows(rows)
 

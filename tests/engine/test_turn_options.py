@@ -37,44 +37,6 @@ anyio_backend = runs_on("asyncio")
 Ask = Callable[..., Awaitable[object]]
 
 
-async def send(engine: Engine, **options: Any) -> None:
-    await engine.session("s:m").send("Hi", **options)
-
-
-async def stream(engine: Engine, **options: Any) -> None:
-    async with engine.session("s:m").stream("Hi", **options) as turn:
-        await turn.message()
-
-
-async def submit(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.submit({session.pending_calls[0].id: "done"}, **options)
-
-
-async def approve(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.approve(*session.pending_calls, **options)
-
-
-async def approve_stream(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    async with session.approve_stream(*session.pending_calls, **options) as turn:
-        await turn.message()
-
-
-async def deny(engine: Engine, **options: Any) -> None:
-    session = await waiting(engine)
-    await session.deny(*session.pending_calls, **options)
-
-
-async def generate(engine: Engine, **options: Any) -> None:
-    await engine.generate("s:m", "Hi", **options)
-
-
-async def generate_object(engine: Engine, **options: Any) -> None:
-    await engine.generate_object("s:m", "Hi", schema={"type": "object"}, **options)
-
-
 @tool(needs_approval=True)
 async def refund() -> str:
     """Refund."""
@@ -88,21 +50,38 @@ async def waiting(engine: Engine) -> Session:
     return session
 
 
-SIMPLE = [send, stream, generate, generate_object]
-WAITING = [submit, approve, approve_stream, deny]
+async def answered(engine: Engine, how: str, options: dict[str, Any]) -> None:
+    """Answer the open call of a waiting session."""
+    session = await waiting(engine)
+    if how == "submit":
+        await session.submit({session.pending_calls[0].id: "done"}, **options)
+    elif how == "approve_stream":
+        await session.approve_stream(*session.pending_calls, **options).message()
+    else:
+        await getattr(session, how)(*session.pending_calls, **options)
 
 
-def replies_for(ask: Ask) -> list[Say]:
+SIMPLE: dict[str, Ask] = {
+    "send": lambda engine, **more: engine.session("s:m").send("Hi", **more),
+    "stream": lambda engine, **more: engine.session("s:m").stream("Hi", **more).message(),
+    "generate": lambda engine, **more: engine.generate("s:m", "Hi", **more),
+    "generate_object": lambda at, **more: at.generate_object("s:m", "Hi", schema={"type": "object"}, **more),
+}
+WAITING: dict[str, Ask] = {
+    how: lambda engine, how=how, **more: answered(engine, how, more)
+    for how in ("submit", "approve", "approve_stream", "deny")
+}
+ASK = {**SIMPLE, **WAITING}
+
+
+def replies_for(ask: str) -> list[Say]:
     return [Say(calls=[("refund", {})]), Say("{}")] if ask in WAITING else [Say("{}")]
 
 
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Path) -> None:
-    """`timeout` has the seconds for the turn and for each call. The turn's tags are added to the session's tags,
-    or replace them.
-    """
+@pytest.mark.parametrize("ask", ASK)
+async def test_every_way_to_call_accepts_timeout_and_tags(ask: str, tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
-        await ask(engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
+        await ASK[ask](engine, timeout=TimeoutConfig(total=50.0, per_step=7.0), tags={"job": "refunds"})
         assert requests_of(engine)[-1].timeout_seconds == 7.0
         await engine.flush()
         rows = await present(engine._runtime.store).calls()
@@ -110,11 +89,11 @@ async def test_every_way_to_call_accepts_timeout_and_tags(ask: Ask, tmp_path: Pa
         assert tags == [{"team": "a", "job": "refunds"} if ask in WAITING else {"job": "refunds"}]
 
 
-@pytest.mark.parametrize("ask", [*SIMPLE, *WAITING])
-async def test_the_old_names_of_time_limits_work_with_a_warning(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", ASK)
+async def test_the_old_names_of_time_limits_work_with_a_warning(ask: str, tmp_path: Path) -> None:
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.warns(DeprecationWarning, match="use call_timeout="):
-            await ask(engine, call_timeout_seconds=7.0)
+            await ASK[ask](engine, call_timeout_seconds=7.0)
         assert requests_of(engine)[-1].timeout_seconds == 7.0
 
 
@@ -135,17 +114,17 @@ LIMITS = ("max_output_tokens", "max_tool_rounds", "retry_empty", "max_retries")
 @pytest.mark.parametrize(
     ("ask", "name"),
     quick_if(
-        itertools.product([*SIMPLE, *WAITING], LIMITS),
+        itertools.product(ASK, LIMITS),
         lambda n: n < len(LIMITS) or n % len(LIMITS) == 0,
         "each limit at each entry point",
         rows=True,
     ),
 )
-async def test_a_negative_limit_is_refused(ask: Ask, name: str, tmp_path: Path) -> None:
+async def test_a_negative_limit_is_refused(ask: str, name: str, tmp_path: Path) -> None:
     """Some servers read -1 as no limit, and a budget would then reserve nothing."""
     async with keeping(tmp_path / "t.db", *replies_for(ask)) as engine:
         with pytest.raises(ValueError, match=f"{name}=-1: must be at least"):
-            await ask(engine, **{name: -1})
+            await ASK[ask](engine, **{name: -1})
 
 
 def test_a_session_refuses_a_negative_limit() -> None:
@@ -247,9 +226,7 @@ def engine_with(provider: TextProvider, store: Path | None = None, budgets: Sequ
 
 
 async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: Path) -> None:
-    """Each attempt has a row with its own usage and cost. The session has one reply, and the turn's cost includes
-    all attempts.
-    """
+    """Each attempt has a row with its own usage and cost."""
     provider = TextProvider(TEXT, [20, 9])
     async with engine_with(provider, tmp_path / "t.db") as engine:
         session = await engine.open_session("s", model=MODEL)
@@ -260,13 +237,11 @@ async def test_a_continued_reply_has_several_attempts_and_one_message(tmp_path: 
         assert sum(isinstance(event, MessageStart) for event in events) == 1
         assert len(session.messages) == 2
         await engine.flush()
-        assert engine.store is not None
         rows = sorted(await engine.store.calls(CallFilter(), limit=None), key=lambda row: row.attempt)
         ends = [f"{row.status} {row.reason}" for row in rows]
         assert ends == ["failed first", "failed continued", "completed continued"]
         costs = []
         for row, (sent, received) in zip(rows, provider.bill, strict=True):
-            assert row.cost is not None
             assert row.usage.input_tokens == sent
             if row.status == "completed":
                 assert row.usage.output_tokens == received
@@ -287,8 +262,7 @@ async def test_a_continuation_needs_room_in_the_budget() -> None:
                 pass
         assert len(provider.bodies) == 1
         (account,) = await engine.budgets()
-        assert account.spent.money == stream.cost.nano_usd
-        assert account.held.money == 0
+        assert (account.spent.money, account.held.money) == (stream.cost.nano_usd, 0)
         assert 0 < account.spent.money < 200_000
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from callboard import EndedCall, Engine, generate_sync, run_sync, watch, watch_sync
-from callboard.adapters import OverloadedError, ServerError, StopReason, TokenUsage
-from callboard.bus import Cost, CostSource, LlmCallCompleted
+from callboard.adapters import OverloadedError, ServerError, TokenUsage
 from tests.engine.operations.test_embeddings import embedder_type, small
 from tests.support.engines import registry, serving
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
+from tests.tracestore.trace_making import Maker
 
 anyio_backend = runs_on("asyncio")
 
@@ -52,7 +52,6 @@ async def test_watch_yields_the_calls_of_earlier_and_later_engines(in_the_sync_t
 
 
 async def test_watch_yields_failed_and_cancelled_calls() -> None:
-    """Each call has its status and its error."""
     started = asyncio.Event()
 
     async def pause() -> None:
@@ -73,7 +72,6 @@ async def test_watch_yields_failed_and_cancelled_calls() -> None:
 
 
 async def test_a_call_has_its_operation() -> None:
-    """The text of the call has the operation too. A retried call is one call with all its attempts."""
     kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
     async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
         await engine.embed(["x"], model="a:small", max_retries=1)
@@ -115,9 +113,7 @@ async def test_a_slow_reader_gets_the_number_of_skipped_calls() -> None:
 
 
 async def test_no_subscription_remains_without_a_watcher() -> None:
-    """A watcher that is garbage-collected ends at the next call. Closing a watcher ends it and its reader
-    immediately.
-    """
+    """A watcher that is garbage-collected ends at the next call."""
     async with an_engine(*[Say("x") for _ in range(3)]) as engine:
 
         def watchers() -> list[str]:
@@ -181,17 +177,8 @@ def test_a_thread_iterates_until_the_watcher_is_closed(in_the_sync_thread: Engin
     assert list(calls) == []
 
 
-def a_call(model: str) -> LlmCallCompleted:
-    return LlmCallCompleted(
-        provider="s",
-        model=model,
-        served_model=model,
-        stop_reason=StopReason.END_TURN,
-        raw_stop_reason=None,
-        usage=TokenUsage(1, 1),
-        cost=Cost(1, CostSource.COMPUTED),
-        latency_ms=1,
-    )
+def a_call(model: str) -> object:
+    return Maker().completed(model=model).data
 
 
 def test_a_call_that_ended_just_before_the_close_is_read(in_the_sync_thread: Engine) -> None:
@@ -249,7 +236,6 @@ def test_a_function_that_fails_affects_no_call(in_the_sync_thread: Engine) -> No
 
 
 def test_an_engine_of_a_closed_loop_delays_no_close() -> None:
-    """The engine was never closed."""
     engine = an_engine(Say("x"))
 
     async def ask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from callboard import (
     Limits,
     ModelRegistry,
     OpenAIAdapter,
+    Tool,
+    ToolDefinition,
 )
 from callboard.adapters import ImageBlock, Message, TextBlock
 from callboard.adapters.providers import scripted
@@ -34,23 +37,11 @@ from ..support.scripted import ADD, CALLS_ADD, Say
 from .slow_engines import an_engine
 
 
-async def test_an_idle_engine_has_no_work_in_progress() -> None:
-    """Neither an engine before its start nor an engine after a turn has calls in progress."""
-    fresh = Engine(models=registry(Say("Hello")), trace=False)
-    assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
-    async with fresh:
-        await fresh.session("s:m").send("Hi")
-        assert fresh.in_progress().total == 0
-
-
 async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
-    """A turn has the stage `asking` before its first token and `replying` after it. No character is counted
-    twice.
-    """
+    """A turn has the stage `asking` before its first token and `replying` after it."""
     steps = [anyio.Event() for _ in range(3)]
     waits = iter(steps)
-    script = Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())
-    async with running(script) as (engine, _):
+    async with running(Say("Hello, ", "world!", pause=lambda: next(waits, steps[-1]).wait())) as (engine, _):
         session = engine.session("s:m", name="greeting", tags={"team": "a"})
         async with anyio.create_task_group() as group:
             stream = session.stream("Hi")
@@ -74,7 +65,6 @@ async def test_a_reply_in_progress_shows_its_stage_and_characters() -> None:
 
 
 async def test_waiting_turns_are_queued_and_a_limit_keeps_the_total() -> None:
-    """The turns of one session have the stages asking, queued and queued. `limit=2` shows two of the three."""
     go = anyio.Event()
     async with running(Say("one", pause=go.wait), Say("two"), Say("three")) as (engine, _):
         session = engine.session("s:m")
@@ -99,11 +89,8 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
         seen.append((item.stage, item.calls, item.output_tokens))
         return 3
 
-    from callboard import Tool, ToolDefinition
-
     async with running(CALLS_ADD, Say("Three.", pause=go.wait)) as (engine, _):
-        adder = Tool(ToolDefinition("add", "Adds two numbers"), tool)  # type: ignore[arg-type]
-        session = engine.session("s:m", tools=[adder])
+        session = engine.session("s:m", tools=[Tool(ToolDefinition("add"), tool)])  # type: ignore[arg-type]
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: session.send("Hi", max_tool_rounds=2))
             await anyio.wait_all_tasks_blocked()
@@ -127,24 +114,15 @@ async def test_a_call_without_a_turn_is_in_progress() -> None:
 
 
 async def test_a_turn_is_cancelled_by_its_id() -> None:
-    """The caller of the turn gets the error with the content so far. A second cancel and a cancel of another id
-    return False.
-    """
+    """The caller of the turn gets the error with the content so far."""
     async with an_engine() as engine:
         stream = engine.session("s:m").stream("Hi")
-        caught: list[CancelledError] = []
-
-        async def read() -> None:
-            try:
-                await stream.message()
-            except CancelledError as error:
-                caught.append(error)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(read)
-            await anyio.wait_all_tasks_blocked()
-            assert await engine.cancel(stream.stream_id) is True
-        assert caught[0].content
+        reading = asyncio.ensure_future(stream.message())
+        await anyio.wait_all_tasks_blocked()
+        assert await engine.cancel(stream.stream_id) is True
+        with pytest.raises(CancelledError) as caught:
+            await reading
+        assert caught.value.content
         assert await engine.cancel(stream.stream_id) is False
         assert await engine.cancel("trn_other") is False
 
@@ -187,7 +165,6 @@ async def test_a_watcher_that_is_closed_leaves_no_subscription() -> None:
 
 
 def test_the_time_of_an_identifier_is_read_from_it() -> None:
-    """The time comes from a ULID. An identifier of another form has no time."""
     assert made_us("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259_000
     assert made_us("ses_mine") is None
     assert made_us("ses_01ARZ3NDEKTSV4RRFFQ69G5FA!") is not None
@@ -197,15 +174,15 @@ def test_the_time_of_an_identifier_is_read_from_it() -> None:
 # `engine.statistics()`: one snapshot of all counters, before, during and after an engine's run.
 
 
-async def test_an_engine_that_never_started_has_statistics() -> None:
+def test_an_engine_that_never_started_has_statistics_and_no_work_in_progress() -> None:
     fresh = Engine(models=registry(), trace=False)
+    assert (fresh.in_progress().items, fresh.in_progress().total) == ((), 0)
     counted = fresh.statistics()
     assert (counted.state, counted.uptime_seconds, counted.sessions, counted.providers) == ("new", 0.0, 0, ())
     assert (counted.supervisor, counted.writer, counted.prices_version) == (None, None, fresh.prices.version)
 
 
 async def test_running_and_waiting_turns_are_counted() -> None:
-    """One turn runs in the only slot of its provider. One waits for its session, and one for the slot."""
     go = anyio.Event()
     script = [Say("one", pause=go.wait), Say("two"), Say("three")]
     async with Engine(models=registry(*script), trace=False, limits=Limits(calls_per_provider=1)) as engine:
@@ -267,9 +244,6 @@ class Person:
 
 
 async def test_the_repr_of_a_result_fits_a_screen() -> None:
-    """The repr of a long result is short. It has the start of the text, the status, the model and the numbers of
-    steps and messages.
-    """
     async with running(Say("Hello " * 5000)) as (engine, _):
         result = await engine.generate("s:m", "Hi " * 5000)
     shown = repr(result)
@@ -303,7 +277,6 @@ async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
 
 
 async def test_the_deprecated_names_of_a_result_work_and_warn() -> None:
-    """`reasoning` and `tool_calls` are deprecated names on a result and on a step."""
     async with running(Say("Hello", thinking="Hm")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
     for each in (result, result.steps[0]):
@@ -353,8 +326,7 @@ async def test_a_result_becomes_plain_values() -> None:
         *("Hello", "completed"),
         *("end_turn", "s:m"),
     )
-    assert decoded["usage"]["input_tokens"] == 10
-    assert decoded["cost"] == {"usd": None, "source": "unpriced"}
+    assert (decoded["usage"]["input_tokens"], decoded["cost"]) == (10, {"usd": None, "source": "unpriced"})
     assert [message["role"] for message in decoded["messages"]] == ["user", "assistant"]
     assert decoded["messages"][0]["content"][1]["data"] == "R0lGODlh"
     assert found.to_dict()["output"] == {"name": "Ann", "age": 3}
@@ -363,7 +335,6 @@ async def test_a_result_becomes_plain_values() -> None:
 
 
 async def test_a_notebook_shows_the_text_and_the_cost() -> None:
-    """A notebook shows the text, the model, the tokens and the cost of a result and of a reply as Markdown."""
     async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
         result = await engine.generate("s:m", "Hi")
         reply = await engine.session("s:m").send("Hi")
@@ -395,14 +366,10 @@ async def test_an_engine_uses_the_adapters_of_the_host() -> None:
 async def test_an_adapter_of_the_host_replaces_one_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The adapter of the host is used with and without a key in the environment. A name that models.yaml has is
-    refused.
-    """
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    providers = {"anthropic": own(HELLO), "openai": own(HELLO)}
-    async with Engine(providers=providers, trace=False) as engine:
+    async with Engine(providers={"anthropic": own(HELLO), "openai": own(HELLO)}, trace=False) as engine:
         assert (await engine.generate("anthropic:m", "Hi")).text == "Hello"
         assert (await engine.generate("openai:m", "Hi")).text == "Hello"
     (tmp_path / "models.yaml").write_text("adapters: {anthropic: {type: anthropic, api_key_env: A_KEY}}")

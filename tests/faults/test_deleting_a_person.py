@@ -43,8 +43,6 @@ from .toy_engines import check_ends
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")
-
-
 MARK = "Zanzibar"
 """Each text that must be deleted contains this word and the name of its place."""
 
@@ -134,9 +132,7 @@ def places_in(text: str) -> set[str]:
 
 
 async def test_a_trace_file_has_nothing_of_a_deleted_session(tmp_path: Path) -> None:
-    """Neither the log and the journals of the running engine nor the closed file have a mark. The figures of the
-    calls stay.
-    """
+    """Neither the log and the journals of the running engine nor the closed file have a mark."""
     path = tmp_path / "trace.db"
     async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)
@@ -167,9 +163,6 @@ async def test_a_trace_file_has_nothing_of_a_deleted_session(tmp_path: Path) -> 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 async def test_a_trace_in_postgresql_has_nothing_of_a_deleted_session(postgres_dsn: str, tmp_path: Path) -> None:
-    """The folder of the trace has no mark either. Only existing rows are read: the server removes deleted rows
-    later.
-    """
     place = PostgresStore(postgres_dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*replies()), store=place, capture_content=True) as engine:
         session_id = await a_person_s_session(engine)
@@ -190,7 +183,6 @@ async def test_a_trace_in_postgresql_has_nothing_of_a_deleted_session(postgres_d
 async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
     is_shipped_before: bool, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session is deleted before or after it is shipped."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     # On a busy machine, the engine could end before all rows are shipped.
     monkeypatch.setattr("callboard.engine.runtime.lifecycle.LAST_SHIPPING_SECONDS", 40.0)
@@ -211,7 +203,7 @@ async def test_a_shipped_copy_has_nothing_of_a_deleted_session(
 
 
 @pytest.mark.parametrize("kind", ["file", "server"])
-async def test_forgetting_by_age_removes_names_and_errors(
+async def test_forgetting_removes_names_and_errors(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The content of plain calls is removed, too. Tags and the host's own events stay, because budgets and reports
@@ -281,7 +273,6 @@ async def test_the_journal_of_a_dead_process_does_not_restore_a_session(tmp_path
 async def test_the_command_deletes_the_lines_of_the_chat_s_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The history lines of other sessions stay."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     path = tmp_path / "trace.db"
     async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
@@ -294,9 +285,6 @@ async def test_the_command_deletes_the_lines_of_the_chat_s_history(
 
 
 # An actor that the engine needs crashes five times in a row: the engine ends in order and reports the reason.
-
-
-CHECKOUT = Path(__file__).parents[2]
 VITAL = ("trace writer", "availability", "session manager")
 
 

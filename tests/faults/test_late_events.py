@@ -123,23 +123,6 @@ async def of_logs(path: Path) -> int:
     return len([line for line in lines(path, "logs", "--json") if '"assistant"' in line])
 
 
-async def of_cost_command(path: Path) -> int:
-    return sum(json.loads(line)["calls"] for line in lines(path, "cost", "--json"))
-
-
-async def of_sql_command(path: Path) -> int:
-    statement = "SELECT count(*) AS n FROM calls WHERE status = 'completed'"
-    return int(json.loads(lines(path, "sql", statement, "--json")[0])["n"])
-
-
-async def of_statistics_command(path: Path) -> int:
-    return sum(json.loads(line)["completed"] for line in lines(path, "stats", "--json"))
-
-
-async def of_sessions_command(path: Path) -> int:
-    return sum(json.loads(line)["calls"] for line in lines(path, "sessions", "--json"))
-
-
 async def of_export(path: Path) -> int:
     target = path.parent / "calls.jsonl"
     call("export", str(target), "--format", "jsonl", "--db", str(path), home=path.parent / "home", exits=0)
@@ -154,8 +137,7 @@ async def of_backup(path: Path) -> int:
 
 SURFACES: tuple[Callable[[Path], Awaitable[int]], ...] = (
     *(of_calls, of_costs, of_sessions, of_events, of_unopened_sql, of_writing_store, of_live_view),
-    *(of_traces, of_logs, of_cost_command, of_sql_command, of_statistics_command, of_sessions_command),
-    *(of_export, of_backup),
+    *(of_traces, of_logs, of_export, of_backup),
 )
 
 
@@ -164,10 +146,9 @@ SURFACES: tuple[Callable[[Path], Awaitable[int]], ...] = (
     first_is_quick(SURFACES, "more readers of the same journal", quick=5),
     ids=lambda surface: surface.__name__,
 )
-async def test_each_reader_shows_the_last_answer_of_a_dead_process(
+async def test_readers_show_the_last_answer_of_the_dead(
     trace: Path, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
-    """The reader shows both answered calls, and a second read shows the same. The journal is gone."""
     assert await surface(trace) == 2
     assert waiting_files(trace) == []
     assert await of_calls(trace) == 2
@@ -175,7 +156,6 @@ async def test_each_reader_shows_the_last_answer_of_a_dead_process(
 
 @pytest.mark.parametrize("ending", first_is_quick(["exit", "terminate"], "another end of the process"))
 async def test_the_journals_of_two_dead_processes_are_read(tmp_path: Path, ending: str) -> None:
-    """A reader stores the events of both journals."""
     path = tmp_path / "trace.db"
     left_behind(path, "again")
     left_behind(path, ending)
@@ -183,9 +163,6 @@ async def test_the_journals_of_two_dead_processes_are_read(tmp_path: Path, endin
 
 
 async def test_the_journal_of_a_living_writer_is_not_changed(tmp_path: Path) -> None:
-    """A reader does not change the journal. After the writer's death, a reader that is already open shows its
-    events.
-    """
     path = tmp_path / "trace.db"
     with started(PROGRAM, path, "lives") as process:
         assert process.stdout is not None
@@ -200,7 +177,6 @@ async def test_the_journal_of_a_living_writer_is_not_changed(tmp_path: Path) -> 
 
 
 async def test_a_journal_is_read_up_to_its_incomplete_last_line(trace: Path) -> None:
-    """The incomplete last line is skipped. The lines before it are read."""
     (journal,) = (file for file in waiting_files(trace) if file.stat().st_size)
     with journal.open("ab") as file:
         file.write(journal.read_bytes().splitlines()[-1][:40])
@@ -208,7 +184,6 @@ async def test_a_journal_is_read_up_to_its_incomplete_last_line(trace: Path) -> 
 
 
 async def test_a_spill_file_and_a_journal_of_one_run_are_both_read(tmp_path: Path) -> None:
-    """The reader shows the call of the spill file and the call of the journal."""
     path, make = tmp_path / "trace.db", Maker("run_b")
     async with TraceStore(path):
         pass
@@ -230,64 +205,56 @@ def media(tmp_path: Path) -> Iterator[Medium]:
         yield made
 
 
+@pytest.fixture
+def read_only(trace: Path, media: Medium) -> Path:
+    """A copy of the trace and its journals on media that can't be written."""
+    for file in trace.parent.glob("trace.db*"):
+        shutil.copy(file, media.folder)
+    (media.folder / "home").mkdir()
+    media.make_writable(False)
+    return media.folder / "trace.db"
+
+
 @pytest.mark.parametrize(
     "surface",
-    first_is_quick(
-        [*SURFACES[:5], of_live_view, of_traces, of_sql_command], "more readers of the same journal", quick=2
-    ),
+    first_is_quick([*SURFACES[:5], of_live_view, of_traces], "more readers of the same journal", quick=2),
     ids=lambda surface: surface.__name__,
 )
-async def test_late_events_on_read_only_media_are_merged(
-    trace: Path, media: Medium, surface: Callable[[Path], Awaitable[int]]
+async def test_late_events_on_read_only_media_are_read(
+    read_only: Path, surface: Callable[[Path], Awaitable[int]]
 ) -> None:
     """The reader shows both answered calls and changes nothing on the media."""
-    for file in trace.parent.glob("trace.db*"):
-        shutil.copy(file, media.folder)
-    (media.folder / "home").mkdir()
-    media.make_writable(False)
-    before = sorted(os.listdir(media.folder))
-    assert await surface(media.folder / "trace.db") == 2
-    assert sorted(os.listdir(media.folder)) == before
+    before = sorted(os.listdir(read_only.parent))
+    assert await surface(read_only) == 2
+    assert sorted(os.listdir(read_only.parent)) == before
 
 
-async def test_events_that_can_be_neither_stored_nor_merged_are_counted(
-    trace: Path, media: Medium, monkeypatch: pytest.MonkeyPatch
+async def test_late_events_that_cannot_be_read_are_counted(
+    read_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store reports the number of these events and the names of their files."""
-    for file in trace.parent.glob("trace.db*"):
-        shutil.copy(file, media.folder)
-    (media.folder / "home").mkdir()
-    media.make_writable(False)
-    path = media.folder / "trace.db"
 
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    async with TraceStore.open_readonly(path) as reader:
+    async with TraceStore.open_readonly(read_only) as reader:
         assert [row.status for row in await reader.calls()].count("completed") == 1
         assert reader.waiting.events > 0
-        assert [file.name for file in reader.waiting.files] == [file.name for file in leftovers(path)]
+        assert [file.name for file in reader.waiting.files] == [file.name for file in leftovers(read_only)]
 
 
-async def test_deleting_a_session_deletes_it_from_the_journals_of_the_dead(trace: Path) -> None:
-    """After the deletion, no file next to the trace has the prompts, and the session is not restored."""
-    async with await existing_store(trace) as store:
-        assert await store.delete_session("ses_x")
+@pytest.mark.parametrize("how", ["deleted", "forgotten"])
+async def test_deleted_content_is_deleted_in_the_journals_of_the_dead(trace: Path, how: str) -> None:
+    """Afterwards, no file next to the trace has the prompts, and the session is not restored."""
+    async with await existing_store(trace) if how == "deleted" else TraceStore(trace) as store:
+        if how == "deleted":
+            assert await store.delete_session("ses_x")
+        else:
+            await store.forget_content(1 << 60)
     assert not any(b"Second" in file.read_bytes() for file in trace.parent.glob("trace.db*"))
-    async with TraceStore.open_readonly(trace) as store:
-        assert await store.saved_session("ses_x") is None
-
-
-async def test_forgetting_content_forgets_it_in_the_journals_of_the_dead(trace: Path) -> None:
-    """Afterwards, no file next to the trace has the prompts."""
-    store = TraceStore(trace)
-    await store.open()
-    try:
-        await store.forget_content(1 << 60)
-    finally:
-        await store.close()
-    assert not any(b"Second" in file.read_bytes() for file in trace.parent.glob("trace.db*"))
+    async with TraceStore.open_readonly(trace) as reader:
+        assert await reader.saved_session("ses_x") is None
 
 
 @pytest.fixture
@@ -300,11 +267,10 @@ def shared(request: pytest.FixtureRequest) -> Iterator[str]:
         yield dsn
 
 
-@pytest.mark.parametrize("how", ["readonly", "sql", "writing"])
-async def test_readers_of_a_shared_trace_store_the_journal_of_a_dead_process(
+@pytest.mark.parametrize("how", first_is_quick(["writing", "sql", "readonly"], "the open of `sql`", quick=2))
+async def test_readers_of_a_shared_trace_store_the_journal_of_the_dead(
     tmp_path: Path, shared: str, how: str
 ) -> None:
-    """The reader shows both answered calls, and the journal is gone."""
     path = tmp_path / "shared"
     left_behind(path, "exit", shared)
     store = PostgresStore(shared, path=path, readonly=how != "writing")
@@ -318,7 +284,6 @@ async def test_readers_of_a_shared_trace_store_the_journal_of_a_dead_process(
 
 
 async def test_a_shipper_ships_the_events_of_a_dead_process(trace: Path, tmp_path: Path, shared: str) -> None:
-    """The shared store has both answered calls."""
     async with PostgresStore(shared, path=tmp_path / "shared") as target:
         shipper = TraceShipper(trace, shared)
         await shipper.ship()

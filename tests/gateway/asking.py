@@ -73,14 +73,9 @@ def scope_of(
     if not any(name == b"host" for name, _ in given):
         given.append((b"host", b"127.0.0.1:8375"))
     return {
-        "type": "http",
-        "method": method,
-        "path": root + path,
-        "root_path": root,
-        "query_string": query.encode(),
-        "headers": given,
-        "client": ("127.0.0.1", 50000),
-    }
+        "type": "http", "method": method, "path": root + path, "root_path": root, "query_string": query.encode(),
+        "headers": given, "client": ("127.0.0.1", 50000),
+    }  # fmt: skip
 
 
 @asynccontextmanager

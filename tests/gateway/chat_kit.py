@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import pytest
+from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalResponse
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, Quirks
 from callboard.adapters.providers.openai_compatible.request import build_body
-from callboard.adapters.providers.openai_compatible.response import ChatNormaliser, read_whole
-from callboard.adapters.providers.openai_compatible.wire import decode_reply
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.streams.events import StreamEvent
@@ -21,24 +20,22 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,
 )
-from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.chat_replies import WIRE
-from callboard.engine.gateway.wire import BadRequest, ClientRequest, ReplyInfo
+from callboard.engine.gateway.wire import ClientRequest, ReplyInfo
 
+from ..support.fake_http import FakeReply
 from ..support.recordings import CountingClock
+from ..support.wires import WIRES
+from ..support.wires.reading import read_pieces, read_reply
 
 INFO = ReplyInfo(id="1", model="gpt-5", created=1_700_000_000)
 PROVIDER = "openai_compatible"
+CHAT = WIRES[2]
 ABLE = AdapterCapabilities(
-    supports_images=True,
-    supports_audio=True,
-    supports_documents=True,
-    supports_thinking=True,
-    supports_tools=True,
-    supports_structured_output=True,
-    supports_parallel_tool_calls=True,
-)
+    supports_images=True, supports_audio=True, supports_documents=True, supports_thinking=True,
+    supports_tools=True, supports_structured_output=True, supports_parallel_tool_calls=True,
+)  # fmt: skip
 
 
 class Reply(NamedTuple):
@@ -63,27 +60,19 @@ def adapters_body(request: CanonicalRequest, quirks: Quirks = QUIRKS["default"])
 
 def new_assembler(provider: str = PROVIDER) -> Assembler:
     return Assembler(
-        message_id="msg_1",
-        provider=provider,
-        requested_model="gpt-5",
-        clock=CountingClock(),
+        message_id="msg_1", provider=provider, requested_model="gpt-5", clock=CountingClock(),
         estimate_usage=lambda text: TokenUsage(output_tokens=len(text)),
-    )
+    )  # fmt: skip
 
 
 def response_of(assembler: Assembler) -> CanonicalResponse:
     assert assembler.stop_reason is not None
     assert assembler.usage is not None
     return CanonicalResponse(
-        request_id="req_1",
-        model=assembler.model,
-        provider=assembler.provider,
-        content=assembler.final_content,
-        stop_reason=assembler.stop_reason,
-        raw_stop_reason=assembler.raw_stop_reason,
-        usage=assembler.usage,
+        request_id="req_1", model=assembler.model, provider=assembler.provider, content=assembler.final_content,
+        stop_reason=assembler.stop_reason, raw_stop_reason=assembler.raw_stop_reason, usage=assembler.usage,
         provider_details=assembler.details,
-    )
+    )  # fmt: skip
 
 
 def reply_from(assembler: Assembler, stop: StopReason, raw: str | None, usage: TokenUsage) -> Reply:
@@ -111,21 +100,15 @@ def chunks_of(stream: bytes) -> list[JsonObject]:
 
 def read_body(body: bytes) -> CanonicalResponse:
     """Read a complete reply with the adapter."""
-    assembler = new_assembler()
-    read_whole(decode_reply(body), body, assembler, QUIRKS["default"])
-    return response_of(assembler)
+    return read_reply(CHAT, FakeReply(body, headers={"content-type": "application/json"}), streamed=False).reply
 
 
 def read_stream(pieces: Iterable[bytes]) -> CanonicalResponse:
     """Read a streamed reply with the adapter. Raises the adapter's error."""
-    assembler = new_assembler()
-    normaliser = ChatNormaliser(assembler, QUIRKS["default"])
-    for piece in pieces:
-        normaliser.feed(piece)
-    normaliser.close()
-    if normaliser.error is not None:
-        raise normaliser.error
-    return response_of(assembler)
+    found = read_pieces(CHAT, pieces)
+    if found.error is not None:
+        raise found.error
+    return found.reply
 
 
 def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
@@ -134,76 +117,33 @@ def in_general(content: Sequence[ContentBlock]) -> list[JsonObject]:
     return [{name: block[name] for name in block if name not in ("id", "provider_raw")} for block in blocks]
 
 
-# --- Requests ---
-
-PNG = "data:image/png;base64,iVBORw0KGgo="
-PDF = "data:application/pdf;base64,JVBERi0="
-OBJECT: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-READ: JsonObject = {"type": "function", "function": {"name": "read", "parameters": OBJECT}}
+_PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)
+_ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), st.none() | st.text('a"\\☃\n', max_size=5), max_size=2)
 
 
-def read_message(*messages: JsonObject) -> tuple[Message, ...]:
-    given: list[Json] = [*messages]
-    return asked(messages=given).request.messages
-
-
-def said(part: JsonObject) -> ContentBlock:
-    (message,) = read_message({"role": "user", "content": [part]})
-    return message.content[0]
-
-
-def replied(**fields: Json) -> tuple[ContentBlock, ...]:
-    return read_message({"role": "user", "content": "Hi"}, {"role": "assistant", **fields})[1].content
-
-
-def losses_of(**body: Json) -> str:
-    return "\n".join(warning.message for warning in asked(**body).losses)
-
-
-def refusal_of(**body: Json) -> tuple[str, str | None, str | None]:
-    with pytest.raises(BadRequest) as caught:
-        asked(**body)
-    failure = caught.value.failure
-    return failure.message, failure.param, failure.code
-
-
-# --- Replies ---
-
-USAGE = TokenUsage(
-    input_tokens=10,
-    output_tokens=7,
-    cached_input_tokens=4,
-    cache_creation_input_tokens=3,
-    cache_creation_1h_input_tokens=1,
-    reasoning_tokens=2,
-)
-WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
-SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
-
-
-def response(
-    *content: ContentBlock, stop: StopReason = StopReason.END_TURN, raw: str | None = None, **more: Any
-) -> CanonicalResponse:
-    fields: dict[str, Any] = {"usage": USAGE, **more}
-    return CanonicalResponse(
-        request_id="req_1", model="m", provider="p", content=content, stop_reason=stop, raw_stop_reason=raw,
-        **fields,
+@st.composite
+def replies(draw: st.DrawFn, tool: str = "read") -> Reply:
+    """Replies in the order of the protocol: reasoning, text, calls."""
+    assembler = new_assembler("anthropic")
+    if draw(st.booleans()):
+        for piece in draw(_PIECES):
+            assembler.thinking("r", piece, implicit_end=True)
+    has_text = draw(st.booleans())
+    if has_text:
+        for piece in draw(_PIECES):
+            assembler.text("t", piece, implicit_end=True)
+    calls = draw(st.integers(0 if has_text else 1, 3))
+    for at in range(calls):
+        assembler.tool_start(at, tool, raw={"id": f"toolu_{at}"})
+        arguments = json.dumps(draw(_ARGUMENTS if tool == "read" else st.builds(dict, input=st.text('ü\n"\\😀a'))))
+        cut = draw(st.integers(0, len(arguments)))
+        for piece in filter(None, (arguments[:cut], arguments[cut:])):
+            assembler.tool_arguments(at, piece)
+        assembler.end(at)
+    counts = draw(st.lists(st.integers(1, 50), min_size=4, max_size=4))
+    usage = TokenUsage(
+        input_tokens=counts[0], output_tokens=counts[1], cached_input_tokens=counts[2],
+        cache_creation_input_tokens=counts[3], reasoning_tokens=counts[1] // 2,
     )  # fmt: skip
-
-
-def message_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
-    message: dict[str, Any] = choice_of(reply, request)["message"]
-    return message
-
-
-def choice_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
-    body: Any = WIRE.write_reply(request or asked(), INFO, reply)
-    choice: dict[str, Any] = body["choices"][0]
-    return choice
-
-
-def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
-    assembler = new_assembler()
-    for text in texts or ("Hel", "lo"):
-        assembler.text("t", text, implicit_end=True)
-    return reply_from(assembler, stop, "stop", USAGE)
+    stop = StopReason.TOOL_USE if calls else draw(st.sampled_from([StopReason.END_TURN, StopReason.MAX_TOKENS]))
+    return reply_from(assembler, stop, None, usage)

@@ -29,12 +29,9 @@ IMAGE: Json = {"type": "base64", "media_type": "image/png", "data": PNG}
 PICTURE: JsonObject = {"type": "image", "source": IMAGE}
 SAID: JsonObject = {"type": "text", "text": "Words"}
 SEARCH_RESULT: JsonObject = {
-    "type": "search_result",
-    "source": "https://a.example",
-    "title": "A",
-    "content": [SAID, SAID],
+    "type": "search_result", "source": "https://a.example", "title": "A", "content": [SAID, SAID],
     "citations": {"enabled": True},
-}
+}  # fmt: skip
 PDF = "JVBERi0xLjQK"
 INFO = ReplyInfo(id="01J", model="claude-opus-4-6", created=0, input_tokens=7)
 USAGE = TokenUsage(input_tokens=10, output_tokens=5)

@@ -17,22 +17,10 @@ from callboard.engine.gateway.wire import (
 )
 
 STATUS = {
-    "invalid_request": 400,
-    "context_overflow": 400,
-    "content_filter": 400,
-    "authentication": 401,
-    "budget": 402,
-    "permission": 403,
-    "not_found": 404,
-    "missing": 404,
-    "wrong_method": 405,
-    "too_large": 413,
-    "rate_limit": 429,
-    "server": 500,
-    "unavailable": 503,
-    "timeout": 504,
-    "overloaded": 529,
-}
+    "invalid_request": 400, "context_overflow": 400, "content_filter": 400, "authentication": 401, "budget": 402,
+    "permission": 403, "not_found": 404, "missing": 404, "wrong_method": 405, "too_large": 413, "rate_limit": 429,
+    "server": 500, "unavailable": 503, "timeout": 504, "overloaded": 529,
+}  # fmt: skip
 
 
 def line(**fields: object) -> bytes:
@@ -69,25 +57,18 @@ def read_request(
             raise BadRequest("model and prompt are missing", param="prompt")
     limit = body.get("limit")
     request = CanonicalRequest(
-        request_id="",
-        model=model,
-        messages=(Message.user(prompt),),
-        max_output_tokens=limit if isinstance(limit, int) else 4096,
-        default_output_limit=limit is None,
-    )
+        request_id="", model=model, messages=(Message.user(prompt),),
+        max_output_tokens=limit if isinstance(limit, int) else 4096, default_output_limit=limit is None,
+    )  # fmt: skip
     return ClientRequest(model=model, request=request, stream=body.get("stream") is True, body=body)
 
 
 WIRE = ClientWire(
-    name="chat",
-    protocol="openai_compatible",
-    read_request=read_request,
-    stream_type=lambda request: "text/event-stream",
-    writer=lambda request, info: PlainWriter(info),
+    name="chat", protocol="openai_compatible", read_request=read_request,
+    stream_type=lambda request: "text/event-stream", writer=lambda request, info: PlainWriter(info),
     write_reply=lambda request, info, response: {"id": info.id, "model": info.model, "text": response.text},
     write_failure=lambda failure: (STATUS[failure.kind], {"error": failure.kind, "message": failure.message}),
     write_models=lambda models: {"models": [model.id for model in models]},
-    write_model=lambda model: {"id": model.id},
-    write_token_count=lambda tokens: {"tokens": tokens},
-)
+    write_model=lambda model: {"id": model.id}, write_token_count=lambda tokens: {"tokens": tokens},
+)  # fmt: skip
 """A request is ``{"model", "prompt", "stream", "limit"}``, and a stream has a line of JSON for each event."""

@@ -12,9 +12,6 @@ from openai import OpenAI
 from callboard.adapters import CanonicalRequest, CanonicalResponse
 from callboard.adapters.providers.openai.data import OPENAI
 from callboard.adapters.providers.openai.request import build_request
-from callboard.adapters.providers.openai.response import read_reply
-from callboard.adapters.providers.openai.stream import ResponsesNormaliser
-from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.streams.events import StreamEvent
@@ -24,8 +21,9 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.responses_replies import WIRE
 from callboard.engine.gateway.wire import ClientRequest, ReplyInfo
 
-from ..support.virtual_time import FakeClock
-from ..support.wires.reading import in_short
+from ..support.fake_http import FakeReply
+from ..support.wires import WIRES
+from ..support.wires.reading import Reading, in_short, read_pieces, read_reply
 
 INFO = ReplyInfo(id="01J", model="gpt-5", created=1)
 USAGE = TokenUsage(10, 5, 4, 3, 0, 2)
@@ -121,47 +119,21 @@ def sdk_of(body: bytes, *, status: int = 200, headers: Mapping[str, str] = {}) -
 # --- Our adapter ---
 
 
-def _assembler() -> Assembler:
-    return Assembler(
-        message_id="m",
-        provider="openai",
-        requested_model="gpt-5",
-        clock=FakeClock(),
-        estimate_usage=lambda text: TokenUsage(),
-    )
-
-
-def _response_of(assembler: Assembler) -> CanonicalResponse:
-    assert assembler.complete
-    assert assembler.usage is not None
-    assert assembler.stop_reason is not None
-    return CanonicalResponse(
-        request_id="req_1",
-        model="openai:gpt-5",
-        provider="openai",
-        usage=msgspec.structs.replace(assembler.usage, raw=None),
-        content=assembler.final_content,
-        stop_reason=assembler.stop_reason,
-        raw_stop_reason=assembler.raw_stop_reason,
-        provider_details=assembler.details,
-    )
-
-
 def read_body(body: Json) -> CanonicalResponse:
     """Read a complete reply with the adapter. Raises AdapterError."""
-    assembler = _assembler()
-    read_reply(msgspec.json.encode(body), assembler, OPENAI)
-    return _response_of(assembler)
+    given = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
+    return _read(read_reply(WIRES[1], given, streamed=False))[0]
 
 
 def read_stream(chunks: Sequence[bytes]) -> tuple[CanonicalResponse, list[StreamEvent]]:
     """Read a stream with the adapter. Raises AdapterError."""
-    normaliser = ResponsesNormaliser(_assembler(), OPENAI)
-    events = [event for chunk in chunks for event in normaliser.feed(chunk)]
-    events += normaliser.close()
-    if normaliser.error is not None:
-        raise normaliser.error
-    return _response_of(normaliser.assembler), events
+    return _read(read_pieces(WIRES[1], chunks))
+
+
+def _read(found: Reading) -> tuple[CanonicalResponse, list[StreamEvent]]:
+    if found.error is not None:
+        raise found.error
+    return found.reply, found.events
 
 
 def plain(reply: CanonicalResponse, *, opaque: bool = True, links: bool = True) -> list[object]:

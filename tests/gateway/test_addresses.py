@@ -30,18 +30,15 @@ async def serving() -> AsyncIterator[Gateway]:
         yield gateway(engine, keyless=True)
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "error"),
-    [
-        ("/v1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
-        ("/v1/responses/resp_1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
-        ("/v1/responses/compact", {}, {"type": "invalid_request_error", "param": None, "code": None}),
-        ("/v1/messages/batches", {}, {"type": "not_found_error"}),
-        ("/v1/nothing", ANTHROPIC, {"type": "not_found_error"}),
-        ("/v1beta/nothing", {}, {"code": 404, "status": "NOT_FOUND"}),
-        ("/v1beta/models/m:nothing", {}, {"code": 404, "status": "NOT_FOUND"}),
-    ],
-)
+@pytest.mark.parametrize(("path", "headers", "error"), [
+    ("/v1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
+    ("/v1/responses/resp_1/nothing", {}, {"type": "invalid_request_error", "param": None, "code": None}),
+    ("/v1/responses/compact", {}, {"type": "invalid_request_error", "param": None, "code": None}),
+    ("/v1/messages/batches", {}, {"type": "not_found_error"}),
+    ("/v1/nothing", ANTHROPIC, {"type": "not_found_error"}),
+    ("/v1beta/nothing", {}, {"code": 404, "status": "NOT_FOUND"}),
+    ("/v1beta/models/m:nothing", {}, {"code": 404, "status": "NOT_FOUND"}),
+])  # fmt: skip
 async def test_an_unknown_address_is_named_in_an_error_of_its_wire(
     path: str, headers: dict[str, str], error: dict[str, Any]
 ) -> None:
@@ -55,22 +52,19 @@ async def test_an_unknown_address_is_named_in_an_error_of_its_wire(
     assert found == error
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "allow", "kind"),
-    [
-        ("GET", "/v1/chat/completions", {}, "POST", "invalid_request_error"),
-        ("OPTIONS", "/v1/chat/completions/", {}, "POST", "invalid_request_error"),
-        ("GET", "/v1/responses", {}, "POST", "invalid_request_error"),
-        ("PATCH", "/v1/responses/resp_1", {}, "GET, HEAD, DELETE", "invalid_request_error"),
-        ("GET", "/v1/responses/input_tokens", {}, "POST", "invalid_request_error"),
-        ("GET", "/v1/messages", {}, "POST", "invalid_request_error"),
-        ("POST", "/v1/models", ANTHROPIC, "GET, HEAD", "invalid_request_error"),
-        ("DELETE", "/v1/models/m", {}, "GET, HEAD", "invalid_request_error"),
-        ("PUT", "/v1beta/models/m:generateContent", {}, "GET, HEAD, POST", None),
-        ("POST", "/health", {}, "GET, HEAD", "invalid_request_error"),
-        ("POST", "/", {}, "GET, HEAD", "invalid_request_error"),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "headers", "allow", "kind"), [
+    ("GET", "/v1/chat/completions", {}, "POST", "invalid_request_error"),
+    ("OPTIONS", "/v1/chat/completions/", {}, "POST", "invalid_request_error"),
+    ("GET", "/v1/responses", {}, "POST", "invalid_request_error"),
+    ("PATCH", "/v1/responses/resp_1", {}, "GET, HEAD, DELETE", "invalid_request_error"),
+    ("GET", "/v1/responses/input_tokens", {}, "POST", "invalid_request_error"),
+    ("GET", "/v1/messages", {}, "POST", "invalid_request_error"),
+    ("POST", "/v1/models", ANTHROPIC, "GET, HEAD", "invalid_request_error"),
+    ("DELETE", "/v1/models/m", {}, "GET, HEAD", "invalid_request_error"),
+    ("PUT", "/v1beta/models/m:generateContent", {}, "GET, HEAD, POST", None),
+    ("POST", "/health", {}, "GET, HEAD", "invalid_request_error"),
+    ("POST", "/", {}, "GET, HEAD", "invalid_request_error"),
+])  # fmt: skip
 async def test_a_wrong_method_gets_the_right_ones(
     method: str, path: str, headers: dict[str, str], allow: str, kind: str | None
 ) -> None:
@@ -82,15 +76,12 @@ async def test_a_wrong_method_gets_the_right_ones(
     assert f"{method} {path} is not allowed. Use {allow.replace(', ', ' or ')}" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/v1/messages", "/v1/messages"),
-        ("//v1/messages", "/v1/messages"),
-        ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
-    ],
-)
+@pytest.mark.parametrize(("path", "meant"), [
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/v1/v1/messages", "/v1/messages"),
+    ("//v1/messages", "/v1/messages"),
+    ("/models/s:m:generateContent", "/v1/models/s:m:generateContent"),
+])  # fmt: skip
 async def test_a_wrong_base_url_gets_the_right_one(path: str, meant: str) -> None:
     async with serving() as app:
         answer = await post(app, {}, path=path)
@@ -129,14 +120,11 @@ async def of_gemini(url: str, name: str) -> str:
         await client.aio.aclose()
 
 
-@pytest.mark.parametrize(
-    ("get", "error"),
-    [
-        (of_openai, openai.NotFoundError),
-        (of_anthropic, anthropic.NotFoundError),
-        (of_gemini, genai_errors.ClientError),
-    ],
-)
+@pytest.mark.parametrize(("get", "error"), [
+    (of_openai, openai.NotFoundError),
+    (of_anthropic, anthropic.NotFoundError),
+    (of_gemini, genai_errors.ClientError),
+])  # fmt: skip
 async def test_each_sdk_finds_a_model_by_any_served_name(
     get: Callable[[str, str], Awaitable[str]], error: type[Exception]
 ) -> None:

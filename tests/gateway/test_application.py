@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -71,17 +71,14 @@ async def test_a_stream_has_the_events_of_the_reply_in_their_order() -> None:
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (InvalidRequestError("no"), 400, "invalid_request"),
-        (ContentFilterError("no"), 400, "content_filter"),
-        (RateLimitError("slow down", retry_after_seconds=1.5), 429, "rate_limit"),
-        (OverloadedError("busy"), 529, "overloaded"),
-        (AuthError("the key sk-secret is wrong", provider="s"), 403, "permission"),
-        (RuntimeError("a fault of ours in /some/file"), 500, "server"),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (InvalidRequestError("no"), 400, "invalid_request"),
+    (ContentFilterError("no"), 400, "content_filter"),
+    (RateLimitError("slow down", retry_after_seconds=1.5), 429, "rate_limit"),
+    (OverloadedError("busy"), 529, "overloaded"),
+    (AuthError("the key sk-secret is wrong", provider="s"), 403, "permission"),
+    (RuntimeError("a fault of ours in /some/file"), 500, "server"),
+])  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failure_before_the_first_byte_has_its_own_status(
     error: Exception, status: int, kind: str, stream: bool
@@ -103,12 +100,6 @@ async def test_a_failure_during_a_stream_is_an_event_of_the_stream() -> None:
     assert answer.lines[-1] == {"failed": "overloaded", "message": "busy"}
 
 
-async def test_an_unknown_model_is_not_found() -> None:
-    async with serving() as app:
-        answer = await post(app, asked_for(model="gpt-9"))
-    assert (answer.status, answer.json["error"]) == (404, "not_found")
-
-
 async def test_names_of_clients_are_mapped_to_models_with_their_fallbacks() -> None:
     async with running(Say(fails=OverloadedError("busy")), t=[Say("From t")]) as (engine, _):
         models = engine.registry.with_client_names({"claude-*": ["s:m", "t:m"], "claude-old": ["t:m"]})
@@ -125,14 +116,12 @@ SPAN = {
     "spanId": "b7ad6b7169203331",
     "startTimeUnixNano": "1764000000000000000",
     "endTimeUnixNano": "1764000001000000000",
-    "attributes": [
-        {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
+    "attributes": [{"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
         {"key": "gen_ai.provider.name", "value": {"stringValue": "anthropic"}},
         {"key": "gen_ai.request.model", "value": {"stringValue": "claude-sonnet-4-5"}},
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "100"}},
-        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "20"}},
-    ],
-}
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "20"}}],
+}  # fmt: skip
 
 
 async def test_spans_of_other_programs_are_calls_in_the_trace(tmp_path: Path) -> None:
@@ -221,51 +210,36 @@ def large(bytes_: int) -> bytes:
     return b'{"model":"s:m","prompt":"%s"}' % (b"x" * bytes_)
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "status"),
-    [
-        (large(2000), {}, 413),
-        (b"", {"content-length": "2000"}, 413),
-        (gzip.compress(large(200_000), mtime=0), {"content-encoding": "gzip"}, 413),
-        (gzip.compress(large(10), mtime=0)[:-4], {"content-encoding": "gzip"}, 400),
-        (zstd.compress(large(200_000)), {"content-encoding": "zstd"}, 413),
-        (zstd.compress(large(10))[:-4], {"content-encoding": "zstd"}, 400),
-        (b"x", {"content-encoding": "zstd"}, 400),
-        (b"x", {"content-encoding": "br"}, 415),
-        (b"[" * 900, {}, 400),
-        (b"[]", {}, 400),
-        (b'{"model":', {}, 400),
-        (large(10), {f"x-{number}": "1" for number in range(200)}, 431),
-        (large(10), {"x-long": "1" * 100_000}, 431),
-    ],
-)
-async def test_a_request_out_of_bounds_is_refused(body: bytes, headers: dict[str, str], status: int) -> None:
+@pytest.mark.parametrize(("body", "headers", "status"), [
+    (gzip.compress(large(10)), {"content-encoding": "gzip"}, 200),
+    (zstd.compress(large(10)), {"content-encoding": "zstd"}, 200),
+    (large(2000), {}, 413),
+    (b"", {"content-length": "2000"}, 413),
+    (gzip.compress(large(200_000), mtime=0), {"content-encoding": "gzip"}, 413),
+    (gzip.compress(large(10), mtime=0)[:-4], {"content-encoding": "gzip"}, 400),
+    (zstd.compress(large(200_000)), {"content-encoding": "zstd"}, 413),
+    (zstd.compress(large(10))[:-4], {"content-encoding": "zstd"}, 400),
+    (b"x", {"content-encoding": "zstd"}, 400),
+    (b"x", {"content-encoding": "br"}, 415),
+    (b"[" * 900, {}, 400),
+    (b"[]", {}, 400),
+    (b'{"model":', {}, 400),
+    (large(10), {f"x-{number}": "1" for number in range(200)}, 431),
+    (large(10), {"x-long": "1" * 100_000}, 431),
+])  # fmt: skip
+async def test_a_compressed_body_is_read_and_a_request_out_of_bounds_is_refused(
+    body: bytes, headers: dict[str, str], status: int
+) -> None:
     async with running(Say("Hi")) as (engine, _):
         app = gateway(engine, keyless=True, limits=GatewayLimits(body_bytes=1000))
         answer = await post(app, body, headers=headers)
     assert answer.status == status
 
 
-@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
-async def test_a_compressed_body_is_read(encoding: str, compress: Callable[[bytes], bytes]) -> None:
-    async with serving(Say("Hi")) as app:
-        answer = await post(app, compress(large(10)), headers={"content-encoding": encoding})
-    assert answer.status == 200
-
-
 async def test_without_its_library_zstd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("callboard.engine.gateway.http.zstd", lambda: None)
     async with serving(Say("Hi")) as app:
         assert (await post(app, b"x", headers={"content-encoding": "zstd"})).status == 415
-
-
-async def test_a_body_in_pieces_is_counted_as_it_arrives() -> None:
-    async with running(Say("Hi")) as (engine, _):
-        app = gateway(engine, keyless=True, limits=GatewayLimits(body_bytes=1000))
-        async with open_request(app, "POST", "/v1/chat/completions") as asked:
-            for _ in range(3):
-                asked.body(b" " * 400, more=True)
-    assert asked.status == 413
 
 
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
@@ -276,19 +250,16 @@ async def test_a_body_that_does_not_arrive_is_given_up() -> None:
     assert asked.status == 504
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"host": "127.0.0.1:8375"}, 200),
-        ({"host": "localhost"}, 200),
-        ({"host": "[::1]:8375"}, 200),
-        ({"host": "evil.example"}, 403),
-        ({"host": "evil.example:8375"}, 403),
-        ({"host": "127.0.0.1:8375", "origin": "https://evil.example"}, 403),
-        ({"host": "127.0.0.1:8375", "origin": "null"}, 403),
-        ({"host": "127.0.0.1:8375", "origin": "http://127.0.0.1:8375"}, 200),
-    ],
-)
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"host": "127.0.0.1:8375"}, 200),
+    ({"host": "localhost"}, 200),
+    ({"host": "[::1]:8375"}, 200),
+    ({"host": "evil.example"}, 403),
+    ({"host": "evil.example:8375"}, 403),
+    ({"host": "127.0.0.1:8375", "origin": "https://evil.example"}, 403),
+    ({"host": "127.0.0.1:8375", "origin": "null"}, 403),
+    ({"host": "127.0.0.1:8375", "origin": "http://127.0.0.1:8375"}, 200),
+])  # fmt: skip
 async def test_a_keyless_gateway_refuses_pages_and_foreign_names(headers: dict[str, str], status: int) -> None:
     async with serving(Say("Hi")) as app:
         assert (await post(app, asked_for(), headers=headers)).status == status
@@ -297,19 +268,6 @@ async def test_a_keyless_gateway_refuses_pages_and_foreign_names(headers: dict[s
 async def test_a_gateway_can_be_mounted_below_a_path() -> None:
     async with serving(Say("Hi")) as app:
         assert (await post(app, asked_for(), root="/llm")).status == 200
-
-
-async def test_health_needs_no_key() -> None:
-    async with serving() as app:
-        assert (await ask(app, "GET", "/health")).json == {"status": "ok"}
-        assert (await ask(app, "HEAD", "/")).data == b""
-
-
-async def test_tokens_are_counted_by_the_adapter() -> None:
-    async with serving() as app:
-        answer = await post(app, asked_for(), path="/v1/messages/count_tokens")
-    assert answer.json["tokens"] > 0
-    assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 async def test_a_slow_client_gets_its_whole_stream() -> None:

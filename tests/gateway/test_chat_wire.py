@@ -1,20 +1,24 @@
-"""The gateway's replies to clients of Chat Completions, read by OpenAI's SDK and Callboard's own adapter."""
+"""The gateway's replies to clients of Chat Completions, read by OpenAI's SDK and the adapter; recorded traffic."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 
 from callboard.adapters import CanonicalResponse
+from callboard.adapters.providers.openai_compatible.quirks import QUIRKS, choose_quirks
+from callboard.adapters.providers.openai_compatible.response import ChatNormaliser, read_whole
+from callboard.adapters.providers.openai_compatible.wire import decode_reply
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
+    ContentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -24,91 +28,93 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
-from callboard.engine.gateway.chat_content import reply_text
 from callboard.engine.gateway.chat_replies import WIRE
-from callboard.engine.gateway.wire import Failure
+from callboard.engine.gateway.wire import ClientRequest
+from tests.support.depth import each_nth_is_quick
+from tests.support.json_values import differences
 
+from ..support.recordings import FOLDER, needs_recordings
 from .chat_kit import (
     INFO,
-    SQL,
-    USAGE,
-    WITH_USAGE,
     Reply,
+    adapters_body,
     asked,
-    choice_of,
     chunks_of,
-    hello,
     in_general,
-    message_of,
     new_assembler,
     read_body,
     read_stream,
+    replies,
     reply_from,
-    response,
+    response_of,
     streamed,
     written,
 )
+from .responses_cases import sdk_of
+
+USAGE = TokenUsage(
+    input_tokens=10, output_tokens=7, cached_input_tokens=4, cache_creation_input_tokens=3,
+    cache_creation_1h_input_tokens=1, reasoning_tokens=2,
+)  # fmt: skip
+WITH_USAGE = asked(stream=True, stream_options={"include_usage": True})
+SQL: JsonObject = {"type": "custom", "custom": {"name": "sql"}}
+
+
+def response(
+    *content: ContentBlock, stop: StopReason = StopReason.END_TURN, raw: str | None = None, **more: Any
+) -> CanonicalResponse:
+    fields: dict[str, Any] = {"usage": USAGE, **more}
+    return CanonicalResponse(
+        request_id="req_1", model="m", provider="p", content=content, stop_reason=stop, raw_stop_reason=raw,
+        **fields,
+    )  # fmt: skip
+
+
+def message_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = choice_of(reply, request)["message"]
+    return message
+
+
+def choice_of(reply: CanonicalResponse, request: ClientRequest | None = None) -> dict[str, Any]:
+    body: Any = WIRE.write_reply(request or asked(), INFO, reply)
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+def hello(stop: StopReason = StopReason.END_TURN, *texts: str) -> Reply:
+    assembler = new_assembler()
+    for text in texts or ("Hel", "lo"):
+        assembler.text("t", text, implicit_end=True)
+    return reply_from(assembler, stop, "stop", USAGE)
+
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 # --- The mirror of the adapter ---
 
-_PIECES = st.lists(st.text('ab "\\\n☃', min_size=1, max_size=4), min_size=1, max_size=3)
-_ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), st.none() | st.text('a"\\☃\n', max_size=5), max_size=2)
 
-_INPUT: st.SearchStrategy[dict[str, str]] = st.builds(dict, input=st.text('ü\n"\\😀a'))
-
-
-@st.composite
-def replies(draw: st.DrawFn, tool: str = "read") -> Reply:
-    """Replies in the order of the protocol: reasoning, text, calls."""
+def test_the_sdk_accumulates_a_stream_to_the_whole_reply() -> None:
     assembler = new_assembler("anthropic")
-    if draw(st.booleans()):
-        for piece in draw(_PIECES):
-            assembler.thinking("r", piece, implicit_end=True)
-    has_text = draw(st.booleans())
-    if has_text:
-        for piece in draw(_PIECES):
-            assembler.text("t", piece, implicit_end=True)
-    calls = draw(st.integers(0 if has_text else 1, 3))
-    for at in range(calls):
-        assembler.tool_start(at, tool, raw={"id": f"toolu_{at}"})
-        arguments = json.dumps(draw(_ARGUMENTS if tool == "read" else st.builds(dict, input=st.text('ü\n"\\😀a'))))
-        cut = draw(st.integers(0, len(arguments)))
-        for piece in filter(None, (arguments[:cut], arguments[cut:])):
-            assembler.tool_arguments(at, piece)
+    assembler.text("t", "Let me look.", implicit_end=True)
+    for at, arguments in enumerate(('{"path": "a"}', '{"path": "b"}')):
+        assembler.tool_start(at, "read", raw={"id": f"toolu_{at}"})
+        for half in (arguments[:5], arguments[5:]):
+            assembler.tool_arguments(at, half)
         assembler.end(at)
-    counts = draw(st.lists(st.integers(0, 50), min_size=4, max_size=4))
-    usage = TokenUsage(
-        input_tokens=counts[0], output_tokens=counts[1], cached_input_tokens=counts[2],
-        cache_creation_input_tokens=counts[3], reasoning_tokens=counts[1] // 2,
-    )  # fmt: skip
-    stop = StopReason.TOOL_USE if calls else draw(st.sampled_from([StopReason.END_TURN, StopReason.MAX_TOKENS]))
-    return reply_from(assembler, stop, None, usage)
-
-
-def facts(reply: CanonicalResponse) -> tuple[object, ...]:
-    usage = reply.usage
-    counts = (
-        usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens,
-        usage.reasoning_tokens,
-    )  # fmt: skip
-    return in_general(reply.content), reply.stop_reason, counts
-
-
-@settings(max_examples=150)
-@given(reply=replies())
-def test_a_whole_reply_is_read_as_the_same_reply(reply: Reply) -> None:
-    assert facts(read_body(written(asked(), reply.response))) == facts(reply.response)
-
-
-@settings(max_examples=60)
-@given(reply=replies(), data=st.data())
-def test_a_streamed_reply_is_the_same_at_every_cut(reply: Reply, data: st.DataObject) -> None:
-    stream = b"".join(streamed(WITH_USAGE, reply))
-    cut = data.draw(st.integers(0, len(stream)))
-    assert facts(read_stream([stream[:cut], stream[cut:]])) == facts(reply.response)
+    reply = reply_from(assembler, StopReason.TOOL_USE, "tool_use", USAGE)
+    data = b"".join(streamed(WITH_USAGE, reply))
+    sdk = sdk_of(data, headers={"content-type": WIRE.stream_type(WITH_USAGE)})
+    with sdk.chat.completions.stream(model="m", messages=[]) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    whole = ChatCompletion.model_validate_json(written(asked(), reply.response))
+    first, second = whole.choices[0], final.choices[0]
+    assert (second.message.content, second.finish_reason) == (first.message.content, first.finish_reason)
+    ids = [[call.id for call in choice.message.tool_calls or []] for choice in (first, second)]
+    assert ids[0] == ids[1] == [use.id for use in reply.response.tool_uses]
+    assert final.usage == whole.usage
 
 
 def test_a_stream_that_is_cut_off_is_never_a_complete_reply() -> None:
@@ -147,6 +153,7 @@ def test_a_free_form_call_is_not_held_back_until_its_end() -> None:
         for call in choice["delta"].get("tool_calls", [])
     ]
     assert inputs == ["", "SELECT ", "😀 1"]
+    ChatCompletion.model_validate_json(written(asked(tools=[SQL]), reply.response), strict=True)
 
 
 def _dicts(value: Json) -> list[dict[str, Any]]:
@@ -154,21 +161,7 @@ def _dicts(value: Json) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)]
 
 
-@settings(max_examples=60)
-@given(reply=replies())
-def test_every_body_and_chunk_is_of_the_vendors_types(reply: Reply) -> None:
-    ChatCompletion.model_validate_json(written(asked(), reply.response), strict=True)
-    for chunk in chunks_of(b"".join(streamed(WITH_USAGE, reply))):
-        ChatCompletionChunk.model_validate_json(msgspec.json.encode(chunk), strict=True)
-
-
 # --- Parts of a reply ---
-
-
-def test_adjacent_texts_are_one_text_and_others_are_separate() -> None:
-    thought = ThinkingBlock("Hm")
-    content = (TextBlock("a"), TextBlock("b"), thought, TextBlock("c"), thought, TextBlock("\nd"))
-    assert reply_text(content) == "ab\n\nc\nd"
 
 
 def test_a_streamed_text_is_the_text_of_the_whole_reply() -> None:
@@ -218,9 +211,8 @@ def test_a_refusal_has_the_vendors_field() -> None:
     choice = choice_of(reply)
     assert (choice["message"]["content"], choice["message"]["refusal"]) == (None, "No.")
     assert choice["finish_reason"] == "stop"
-    assert (
-        read_body(written(asked(), response(TextBlock("No."), stop=StopReason.REFUSAL))).stop_reason == "refusal"
-    )
+    assert read_body(written(asked(), reply)).stop_reason == "refusal"
+    assert choice_of(response(stop=StopReason.REFUSAL, raw="refusal"))["finish_reason"] == "content_filter"
 
 
 def test_images_of_a_reply_are_where_openrouter_has_them() -> None:
@@ -238,16 +230,13 @@ def test_a_recording_of_a_reply_is_the_vendors_audio() -> None:
     assert message_of(reply)["audio"] == audio
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"citations": [{"type": "web_search_result_location", "url": "https://x.test", "title": "X"}]},
-        {"annotations": [{"type": "url_citation", "url": "https://x.test", "title": "X", "start_index": 0,
-            "end_index": 5}]},
-        {"annotations": [{"type": "url_citation", "url_citation": {"url": "https://x.test", "title": "X",
-            "start_index": 7, "end_index": 12}}]},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("data", [
+    {"citations": [{"type": "web_search_result_location", "url": "https://x.test", "title": "X"}]},
+    {"annotations": [{"type": "url_citation", "url": "https://x.test", "title": "X", "start_index": 0,
+        "end_index": 5}]},
+    {"annotations": [{"type": "url_citation", "url_citation": {"url": "https://x.test", "title": "X",
+        "start_index": 7, "end_index": 12}}]},
+])  # fmt: skip
 def test_citations_of_every_protocol_are_annotations_with_their_place_in_the_text(data: JsonObject) -> None:
     reply = response(TextBlock("Before."), TextBlock("Cited", ProviderRaw("p", data)))
     citation = {"url": "https://x.test", "title": "X", "start_index": 7, "end_index": 12}
@@ -267,22 +256,6 @@ def test_geminis_grounding_is_annotations_with_places_in_characters() -> None:
     assert message_of(reply)["annotations"] == [{"type": "url_citation", "url_citation": citation}]
 
 
-def test_a_tool_has_the_clients_name_whole_and_streamed() -> None:
-    request = asked(tools=[{"type": "function", "function": {"name": "fs.read"}}])
-    (tool,) = request.request.tools
-    assembler = new_assembler("anthropic")
-    assembler.tool_start(0, tool.name, raw={"id": "toolu_1"})
-    assembler.end(0)
-    reply = reply_from(assembler, StopReason.TOOL_USE, None, USAGE)
-    assert message_of(reply.response, request)["tool_calls"][0]["function"] == {
-        "name": "fs.read",
-        "arguments": "{}",
-    }
-    stream = b"".join(streamed(request, reply))
-    assert b'"name":"fs.read"' in stream
-    assert b'"arguments":"{}"' in stream
-
-
 def test_old_clients_get_a_function_call() -> None:
     request = asked(functions=[{"name": "read"}], stream=True)
     assembler = new_assembler("anthropic")
@@ -297,35 +270,10 @@ def test_old_clients_get_a_function_call() -> None:
     assert [(call.name, call.input) for call in read.tool_uses] == [("read", {"a": 1})]
 
 
-@pytest.mark.parametrize(
-    ("stop", "raw", "word", "native"),
-    [
-        (StopReason.END_TURN, "end_turn", "stop", "end_turn"),
-        (StopReason.END_TURN, "stop", "stop", None),
-        (StopReason.STOP_SEQUENCE, "stop_sequence", "stop", "stop_sequence"),
-        (StopReason.MAX_TOKENS, "max_tokens", "length", "max_tokens"),
-        (StopReason.PAUSE_TURN, "pause_turn", "length", "pause_turn"),
-        (StopReason.CONTENT_FILTER, "SAFETY", "content_filter", "SAFETY"),
-        (StopReason.PROVIDER_SPECIFIC, "MALFORMED", "stop", "MALFORMED"),
-        (StopReason.REFUSAL, "refusal", "content_filter", "refusal"),
-        (StopReason.ERROR, None, "error", None),
-    ],
-)
-def test_every_end_of_a_reply_has_a_word(stop: StopReason, raw: str | None, word: str, native: str | None) -> None:
-    choice = choice_of(response(stop=stop, raw=raw))
-    assert (choice["finish_reason"], choice.get("native_finish_reason")) == (word, native)
-
-
 def test_a_call_that_was_cut_off_is_no_call_to_run() -> None:
     call = ToolUseBlock("tu_1", "read", {}, raw_arguments='{"a": ', incomplete=True)
     choice = choice_of(response(call, stop=StopReason.PROVIDER_SPECIFIC))
     assert choice["finish_reason"] == "length"
-
-
-def test_the_stop_sequence_that_ended_a_reply_is_where_vllm_has_it() -> None:
-    details = {"stop_sequence": "END"}
-    choice = choice_of(response(stop=StopReason.STOP_SEQUENCE, provider_details=details))
-    assert choice["stop_reason"] == "END"
 
 
 def test_usage_counts_cached_tokens_among_the_prompts() -> None:
@@ -363,21 +311,124 @@ def test_a_stream_has_the_vendors_order(with_usage: bool) -> None:
     assert [choice["finish_reason"] for choice in _dicts(rest[-1]["choices"])] == ["stop"]
 
 
-def test_half_a_surrogate_pair_does_not_break_a_stream() -> None:
-    read = read_stream(streamed(asked(), hello(StopReason.END_TURN, "a\ud83d", "b")))
-    assert read.text == "a\ufffdb"
+def cases() -> list[dict[str, Any]]:
+    path = FOLDER / "openai_chat.jsonl"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
-def test_a_failure_in_the_middle_ends_a_stream_without_its_end_mark() -> None:
-    writer = WIRE.writer(asked(stream=True), INFO)
-    pieces = [writer.start(), *map(writer.write, hello().events[:2])]
-    stream = b"".join([*pieces, writer.fail(Failure(kind="overloaded", message="Too busy"))])
-    assert b"[DONE]" not in stream
-    with pytest.raises(AdapterError, match="Too busy"):
-        read_stream([stream])
+CASES = cases()
+ALLOWED = {
+    ".stream": "the adapter adds it to streamed requests only",
+    ".stream_options": "the adapter always asks for usage", ".n": "one choice is the default",
+    ".max_tokens": "the adapter has one name of the limit for each server",
+    ".max_completion_tokens": "the adapter has one name of the limit for each server",
+    ".stop": "the adapter omits it for a model that refuses it while it reasons",
+    ".model": "the part before a colon is the provider", ".tools": "no tools are like an empty list",
+    ".tools[].type": "Mistral's clients omit it",
+    ".tools[].function.strict": "the adapter states strictness where the server has it, and only there",
+    ".tools[].function.parameters.$defs.Answer.required[]": "strict mode requires all properties, in order",
+    ".tools[].function.parameters.required[]": "strict mode requires all properties, in order",
+    ".response_format.json_schema.strict": "the adapter states strictness where the server has it, and only there",
+    ".response_format.json_schema.schema.additionalProperties": "strict mode requires it",
+    ".response_format.json_schema.schema.title": "the name of the format is the title of its schema",
+    ".reasoning_effort": "Z.ai has no efforts, only reasoning on and off",
+    ".reasoning.effort": "an enabled reasoning has the middle effort",
+    ".thinking.type": "an enabled reasoning has the middle effort",
+    ".tool_choice.type": "the adapter always states it", ".messages": "system messages are one, at the start",
+    ".messages[].content": "the adapter joins texts of one message", ".messages[].prefix": "false is the default",
+    ".messages[].name": "Mistral's results have the tool's name",
+    ".messages[].tool_calls": "no calls are like an empty list",
+    ".messages[].tool_calls[].index": "the place in the list says it",
+    ".messages[].tool_calls[].function.arguments": "the adapter writes the same arguments without blanks",
+}  # fmt: skip
+"""Differences between a recorded request and the one that the adapter writes, with the reasons."""
 
 
-def test_a_ping_is_a_comment_that_no_client_sees() -> None:
-    writer = WIRE.writer(asked(stream=True), INFO)
-    pieces = streamed(asked(stream=True), hello())
-    assert read_stream([pieces[0], writer.ping(), *pieces[1:]]).text == "Hello"
+def without_nulls(value: Json) -> Json:
+    """A body without its nulls, which equal missing fields, and with its parts of text as one text."""
+    match value:
+        case dict():
+            return {name: without_nulls(each) for name, each in value.items() if each is not None}
+        case [{"text": str()}, *_] if all(isinstance(each, dict) and "text" in each for each in value):
+            return "\n\n".join(str(each["text"]) for each in value if isinstance(each, dict))
+        case list():
+            return [without_nulls(each) for each in value]
+        case _:
+            return value
+
+
+@needs_recordings
+@pytest.mark.parametrize("case", each_nth_is_quick(CASES, 5, "each recording"), ids=[case["id"] for case in CASES])
+def test_a_recorded_request_is_written_again_as_it_was(case: dict[str, Any]) -> None:
+    body = case["request_body"]
+    quirks = choose_quirks({}, f"https://{case['provider_host']}")
+    client = WIRE.read_request(body, {})
+    found = set(differences(without_nulls(body), without_nulls(adapters_body(client.request, quirks))))
+    assert found <= ALLOWED.keys()
+    assert (client.model, client.stream) == (body["model"], body.get("stream") is True)
+
+
+def read_recorded(case: Mapping[str, Any]) -> Reply | None:
+    """Read the recorded reply with the adapter. None if the recording is no reply."""
+    data = case["response_body"].encode()
+    assembler = new_assembler()
+    if case["response_status"] != 200 or case["oracle"].get("must_not_succeed"):
+        return None
+    if case["streamed"]:
+        normaliser = ChatNormaliser(assembler, QUIRKS["default"])
+        events = normaliser.feed(data) + normaliser.close()
+        if normaliser.error is not None:
+            return None
+        return Reply(response_of(assembler), events)
+    read_whole(decode_reply(data), data, assembler, QUIRKS["default"])
+    return Reply(response_of(assembler), assembler.take())
+
+
+REPLIES = [(case, reply) for case in CASES if (reply := read_recorded(case)) is not None]
+
+
+def counts(usage: TokenUsage) -> tuple[object, ...]:
+    return (
+        usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens,
+        usage.reasoning_tokens or 0, usage.details,
+    )  # fmt: skip
+
+
+def reasoning_apart(content: Sequence[ContentBlock]) -> tuple[object, ...]:
+    """The content of a streamed reply, with the opaque parts of reasoning after the rest."""
+    thoughts = [block for block in content if isinstance(block, ThinkingBlock)]
+    others = [block for block in content if not isinstance(block, ThinkingBlock)]
+    return (
+        "".join(thought.text for thought in thoughts),
+        [thought.signature for thought in thoughts if thought.signature],
+        in_general(others),
+    )
+
+
+def check(read: CanonicalResponse, reply: CanonicalResponse) -> None:
+    if reply.stop_reason is not StopReason.PROVIDER_SPECIFIC:
+        assert read.stop_reason == reply.stop_reason
+    assert counts(read.usage) == counts(reply.usage)
+
+
+@needs_recordings
+@pytest.mark.parametrize(
+    ("case", "reply"),
+    each_nth_is_quick(REPLIES, 5, "each recording", rows=True),
+    ids=[case["id"] for case, _ in REPLIES],
+)
+def test_a_recorded_reply_goes_through_the_gateway_unchanged(case: dict[str, Any], reply: Reply) -> None:
+    options: JsonObject = {"stream_options": {"include_usage": True}}
+    client = WIRE.read_request({**case["request_body"], **options}, {})
+    whole = msgspec.json.encode(WIRE.write_reply(client, INFO, reply.response))
+    read = read_body(whole)
+    assert in_general(read.content) == in_general(reply.response.content)
+    check(read, reply.response)
+    writer = WIRE.writer(client, INFO)
+    pieces = [writer.start(), *map(writer.write, reply.events), writer.finish(reply.response)]
+    read = read_stream(pieces)
+    assert reasoning_apart(read.content) == reasoning_apart(reply.response.content)
+    check(read, reply.response)

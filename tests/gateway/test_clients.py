@@ -61,16 +61,13 @@ def test_a_key_is_long_random_and_stored_only_as_its_hash() -> None:
     assert key not in repr(row)
 
 
-@pytest.mark.parametrize("key", [None, "", "cb-wrong", "\ud800", "cb-" + "x" * 100_000])
-async def test_a_request_without_a_known_key_is_refused(
-    stores: Stores, command: Store, clock: FakeClock, key: str | None
-) -> None:
+async def test_a_request_without_a_known_key_is_refused(stores: Stores, command: Store, clock: FakeClock) -> None:
     """The error never quotes the key."""
     await added(command, ACME)
     async with engine_on(stores(), clock=clock) as engine:
-        kind, text = await refusal(Clients(engine).authenticate(key))
-    assert kind == "authentication"
-    assert not key or key not in text
+        for key in (None, "", "cb-wrong", "\ud800", "cb-" + "x" * 100_000):
+            kind, text = await refusal(Clients(engine).authenticate(key))
+            assert (kind, bool(key) and str(key) in text) == ("authentication", False), key
 
 
 async def test_changes_by_another_process_apply_after_one_second(
@@ -152,37 +149,30 @@ async def test_requests_in_progress_of_a_revoked_client_are_notified(tmp_path: P
 # --- Settings ---
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
-        Client(name=""),
-        Client(name="a b"),
-        Client(name="-x"),
-        Client(name="x" * 65),
-        Client(name="x", requests_per_minute=0),
-        Client(name="x", tokens_per_minute=-1),
-        Client(name="x", models=("",)),
-        Client(name="x", budget_nano_usd=1, window="day", zone="Nowhere"),
-        Client(name="x", budget_nano_usd=-1),
-    ],
-    ids=lambda client: repr(client)[7:60],
-)
+@pytest.mark.parametrize("client", [
+    Client(name=""),
+    Client(name="a b"),
+    Client(name="-x"),
+    Client(name="x" * 65),
+    Client(name="x", requests_per_minute=0),
+    Client(name="x", tokens_per_minute=-1),
+    Client(name="x", models=("",)),
+    Client(name="x", budget_nano_usd=1, window="day", zone="Nowhere"),
+    Client(name="x", budget_nano_usd=-1),
+], ids=lambda client: repr(client)[7:60])  # fmt: skip
 def test_impossible_settings_are_refused(client: Client) -> None:
     """Settings are checked before they are stored."""
     with pytest.raises(ValueError, match=r"\w"):
         check_client(client)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "model", "may"),
-    [
-        ((), "anything", True),
-        (("claude-*",), "claude-sonnet-5", True),
-        (("claude-*",), "evil:claude-sonnet-5", False),
-        (("claude-*", "local:*"), "local:chat", True),
-        (("gpt-5",), "GPT-5", False),
-    ],
-)
+@pytest.mark.parametrize(("patterns", "model", "may"), [
+    ((), "anything", True),
+    (("claude-*",), "claude-sonnet-5", True),
+    (("claude-*",), "evil:claude-sonnet-5", False),
+    (("claude-*", "local:*"), "local:chat", True),
+    (("gpt-5",), "GPT-5", False),
+])  # fmt: skip
 async def test_patterns_limit_the_models_of_a_client(
     tmp_path: Path, patterns: tuple[str, ...], model: str, may: bool
 ) -> None:
@@ -309,18 +299,6 @@ async def test_a_changed_budget_includes_earlier_spending(
         assert await engine.budgets() == []
 
 
-async def test_spending_is_reported_by_client(stores: Stores, command: Store) -> None:
-    """`callboard cost --by tag:client` reads the tag that every call of a client has."""
-    async with engine_on(stores(), *[Say("x")] * 3) as engine:
-        clients = Clients(engine)
-        for name, calls in (("acme", 2), ("zoo", 1)):
-            key = await added(command, Client(name=name))
-            for _ in range(calls):
-                await asked(engine, clients, key)
-    rows = await command.costs(by=["tag:client"])
-    assert sorted((row.key, row.calls) for row in rows) == [(("acme",), 2), (("zoo",), 1)]
-
-
 # --- Rates ---
 
 
@@ -363,11 +341,3 @@ async def test_tokens_count_by_their_estimate_and_then_by_their_use() -> None:
         lost = await clients.admit(client, 100, 100)
         lost.over()
         assert (await clients.admit(client, 10, 10)).rates.remaining_tokens == 180
-
-
-async def test_a_client_without_rates_is_always_admitted() -> None:
-    """The reply has no headers about limits."""
-    async with Engine(trace=False) as engine:
-        admission = await Clients(engine).admit(ACME, 1, 1)
-        admission.over(None)
-        assert admission.rates.limit_requests is None

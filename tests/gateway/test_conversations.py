@@ -242,15 +242,11 @@ async def test_without_capture_no_reply_is_stored(stores: Stores, keeps: dict[st
         assert await history(Conversations(engine), asked(*turns)) == turns
 
 
-@pytest.mark.parametrize(
-    "delete_it",
-    [
-        lambda store, session_id, now_us: store.delete_session(session_id),
-        lambda store, session_id, now_us: store.forget_content(now_us + 1),
-        lambda store, session_id, now_us: store.prune(before=now_us + 1),
-    ],
-    ids=["its session", "by age", "pruned"],
-)
+@pytest.mark.parametrize("delete_it", [
+    lambda store, session_id, now_us: store.delete_session(session_id),
+    lambda store, session_id, now_us: store.forget_content(now_us + 1),
+    lambda store, session_id, now_us: store.prune(before=now_us + 1),
+], ids=["its session", "by age", "pruned"])  # fmt: skip
 async def test_content_is_deleted_from_the_store_and_from_memory(
     stores: Stores, clock: FakeClock, delete_it: Callable[[Store, str, int], Awaitable[object]]
 ) -> None:
@@ -310,11 +306,7 @@ async def test_reasoning_stays_in_its_conversation(clock: FakeClock) -> None:
     short = ToolUseBlock("call_0", "look", {})
     async with in_memory(clock) as engine:
         conversations = Conversations(engine)
-        said: list[tuple[ContentBlock, ...]] = [
-            (SIGNED, TextBlock("Done.")),
-            (SIGNED, short),
-            (SIGNED, called(1)),
-        ]
+        said: list[tuple[ContentBlock, ...]] = [(SIGNED, TextBlock("Done.")), (SIGNED, short), (SIGNED, called(1))]
         turns: list[Message] = []
         for content in said:
             turns.append(Message.user("Hi"))
@@ -352,13 +344,13 @@ async def test_a_cache_mark_of_the_client_stays(clock: FakeClock) -> None:
         assert reply.content == (SIGNED, TextBlock("I look.", provider_raw=mark))
 
 
-async def test_a_hundred_turns_are_restored_completely(stores: Stores) -> None:
+async def test_a_long_conversation_is_restored_completely(stores: Stores) -> None:
     """The history equals that of a client without a gateway, even if the memory is too small for it."""
     async with engine_on(stores(), capture_content=True) as engine:
-        conversations = Conversations(engine, max_count=20)
+        conversations = Conversations(engine, max_count=4)
         turns: list[Message] = [Message.user("Hi")]
         whole = list(turns)
-        for number in range(100):
+        for number in range(16):
             content = (ThinkingBlock("Hm.", signature=f"s{number}"), called(number))
             conversation = await kept(conversations, asked(*turns), content)
             assert conversation.request.messages == tuple(whole)
@@ -398,18 +390,15 @@ async def test_a_failing_store_stops_no_call(stores: Stores, monkeypatch: pytest
         assert await history(conversations, asked(*turns), "zoo") == turns
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ({"a": 1, "b": [1.0, {"c": 2}]}, {"b": [1, {"c": 2.0}], "a": 1.0}, True),
-        ({"a": True}, {"a": 1}, False),
-        ({"a": 1.5}, {"a": 1}, False),
-        ({"a": None}, {}, False),
-        ({"a": {"b": False}, "c": False}, {"a": {}}, True),
-        ({"a": 0}, {}, False),
-        ({"a": "\ud800"}, {"a": "\ud800"}, True),
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ({"a": 1, "b": [1.0, {"c": 2}]}, {"b": [1, {"c": 2.0}], "a": 1.0}, True),
+    ({"a": True}, {"a": 1}, False),
+    ({"a": 1.5}, {"a": 1}, False),
+    ({"a": None}, {}, False),
+    ({"a": {"b": False}, "c": False}, {"a": {}}, True),
+    ({"a": 0}, {}, False),
+    ({"a": "\ud800"}, {"a": "\ud800"}, True),
+])  # fmt: skip
 def test_arguments_are_compared_as_json(one: JsonObject, other: JsonObject, same: bool) -> None:
     """Differences in the order of names, between 1 and 1.0 (which are equal in JavaScript), and for a default of
     false are ignored.

@@ -10,11 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.http.classify import build_error, read_error_value
-from callboard.adapters.providers.gemini.data import CODES
-from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import encode_json
-from callboard.bus import errors
 from callboard.bus.streams.events import TextDelta
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -30,24 +26,15 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from callboard.engine.gateway.gemini_fields import real_signature, token_of
-from callboard.engine.gateway.gemini_replies import WIRE
-from callboard.engine.gateway.wire import (
-    Failure,
-    FailureKind,
-)
 
 from ..support.canonical_requests import MESSAGES, PNG
-from ..support.fake_http import FakeReply
-from ..support.wires import WIRES
 from ..support.wires.gemini import USAGE, chunk, text
-from ..support.wires.reading import read_pieces, read_reply
-from ..support.wires.wire import Wire
+from ..support.wires.reading import read_pieces
 from .gemini_clients import (
     CALLED,
     GEMINI,
     HELLO,
     INFO,
-    JSON,
     PNG_TEXT,
     SIGNED,
     asks,
@@ -58,28 +45,6 @@ from .gemini_clients import (
     response,
     streamed,
 )
-
-
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_any_providers_reply_is_gemini_to_the_client(wire: Wire) -> None:
-    calls, stop = wire.most
-    body = FakeReply(msgspec.json.encode(wire.reasoned("Let me think.", "I will.", calls, stop)), headers=JSON)
-    whole = read_reply(wire, body, streamed=False).reply
-    events = read_pieces(wire, [wire.stream(*(event for _, event in wire.events("I will.", calls, stop)))])
-    for reply, found in [
-        *((whole, reading) for reading in read_written(asks(), whole)),
-        *((events.reply, reading) for reading in read_written(asks(), events.reply, events.events)[1:]),
-    ]:
-        assert (found.reply.text, found.reply.thinking) == (reply.text, reply.thinking)
-        called = [(block.name, block.input) for block in reply.tool_uses]
-        assert [(block.name, block.input) for block in found.reply.tool_uses] == called
-        assert found.reply.stop_reason is reply.stop_reason
-        assert found.usage.total_input_tokens == reply.usage.total_input_tokens
-        assert (found.usage.output_tokens, found.usage.cached_input_tokens) == (
-            reply.usage.output_tokens,
-            reply.usage.cached_input_tokens,
-        )
-
 
 REPLIES = MESSAGES.filter(lambda message: message.role is Role.ASSISTANT).map(lambda message: message.content)
 
@@ -140,17 +105,12 @@ def test_thoughts_are_shown_to_clients_that_ask_for_them() -> None:
     assert b"Yes." in stream
 
 
-@pytest.mark.parametrize(
-    ("block", "part"),
-    [
-        (ImageBlock(data=PNG), {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}}),
-        (ImageBlock(url="https://x.test/a.png"), {"fileData": {"fileUri": "https://x.test/a.png"}}),
-        (
-            ImageBlock(url=f"data:image/png;base64,{PNG_TEXT}"),
-            {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("block", "part"), [
+    (ImageBlock(data=PNG), {"inlineData": {"mimeType": "image/png", "data": PNG_TEXT}}),
+    (ImageBlock(url="https://x.test/a.png"), {"fileData": {"fileUri": "https://x.test/a.png"}}),
+    (ImageBlock(url=f"data:image/png;base64,{PNG_TEXT}"), {"inlineData": {"mimeType": "image/png",
+        "data": PNG_TEXT}}),
+])  # fmt: skip
 def test_images_of_a_reply_are_parts(block: ImageBlock, part: JsonObject) -> None:
     reply = response(TextBlock("Here."), block)
     assert parts_of(reply) == [{"text": "Here."}, part]
@@ -167,19 +127,16 @@ def test_another_providers_own_blocks_have_no_place() -> None:
 WEB: JsonObject = {"url": "https://x.test", "title": "X"}
 
 
-@pytest.mark.parametrize(
-    ("raw", "chunks", "segment"),
-    [
-        ({"annotations": [{"type": "url_citation", "start_index": 2, "end_index": 4, **WEB}]},
-         [{"web": {"uri": "https://x.test", "title": "X"}}], {"startIndex": 4, "endIndex": 6, "text": "is"}),
-        ({"annotations": [{"type": "url_citation", "url_citation": {**WEB, "start_index": 0, "end_index": 1}}]},
-         [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 3, "text": "☃"}),
-        ({"citations": [{"type": "web_search_result_location", "cited_text": "…", **WEB}]},
-         [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 6, "text": "☃ is"}),
-        ({"citations": [{"type": "char_location", "document_title": "D", "cited_text": "snow"}]},
-         [{"retrievedContext": {"title": "D", "text": "snow"}}], {"endIndex": 6, "text": "☃ is"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("raw", "chunks", "segment"), [
+    ({"annotations": [{"type": "url_citation", "start_index": 2, "end_index": 4, **WEB}]},
+        [{"web": {"uri": "https://x.test", "title": "X"}}], {"startIndex": 4, "endIndex": 6, "text": "is"}),
+    ({"annotations": [{"type": "url_citation", "url_citation": {**WEB, "start_index": 0, "end_index": 1}}]},
+        [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 3, "text": "☃"}),
+    ({"citations": [{"type": "web_search_result_location", "cited_text": "…", **WEB}]},
+        [{"web": {"uri": "https://x.test", "title": "X"}}], {"endIndex": 6, "text": "☃ is"}),
+    ({"citations": [{"type": "char_location", "document_title": "D", "cited_text": "snow"}]},
+        [{"retrievedContext": {"title": "D", "text": "snow"}}], {"endIndex": 6, "text": "☃ is"}),
+])  # fmt: skip
 def test_citations_are_grounding(raw: JsonObject, chunks: list[Json], segment: JsonObject) -> None:
     """Gemini counts the bytes of a segment."""
     reply = response(TextBlock("☃ is", ProviderRaw("other", raw)))
@@ -188,29 +145,6 @@ def test_citations_are_grounding(raw: JsonObject, chunks: list[Json], segment: J
         "groundingChunks": chunks,
         "groundingSupports": [{"segment": segment, "groundingChunkIndices": [0]}],
     }
-
-
-@pytest.mark.parametrize(
-    ("stop", "raw", "reason"),
-    [
-        (StopReason.END_TURN, "end_turn", "STOP"),
-        (StopReason.TOOL_USE, "tool_calls", "STOP"),
-        (StopReason.STOP_SEQUENCE, "stop_sequence", "STOP"),
-        (StopReason.MAX_TOKENS, "length", "MAX_TOKENS"),
-        (StopReason.CONTENT_FILTER, "content_filter", "SAFETY"),
-        (StopReason.REFUSAL, "refusal", "SAFETY"),
-        (StopReason.PAUSE_TURN, "pause_turn", "OTHER"),
-        (StopReason.CANCELLED, None, "OTHER"),
-        (StopReason.ERROR, None, "OTHER"),
-        (StopReason.PROVIDER_SPECIFIC, "sensitive", "OTHER"),
-        (StopReason.CONTENT_FILTER, "PROHIBITED_CONTENT", "PROHIBITED_CONTENT"),
-    ],
-)
-def test_every_stop_reason_has_a_word(stop: StopReason, raw: str | None, reason: str) -> None:
-    written = reply_body(asks(), response(TextBlock("x"), stop=stop, raw_stop_reason=raw))
-    candidate = written["candidates"][0]
-    assert candidate["finishReason"] == reason
-    assert ("finishMessage" in candidate) is (reason in ("SAFETY", "OTHER") and raw is not None)
 
 
 def test_a_call_that_must_not_run_is_not_sent() -> None:
@@ -243,25 +177,18 @@ def usage_of(usage: TokenUsage) -> Any:
 
 def test_usage_has_geminis_names() -> None:
     usage = TokenUsage(
-        input_tokens=10,
-        output_tokens=20,
-        cached_input_tokens=30,
-        cache_creation_input_tokens=5,
-        reasoning_tokens=8,
-        details={"audio_input": 4, "image_cache_read": 6, "web_search": 1},
-    )
+        input_tokens=10, output_tokens=20, cached_input_tokens=30, cache_creation_input_tokens=5,
+        reasoning_tokens=8, details={"audio_input": 4, "image_cache_read": 6, "web_search": 1},
+    )  # fmt: skip
     told = usage_of(usage)
     assert told == {
         **{"promptTokenCount": 45, "cachedContentTokenCount": 30, "candidatesTokenCount": 12},
         **{"thoughtsTokenCount": 8, "totalTokenCount": 65},
-        "promptTokensDetails": [
-            {"modality": "TEXT", "tokenCount": 35},
-            {"modality": "AUDIO", "tokenCount": 4},
-            {"modality": "IMAGE", "tokenCount": 6},
-        ],
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 35}, {"modality": "AUDIO", "tokenCount": 4},
+            {"modality": "IMAGE", "tokenCount": 6}],
         "cacheTokensDetails": [{"modality": "TEXT", "tokenCount": 24}, {"modality": "IMAGE", "tokenCount": 6}],
         "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": 12}],
-    }
+    }  # fmt: skip
     found = read_written(asks(), response(usage=usage))[0].usage
     assert (found.total_input_tokens, found.cached_input_tokens) == (45, 30)
     assert (found.output_tokens, found.reasoning_tokens) == (20, 8)
@@ -291,21 +218,18 @@ def test_usage_grows_with_the_stream() -> None:
 # -- Replies that are not objects
 
 
-@pytest.mark.parametrize(
-    ("schema", "media_type", "said", "value"),
-    [
-        ({"type": "ARRAY"}, "application/json", '{"value": [{"a": "}"}, {}]}', '[{"a": "}"}, {}]'),
-        ({"type": "ARRAY"}, "application/json", ' {\n "value" : [] }\n', "[]"),
-        ({"type": "INTEGER"}, "application/json", '{"value":12}', "12"),
-        ({"type": "STRING", "enum": ["a", "b"]}, "application/json", '{"value":"a"}', '"a"'),
-        ({"type": "STRING", "enum": ["a", "b"]}, "text/x.enum", '{"value":"a"}', "a"),
-        ({"type": "ARRAY"}, "application/json", "[1, 2]", "[1, 2]"),
-        ({"type": "ARRAY"}, "application/json", "I can't.", "I can't."),
-        ({"type": "ARRAY"}, "application/json", '{"value": [1', "[1"),
-        ({"type": "STRING", "enum": ["a"]}, "text/x.enum", "a", "a"),
-        ({"type": "OBJECT"}, "application/json", '{"value": 1}', '{"value": 1}'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schema", "media_type", "said", "value"), [
+    ({"type": "ARRAY"}, "application/json", '{"value": [{"a": "}"}, {}]}', '[{"a": "}"}, {}]'),
+    ({"type": "ARRAY"}, "application/json", ' {\n "value" : [] }\n', "[]"),
+    ({"type": "INTEGER"}, "application/json", '{"value":12}', "12"),
+    ({"type": "STRING", "enum": ["a", "b"]}, "application/json", '{"value":"a"}', '"a"'),
+    ({"type": "STRING", "enum": ["a", "b"]}, "text/x.enum", '{"value":"a"}', "a"),
+    ({"type": "ARRAY"}, "application/json", "[1, 2]", "[1, 2]"),
+    ({"type": "ARRAY"}, "application/json", "I can't.", "I can't."),
+    ({"type": "ARRAY"}, "application/json", '{"value": [1', "[1"),
+    ({"type": "STRING", "enum": ["a"]}, "text/x.enum", "a", "a"),
+    ({"type": "OBJECT"}, "application/json", '{"value": 1}', '{"value": 1}'),
+])  # fmt: skip
 def test_a_value_is_taken_from_the_object_that_other_providers_need(
     schema: JsonObject, media_type: str, said: str, value: str
 ) -> None:
@@ -323,53 +247,3 @@ def test_a_value_is_taken_from_the_object_that_other_providers_need(
 
 
 # -- Failures
-
-KINDS: list[tuple[FailureKind, int, str, type[errors.AdapterError]]] = [
-    ("invalid_request", 400, "INVALID_ARGUMENT", errors.InvalidRequestError),
-    ("context_overflow", 400, "INVALID_ARGUMENT", errors.ContextOverflowError),
-    ("content_filter", 400, "INVALID_ARGUMENT", errors.ContentFilterError),
-    ("authentication", 401, "UNAUTHENTICATED", errors.AuthError),
-    ("budget", 429, "RESOURCE_EXHAUSTED", errors.QuotaExceededError),
-    ("permission", 403, "PERMISSION_DENIED", errors.AccessDeniedError),
-    ("not_found", 404, "NOT_FOUND", errors.NotFoundError),
-    ("too_large", 413, "INVALID_ARGUMENT", errors.InvalidRequestError),
-    ("rate_limit", 429, "RESOURCE_EXHAUSTED", errors.RateLimitError),
-    ("server", 500, "INTERNAL", errors.ServerError),
-    ("unavailable", 503, "UNAVAILABLE", errors.OverloadedError),
-    ("timeout", 504, "DEADLINE_EXCEEDED", errors.RequestTimeoutError),
-    ("overloaded", 503, "UNAVAILABLE", errors.OverloadedError),
-]
-
-
-@pytest.mark.parametrize(("kind", "status", "canonical", "error"), KINDS, ids=[kind for kind, *_ in KINDS])
-def test_failures_have_googles_form(
-    kind: FailureKind, status: int, canonical: str, error: type[errors.AdapterError]
-) -> None:
-    failure = Failure(kind=kind, message="It failed.", retry_after=1.5, request_id="req_1")
-    found, body = WIRE.write_failure(failure)
-    told = body["error"]
-    assert isinstance(told, dict)
-    assert (found, told["code"], told["status"]) == (status, status, canonical)
-    assert "It failed." in str(told["message"])
-    read_back = build_error(read_error_value(body), provider="gemini", codes=CODES, status=status)
-    assert type(read_back) is error
-    assert read_back.retry_after_seconds == (1.5 if status == 429 or status >= 500 else None)
-
-
-def test_a_wrong_field_is_named() -> None:
-    body: Any = WIRE.write_failure(Failure(kind="invalid_request", message="No.", param="contents[0]"))[1]
-    assert body["error"]["details"][0]["fieldViolations"] == [{"field": "contents[0]", "description": "No."}]
-
-
-@pytest.mark.parametrize("alt", ["sse", "json"])
-def test_a_failure_in_mid_stream_is_a_chunk(alt: str) -> None:
-    writer = WIRE.writer(asks(alt=alt), INFO)
-    events = whole_events(response(TextBlock("Half")), "msg_1")[:2]
-    body = b"".join([writer.start(), *map(writer.write, events)])
-    body += writer.fail(Failure(kind="overloaded", message="Overloaded."))
-    if alt == "json":
-        assert [*map(set, msgspec.json.decode(body))][-1] == {"error"}
-        return
-    found = read_pieces(GEMINI, [body])
-    assert isinstance(found.error, errors.OverloadedError)
-    assert found.said == ["Half"]

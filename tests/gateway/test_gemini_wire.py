@@ -7,22 +7,17 @@ the replies that the gateway writes. Each must stay the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from google import genai
-from google.genai import errors as genai_errors
-from google.genai import types as genai_types
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalRequest
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.providers.gemini.adapter import GeminiEmbeddings
-from callboard.adapters.replies.whole import whole_events
 from callboard.bus import errors
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
@@ -30,38 +25,26 @@ from callboard.bus.values.content import (
     TextBlock,
 )
 from callboard.bus.values.messages import Message, Role
-from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.usage import TokenUsage, UsageSource
 from callboard.engine.gateway.gemini_replies import WIRE
 from callboard.engine.gateway.gemini_requests import read_embeddings, write_embeddings
-from callboard.engine.gateway.wire import (
-    ClientRequest,
-    Failure,
-    ListedModel,
-)
+from tests.support.json_values import differences
 
 from ..support.canonical_requests import canonical_requests
-from ..support.fake_http import FakeReply, pieces
+from ..support.fake_http import FakeReply
 from ..support.recordings import FOLDER, needs_recordings
 from ..support.wires.gemini import USAGE, call, chunk, text, thought
-from ..support.wires.reading import in_short, read_pieces, read_reply
+from ..support.wires.reading import read_pieces, read_reply
 from .gemini_clients import (
-    CALLED,
     GEMINI,
-    INFO,
-    JSON,
     MODEL,
     PNG_TEXT,
     SIGNATURE,
-    SIGNED,
     again,
     asks,
     own,
     read_written,
-    reply_body,
-    response,
-    results,
     signed_at_its_end,
-    streamed,
     without_ids,
     written,
 )
@@ -146,15 +129,12 @@ PARTS: st.SearchStrategy[list[JsonObject]] = st.lists(
 ).filter(lambda parts: len(ids := _ids(parts)) == len(set(ids)))  # fmt: skip
 ABOUT = st.fixed_dictionaries(
     {},
-    optional={
-        "groundingMetadata": st.just(
-            {"webSearchQueries": ["x"], "groundingChunks": [{"web": {"uri": "https://x"}}]}
-        ),
+    optional={"groundingMetadata": st.just({"webSearchQueries": ["x"],
+        "groundingChunks": [{"web": {"uri": "https://x"}}]}),
         "citationMetadata": st.just({"citationSources": [{"uri": "https://x"}]}),
         "safetyRatings": st.just([{"category": "HARM_CATEGORY_HARASSMENT", "probability": "LOW"}]),
-        "avgLogprobs": st.just(-0.5),
-    },
-)
+        "avgLogprobs": st.just(-0.5)},
+)  # fmt: skip
 FINISHES = st.sampled_from(["STOP", "MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"])
 
 
@@ -173,154 +153,6 @@ def test_the_adapters_replies_are_written_as_they_were(parts: list[Json], finish
         assert found.reply.provider_details == reply.provider_details
         assert found.usage == msgspec.structs.replace(reply.usage, raw=found.usage.raw)
     assert without_ids(read_written(asks(), reply)[0].content) == without_ids(reply.content)
-
-
-@pytest.mark.deep
-def test_a_written_stream_is_the_same_at_every_cut() -> None:
-    parts = [thought("Hm ☃", SIGNATURE), text("It is "), call("f", SIGNATURE, args={"x": "☃"}), call("g")]
-    reply = read_pieces(GEMINI, [GEMINI.stream(chunk(*parts, finish="STOP", usage=USAGE))]).reply
-    body = streamed(asks(), reply)
-    whole = read_pieces(GEMINI, [body])
-    for cut in range(1, len(body)):
-        found = read_pieces(GEMINI, [body[:cut], body[cut:]])
-        assert without_ids(found.content) == without_ids(whole.content)
-    assert without_ids(read_pieces(GEMINI, pieces(body, range(len(body)))).content) == without_ids(whole.content)
-
-
-# -- The vendor's SDK as the client
-
-
-def client(reply: Callable[[ClientRequest], bytes], asked: list[ClientRequest]) -> genai.Client:
-    """The SDK with a network whose replies are those of the wire."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
-            return httpx.Response(200, content=reply(asks()), headers=JSON)
-        name, _, action = request.url.path.rpartition("/")[2].partition(":")
-        body = msgspec.json.decode(request.content)
-        found = WIRE.read_request(body, dict(request.headers), model=name, stream=action.startswith("stream"))
-        asked.append(
-            msgspec.structs.replace(found, options={**found.options, "alt": request.url.params.get("alt")})
-        )
-        kind = WIRE.stream_type(asked[-1]) if found.stream else "application/json"
-        return httpx.Response(200, content=reply(asked[-1]), headers={"content-type": kind})
-
-    options = genai_types.HttpOptions(client_args={"transport": httpx.MockTransport(answer)})
-    return genai.Client(api_key="none", http_options=options)
-
-
-def reply_of(*content: ContentBlock, stop: StopReason = StopReason.END_TURN) -> Callable[[ClientRequest], bytes]:
-    def reply(asked: ClientRequest) -> bytes:
-        found = response(*content, stop=stop)
-        return streamed(asked, found) if asked.stream else msgspec.json.encode(reply_body(asked, found))
-
-    return reply
-
-
-THINK = genai_types.GenerateContentConfig(
-    system_instruction="Be brief.",
-    thinking_config=genai_types.ThinkingConfig(include_thoughts=True, thinking_budget=1024),
-    tools=[
-        genai_types.Tool(
-            function_declarations=[
-                genai_types.FunctionDeclaration(
-                    name="f",
-                    parameters=genai_types.Schema(
-                        type=genai_types.Type.OBJECT,
-                        properties={"x": genai_types.Schema(type=genai_types.Type.INTEGER, nullable=True)},
-                    ),
-                )
-            ]
-        )
-    ],
-)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_sdk_reads_a_reply_and_sends_it_back(stream: bool) -> None:
-    """Three turns have thoughts, parallel calls and their results, in the SDK's own types."""
-    asked: list[ClientRequest] = []
-    called = [CALLED, msgspec.structs.replace(CALLED, id="tu_2", input={"x": 2})]
-    sdk = client(reply_of(SIGNED, TextBlock("I will."), *called, stop=StopReason.TOOL_USE), asked)
-    contents: list[Any] = [genai_types.UserContent("Hello")]
-    for _ in range(3):
-        chunks: list[Any]
-        if stream:
-            chunks = list(sdk.models.generate_content_stream(model="m", contents=contents, config=THINK))
-        else:
-            chunks = [sdk.models.generate_content(model="m", contents=contents, config=THINK)]
-        usage_metadata: Any = chunks[-1].usage_metadata
-        parts = [part for one in chunks for part in one.candidates[0].content.parts]
-        calls: list[Any] = [part.function_call for part in parts if part.function_call]
-        assert "".join(part.text for part in parts if part.text and not part.thought) == "I will."
-        assert [(each.id, each.name, each.args) for each in calls] == [
-            ("tu_1", "f", {"x": 1}),
-            ("tu_2", "f", {"x": 2}),
-        ]
-        assert chunks[-1].candidates[0].finish_reason is genai_types.FinishReason.STOP
-        assert usage_metadata.total_token_count == 15
-        answers = [
-            genai_types.Part.from_function_response(name="f", response={"result": each.args["x"]})
-            for each in calls
-        ]
-        contents += [
-            *(one.candidates[0].content for one in chunks),
-            genai_types.Content(role="user", parts=answers),
-        ]
-    request = asked[-1].request
-    assert request.system_prompt == "Be brief."
-    assert request.reasoning_effort == "low"
-    schema: JsonObject = {"type": "object", "properties": {"x": {"type": ["integer", "null"]}}}
-    assert request.tools[0].input_schema == schema
-    assert [in_short(block) for block in request.messages[1].content] == [
-        ("thinking", "Hm."), "I will.", ("f", {"x": 1}, "tu_1"), ("f", {"x": 2}, "tu_2"),
-    ]  # fmt: skip
-    assert [block.text for block in results(request.messages)] == ["1", "2"] * 2
-    pairs = [block.id for message in request.messages for block in message.tool_uses]
-    assert [block.tool_use_id for block in results(request.messages)] == pairs
-
-
-def test_the_sdks_chat_streams_over_turns() -> None:
-    asked: list[ClientRequest] = []
-    sdk = client(reply_of(TextBlock("It is warm.")), asked)
-    chat = sdk.chats.create(model="m")
-    for question in ("How is it?", "Sure?"):
-        assert "".join(str(one.text) for one in chat.send_message_stream(question)) == "It is warm."
-    assert [message.text for message in asked[-1].request.messages] == ["How is it?", "It is warm.", "Sure?"]
-
-
-def test_a_sign_of_life_is_an_empty_text_to_the_sdk() -> None:
-    def reply(asked: ClientRequest) -> bytes:
-        writer, found = WIRE.writer(asked, INFO), response(TextBlock("Hi"))
-        first, second, *_ = [writer.write(event) for event in whole_events(found, "msg_1")]
-        return first + second + writer.ping() + writer.ping() + writer.finish(found)
-
-    sdk = client(reply, [])
-    stream = sdk.models.generate_content_stream(model="m", contents="Hello")
-    assert [chunk.text for chunk in stream] == ["Hi", "", "", ""]
-
-
-def test_the_sdk_raises_a_failure_in_mid_stream() -> None:
-    def reply(asked: ClientRequest) -> bytes:
-        writer = WIRE.writer(asked, INFO)
-        events = whole_events(response(TextBlock("Half")), "msg_1")[:2]
-        return b"".join(map(writer.write, events)) + writer.fail(Failure(kind="overloaded", message="Overloaded."))
-
-    sdk = client(reply, [])
-    stream = sdk.models.generate_content_stream(model="m", contents="Hello")
-    assert next(stream).text == "Half"
-    with pytest.raises(genai_errors.ServerError, match="Overloaded") as failed:
-        next(stream)
-    assert (failed.value.code, failed.value.status) == (503, "UNAVAILABLE")
-
-
-def test_a_list_of_models_has_their_limits() -> None:
-    listed = ListedModel(id="chat", context_tokens=1000, output_tokens=100)
-    sdk = client(lambda _: msgspec.json.encode(WIRE.write_models([listed])), [])
-    found = next(iter(sdk.models.list(config={"query_base": False})))
-    assert (found.name, found.input_token_limit, found.output_token_limit) == ("models/chat", 1000, 100)
-    assert found.supported_actions is not None
-    assert "generateContent" in found.supported_actions
 
 
 # -- Embeddings
@@ -353,12 +185,9 @@ def test_texts_with_other_settings_are_requests_of_their_own() -> None:
         return {"model": "models/m", "content": {"parts": [{"text": said}]}, **fields}
 
     body: JsonObject = {
-        "requests": [
-            asks_for("a", task_type="RETRIEVAL_QUERY"),
-            asks_for("b", taskType="RETRIEVAL_QUERY"),
-            asks_for("c", title="T", taskType="RETRIEVAL_DOCUMENT"),
-        ]
-    }
+        "requests": [asks_for("a", task_type="RETRIEVAL_QUERY"), asks_for("b", taskType="RETRIEVAL_QUERY"),
+            asks_for("c", title="T", taskType="RETRIEVAL_DOCUMENT")],
+    }  # fmt: skip
     asked = read_embeddings(body, model="models/m", single=False)
     assert [(one.inputs, one.input_type) for one in asked.requests] == [
         (("a", "b"), "query"),
@@ -396,7 +225,7 @@ DIFFERENCES: Mapping[str, str] = {
     r"generationConfig\.responseJsonSchema\..*": "the adapter writes a reference without siblings",
     r"systemInstruction\.role": "an instruction has no role",
     r"toolConfig(\.functionCallingConfig)?": "older models do not know the mode, or there is no function to call",
-    r"tools": "functions come before the provider's tools, their schemas are JSON Schema, no description is empty",
+    r"tools.*": "functions come first, their schemas are JSON Schema, and no description is empty",
     r"contents": "successive contents of the model are one, and no content is empty",
     r"contents\[\]\.parts": "adjacent texts of the model are one",
     r"contents\[\]\.parts\[\]\.text": "a blank text is not sent",
@@ -422,22 +251,6 @@ def plain(value: Json, key: str = "") -> Json:
     return {name: plain(inner, name) for name, inner in renamed.items()}
 
 
-def differences(one: Json, other: Json, path: str = "") -> Iterator[str]:
-    """The places at which two bodies differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            place = f"{path}.{name}" if path else name
-            if name in one and name in other and name != "tools":
-                yield from differences(one[name], other[name], place)
-            elif one.get(name) != other.get(name):
-                yield place
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for left, right in zip(one, other, strict=True):
-            yield from differences(left, right, f"{path}[]")
-    elif one != other:
-        yield path
-
-
 @needs_recordings
 @pytest.mark.deep
 def test_recorded_requests_go_through_the_canonical_form() -> None:
@@ -449,7 +262,7 @@ def test_recorded_requests_go_through_the_canonical_form() -> None:
         except errors.InvalidRequestError:
             assert all(not part.get("text") for part in case["request_body"]["contents"][0]["parts"])
             continue
-        for place in differences(plain(case["request_body"]), plain(sent)):
+        for place in (each[1:] for each in differences(plain(case["request_body"]), plain(sent))):
             if not any(re.fullmatch(pattern, place) for pattern in DIFFERENCES):
                 unexplained[place] = case["id"]
     assert unexplained == {}

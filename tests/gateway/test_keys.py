@@ -47,22 +47,23 @@ def bearer(key: str) -> dict[str, str]:
 async def test_a_request_without_a_known_key_is_refused_before_its_body_is_read(
     tmp_path: Path, path: str, headers: dict[str, str]
 ) -> None:
-    async with serving(tmp_path) as (app, _, _, _):
+    """The key may belong to another service: the answer does not quote it, and the trace has nothing."""
+    async with serving(tmp_path) as (app, engine, _, command):
         answer = await ask(app, "POST", path, headers={**headers, "content-length": "10"})
+        await engine.flush()
+        assert await command.calls() == []
     assert answer.status == 401
     assert answer.headers["connection"] == "close"
+    assert b"cb-wrong" not in answer.data
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "header", "query"),
-    [
-        ("/v1/chat/completions", CHAT, "authorization", ""),
-        (MESSAGES, CHAT, "x-api-key", ""),
-        (MESSAGES, CHAT, "authorization", ""),
-        (GEMINI, CONTENTS, "x-goog-api-key", ""),
-        (GEMINI, CONTENTS, "", "key"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "header", "query"), [
+    ("/v1/chat/completions", CHAT, "authorization", ""),
+    (MESSAGES, CHAT, "x-api-key", ""),
+    (MESSAGES, CHAT, "authorization", ""),
+    (GEMINI, CONTENTS, "x-goog-api-key", ""),
+    (GEMINI, CONTENTS, "", "key"),
+])  # fmt: skip
 async def test_each_sdk_sends_its_key_in_its_own_way(
     tmp_path: Path, path: str, body: object, header: str, query: str
 ) -> None:
@@ -89,7 +90,7 @@ async def test_a_keyless_gateway_recognises_a_client_by_its_key(tmp_path: Path) 
 
 async def test_health_needs_no_key(tmp_path: Path) -> None:
     async with serving(tmp_path) as (app, _, _, _):
-        assert (await ask(app, "GET", "/health")).status == 200
+        assert (await ask(app, "GET", "/health")).json == {"status": "ok"}
         assert (await ask(app, "GET", "/v1/models")).status == 401
 
 
@@ -151,22 +152,3 @@ async def test_a_call_over_the_budget_is_refused_and_not_sent(tmp_path: Path) ->
     assert second.status in (402, 429)
     assert third.status in (402, 429)
     assert "retry-after" in second.headers
-
-
-async def test_a_budget_for_ten_admits_ten_of_fifty_concurrent_requests(tmp_path: Path) -> None:
-    ends = anyio.Event()
-    says = [Say("Hello", pause=ends.wait)] * 50
-    async with serving(tmp_path, *says, budget_nano_usd=10 * ONE) as (app, _, key, command):
-        statuses: list[int] = []
-
-        async def one() -> None:
-            statuses.append((await post(app, CHAT, headers=bearer(key))).status)
-            if len(statuses) == 40:
-                ends.set()
-
-        async with anyio.create_task_group() as group:
-            for _ in range(50):
-                group.start_soon(one)
-        await app.engine.flush()
-        assert len(await command.calls()) == 10
-    assert statuses.count(200) == 10

@@ -16,30 +16,14 @@ from tests.support.engines import entry, running, serving
 from tests.support.scripted import Say
 
 PRIVATE = (
-    "http://169.254.169.254/latest/meta-data",
-    "http://127.0.0.1:8375/v1/models",
-    "HTTP://LOCALHOST/a.png",
-    "http://a.localhost./a.png",
-    "http://metadata.google.internal/computeMetadata/v1",
-    "http://redis:6379/",
-    "http://10.0.0.1/a.png",
-    "https://192.168.1.1/a.png",
-    "http://[::1]/a.png",
-    "http://[::ffff:169.254.169.254]/a.png",
-    "http://[fd00:ec2::254]/a.png",
-    "http://2130706433/a.png",
-    "http://0x7f.1/a.png",
-    "http://0177.0.0.1/a.png",
-    "http://%31%32%37.0.0.1/a.png",
-    "http://①②⑦.⓪.⓪.①/a.png",
-    "http://0.0.0.0/a.png",
-    "http://a.example\\@127.0.0.1/a.png",
-    "http://user@127.0.0.1/a.png",
-    "http:///a.png",
-    "http://[/a.png",
-    "file:///etc/passwd",
-    "FILE:/etc/passwd",
-)
+    "http://169.254.169.254/latest/meta-data", "http://127.0.0.1:8375/v1/models", "HTTP://LOCALHOST/a.png",
+    "http://a.localhost./a.png", "http://metadata.google.internal/computeMetadata/v1", "http://redis:6379/",
+    "http://10.0.0.1/a.png", "https://192.168.1.1/a.png", "http://[::1]/a.png",
+    "http://[::ffff:169.254.169.254]/a.png", "http://[fd00:ec2::254]/a.png", "http://2130706433/a.png",
+    "http://0x7f.1/a.png", "http://0177.0.0.1/a.png", "http://%31%32%37.0.0.1/a.png", "http://①②⑦.⓪.⓪.①/a.png",
+    "http://0.0.0.0/a.png", "http://a.example\\@127.0.0.1/a.png", "http://user@127.0.0.1/a.png", "http:///a.png",
+    "http://[/a.png", "file:///etc/passwd", "FILE:/etc/passwd",
+)  # fmt: skip
 
 
 def chat(part: dict[str, Any], model: str = "s:m") -> dict[str, Any]:
@@ -64,30 +48,27 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return known
 
 
-@pytest.mark.parametrize("url", PRIVATE)
-async def test_an_address_that_is_not_public_is_refused(url: str) -> None:
-    async with running(Say("Hi")) as (engine, events):
-        answer = await post(gateway(engine, keyless=True), chat(image(url)))
+async def test_an_address_that_is_not_public_is_refused() -> None:
+    async with running() as (engine, events):
+        app = gateway(engine, keyless=True)
+        answers = {url: await post(app, chat(image(url))) for url in PRIVATE}
         assert not [each for each in events.take() if each.topic.startswith("llm.")]
-    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_url")
+    refused = {url for url in PRIVATE if answers[url].json.get("error", {}).get("code") == "invalid_url"}
+    assert [url for url in PRIVATE if url not in refused or answers[url].status != 400] == []
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", chat({"type": "video_url", "video_url": {"url": "http://10.0.0.1/a.mp4"}})),
-        ("/v1/chat/completions", chat({"type": "document_url", "document_url": "http://10.0.0.1/a.pdf"})),
-        ("/v1/responses", {"model": "s:m", "input": [{"role": "user", "content": [
-            {"type": "input_file", "file_url": "http://10.0.0.1/a.pdf"}]}]}),
-        ("/v1/messages", {"model": "s:m", "max_tokens": 9, "messages": [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
-                {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/a.png"}}]}]}]}),
-        ("/v1beta/models/s:m:generateContent", {"contents": [{"role": "user", "parts": [
-            {"fileData": {"mimeType": "image/png", "fileUri": "http://10.0.0.1/a.png"}}]}]}),
-    ],
-    ids=["video", "document", "file", "image in a tool's result", "Gemini's file"],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/chat/completions", chat({"type": "video_url", "video_url": {"url": "http://10.0.0.1/a.mp4"}})),
+    ("/v1/chat/completions", chat({"type": "document_url", "document_url": "http://10.0.0.1/a.pdf"})),
+    ("/v1/responses", {"model": "s:m", "input": [{"role": "user",
+        "content": [{"type": "input_file", "file_url": "http://10.0.0.1/a.pdf"}]}]}),
+    ("/v1/messages", {"model": "s:m", "max_tokens": 9, "messages": [{"role": "assistant",
+        "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
+        "content": [{"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/a.png"}}]}]}]}),
+    ("/v1beta/models/s:m:generateContent", {"contents": [{"role": "user",
+        "parts": [{"fileData": {"mimeType": "image/png", "fileUri": "http://10.0.0.1/a.png"}}]}]}),
+], ids=["video", "document", "file", "image in a tool's result", "Gemini's file"])  # fmt: skip
 async def test_it_is_refused_in_every_place_of_every_wire(path: str, body: dict[str, Any]) -> None:
     async with running(Say("Hi")) as (engine, _):
         assert (await post(gateway(engine, keyless=True), body, path=path)).status == 400

@@ -35,32 +35,16 @@ from callboard.engine.gateway.openai_extras import (
     read_image_edit_json,
     read_images,
     write_embeddings,
-    write_image_stream,
     write_images,
 )
 from callboard.engine.gateway.wire import BadRequest
 
 from ..support.engines import entry, model, serving
-from ..support.recordings import FOLDER, needs_recordings
 from ..support.scripted import adapter_type
 
 PNG = b"\x89PNG\r\n\x1a\n"
 USAGE = TokenUsage(input_tokens=5)
 MODEL = "text-embedding-3-small"
-
-
-def sdk(answer: Callable[[JsonObject], bytes], content_type: str = "application/json") -> openai.OpenAI:
-    """The SDK with a server that replies to a request's body."""
-
-    def handle(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(
-            200, content=answer(json.loads(request.content)), headers={"content-type": content_type}
-        )
-
-    return openai.OpenAI(
-        api_key="k", base_url="http://gateway.test/v1", max_retries=0,
-        http_client=httpx2.Client(transport=httpx2.MockTransport(handle)),
-    )  # fmt: skip
 
 
 def openai_on(transport: FakeTransport) -> str:
@@ -117,19 +101,6 @@ def test_vectors_that_are_written_are_read_as_themselves(vectors: list[Any], enc
     assert reply.input_tokens == 5
 
 
-@pytest.mark.parametrize("form", [openai.omit, "float", "base64"])
-def test_the_sdk_gets_vectors_in_the_form_that_it_asks_for(form: Any) -> None:
-    def answer(body: JsonObject) -> bytes:
-        asked = read_embeddings(body)
-        return msgspec.json.encode(write_embeddings(asked, [array("f", [0.5, -1.0])], USAGE))
-
-    reply = sdk(answer).embeddings.create(model=MODEL, input=["Hi"], encoding_format=form)
-    (item,) = reply.data
-    expected: Any = "AAAAPwAAgL8=" if form == "base64" else [0.5, -1.0]
-    assert item.embedding == expected
-    assert (reply.model, reply.usage.prompt_tokens) == (MODEL, 5)
-
-
 def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None:
     asked = read_embeddings({"model": MODEL, "input": "Hi", "input_type": "query", "user": "u", "truncate": "END"})
     assert asked.request.input_type == "query"
@@ -137,41 +108,24 @@ def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None
     assert [warning.message.split()[0] for warning in asked.losses] == ["truncate"]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({}, "you must provide a model parameter"),
-        ({"model": "m"}, "Missing required parameter: 'input'."),
-        ({"model": "m", "input": []}, "input cannot be an empty array"),
-        ({"model": "m", "input": ""}, "input cannot be an empty string"),
-        ({"model": "m", "input": [1, "two"]}, "a token is not a valid integer"),
-        ({"model": "m", "input": [True]}, "a token is not a valid integer"),
-        ({"model": "m", "input": [[1, -2]]}, "a token is not a valid integer"),
-        ({"model": "m", "input": [[1], "two"]}, "but got a string"),
-        ({"model": "m", "input": ["two", [1]]}, "but got an array"),
-        ({"model": "m", "input": [[]]}, "input cannot be an empty array"),
-        ({"model": "m", "input": {}}, "expected an array"),
-        ({"model": "m", "input": [None]}, "but got null"),
-        ({"model": "m", "input": "Hi", "dimensions": 0}, "Expected a value >= 1"),
-        ({"model": "m", "input": "Hi", "encoding_format": "hex"}, "Supported values are: 'float', 'base64'"),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    ({}, "you must provide a model parameter"),
+    ({"model": "m"}, "Missing required parameter: 'input'."),
+    ({"model": "m", "input": []}, "input cannot be an empty array"),
+    ({"model": "m", "input": ""}, "input cannot be an empty string"),
+    ({"model": "m", "input": [1, "two"]}, "a token is not a valid integer"),
+    ({"model": "m", "input": [True]}, "a token is not a valid integer"),
+    ({"model": "m", "input": [[1, -2]]}, "a token is not a valid integer"),
+    ({"model": "m", "input": [[1], "two"]}, "but got a string"),
+    ({"model": "m", "input": ["two", [1]]}, "but got an array"),
+    ({"model": "m", "input": [[]]}, "input cannot be an empty array"),
+    ({"model": "m", "input": {}}, "expected an array"),
+    ({"model": "m", "input": [None]}, "but got null"),
+    ({"model": "m", "input": "Hi", "dimensions": 0}, "Expected a value >= 1"),
+    ({"model": "m", "input": "Hi", "encoding_format": "hex"}, "Supported values are: 'float', 'base64'"),
+])  # fmt: skip
 def test_a_wrong_request_for_embeddings_is_refused_in_the_vendors_words(body: JsonObject, said: str) -> None:
     assert said in refusal(read_embeddings, body)
-
-
-@needs_recordings
-def test_recorded_requests_for_embeddings_are_written_again_as_they_were() -> None:
-    path = FOLDER / "embeddings_openai.jsonl"
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for case in cases:
-        body: dict[str, Any] = {name: value for name, value in case["request_body"].items() if value is not None}
-        asked = read_embeddings(body)
-        request = msgspec.structs.replace(asked.request, encoding=asked.encoding)
-        sent = json.loads(OpenAIEmbeddings().write(request, "openai").body)
-        if isinstance(body["input"], str) or isinstance(body["input"][0], int):
-            body["input"] = [body["input"]]
-        assert sent == {"encoding_format": "float", **body}
 
 
 @pytest.mark.parametrize(("tokens", "sent"), [([5, 6, 7], [[5, 6, 7]]), ([[5], [6, 7]], [[5], [6, 7]])])
@@ -243,24 +197,6 @@ def test_images_that_are_written_are_read_as_themselves() -> None:
     assert msgspec.structs.replace(reply.usage, raw=None) == usage
 
 
-def test_the_sdk_gets_images_whole_and_streamed() -> None:
-    def answer(body: JsonObject) -> bytes:
-        asked = read_images(body)
-        images = [GeneratedImage(data=PNG)]
-        if asked.stream:
-            return write_image_stream(asked, images, USAGE, created=1)
-        return msgspec.json.encode(write_images(asked, images, USAGE, created=1))
-
-    whole = sdk(answer).images.generate(model="m", prompt="A cat")
-    assert whole.data is not None
-    assert whole.data[0].b64_json == "iVBORw0KGgo="
-    assert (whole.created, whole.output_format) == (1, "png")
-    assert whole.usage is not None
-    assert whole.usage.input_tokens == 5
-    events = list(sdk(answer, "text/event-stream").images.generate(model="m", prompt="A cat", stream=True))
-    assert [(event.type, event.b64_json) for event in events] == [("image_generation.completed", "iVBORw0KGgo=")]
-
-
 def test_a_client_that_asks_for_addresses_gets_addresses() -> None:
     asked = read_images({"model": "m", "prompt": "A cat", "response_format": "url"})
     written: Any = write_images(asked, [GeneratedImage(data=PNG)], TokenUsage(), created=1)
@@ -276,17 +212,14 @@ def test_a_field_of_images_without_a_canonical_word_is_a_loss_elsewhere() -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"prompt": "A cat"}, "you must provide a model parameter"),
-        ({"model": "m"}, "Missing required parameter: 'prompt'."),
-        ({"model": "m", "prompt": ""}, "prompt cannot be an empty string"),
-        ({"model": "m", "prompt": "A cat", "n": 0}, "Expected a value >= 1"),
-        ({"model": "m", "prompt": "A cat", "size": 5}, "Invalid type for 'size'"),
-        ({"model": "m", "prompt": "A cat", "response_format": "hex"}, "Supported values are"),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    ({"prompt": "A cat"}, "you must provide a model parameter"),
+    ({"model": "m"}, "Missing required parameter: 'prompt'."),
+    ({"model": "m", "prompt": ""}, "prompt cannot be an empty string"),
+    ({"model": "m", "prompt": "A cat", "n": 0}, "Expected a value >= 1"),
+    ({"model": "m", "prompt": "A cat", "size": 5}, "Invalid type for 'size'"),
+    ({"model": "m", "prompt": "A cat", "response_format": "hex"}, "Supported values are"),
+])  # fmt: skip
 def test_a_wrong_request_for_images_is_refused_in_the_vendors_words(body: JsonObject, said: str) -> None:
     assert said in refusal(read_images, body)
 
@@ -343,18 +276,14 @@ def test_images_in_json_are_data_and_no_addresses() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (b"--b\r\n\r\n--b--", "multipart/form-data"),
-        (b"", "multipart/form-data; boundary=b"),
-        (b'--b\r\ncontent-disposition: form-data; name="a"\r\n\r\nx', "multipart/form-data; boundary=b"),
-        (b"--b\r\n\r\nx\r\n--b--", "multipart/form-data; boundary=b"),
-        (b"--b" + b'\r\ncontent-disposition: form-data; name="a"\r\n\r\nx\r\n--b' * 70 + b"--",
-         "multipart/form-data; boundary=b"),
-    ],
-    ids=["no boundary", "empty", "cut", "no name", "too many"],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "kind"), [
+    (b"--b\r\n\r\n--b--", "multipart/form-data"),
+    (b"", "multipart/form-data; boundary=b"),
+    (b'--b\r\ncontent-disposition: form-data; name="a"\r\n\r\nx', "multipart/form-data; boundary=b"),
+    (b"--b\r\n\r\nx\r\n--b--", "multipart/form-data; boundary=b"),
+    (b"--b" + b'\r\ncontent-disposition: form-data; name="a"\r\n\r\nx\r\n--b' * 70 + b"--",
+        "multipart/form-data; boundary=b"),
+], ids=["no boundary", "empty", "cut", "no name", "too many"])  # fmt: skip
 def test_a_form_that_is_none_is_refused(body: bytes, kind: str) -> None:
     with pytest.raises(BadRequest):
         form_fields(body, kind)

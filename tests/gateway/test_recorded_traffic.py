@@ -23,6 +23,7 @@ from google.genai import types
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from callboard.bus.values.base import JsonObject
+from tests.support.json_values import differences
 from tests.support.recordings import FOLDER, PROTOCOLS, needs_recordings
 from tests.support.wires import WIRES, Wire
 
@@ -33,18 +34,14 @@ HERE = Path(__file__).parent
 BY_NAME = {wire.name: wire for wire in WIRES}
 
 HEADERS = {
-    "authorization": "the gateway has its own key",
-    "x-api-key": "the gateway has its own key",
-    "x-goog-api-key": "the gateway has its own key",
-    "host": "of the connection",
-    "connection": "of the connection",
-    "accept": "of the connection",
-    "accept-encoding": "of the connection",
+    "authorization": "the gateway has its own key", "x-api-key": "the gateway has its own key",
+    "x-goog-api-key": "the gateway has its own key", "host": "of the connection",
+    "connection": "of the connection", "accept": "of the connection", "accept-encoding": "of the connection",
     "content-length": "blanks in JSON, and the fields below",
     "user-agent": "names the program that sends the request, which is the gateway",
     "x-goog-api-client": "names the program that sends the request, which is the gateway",
     "x-server-timeout": "the gateway has its own times",
-}
+}  # fmt: skip
 """Headers that differ, with the reasons. Headers named ``x-stainless-…`` describe the SDK and differ, too."""
 
 FIELDS = {"stream_options": "the gateway asks for the usage, else the price of a stream is unknown"}
@@ -121,11 +118,8 @@ async def ask_gemini(sdk: genai.Client, body: JsonObject, streamed: bool) -> lis
 
 
 ASK: Mapping[str, Callable[[Any, JsonObject, bool], Awaitable[list[Any]]]] = {
-    "anthropic": ask_messages,
-    "openai": ask_responses,
-    "openai_compatible": ask_chat,
-    "gemini": ask_gemini,
-}
+    "anthropic": ask_messages, "openai": ask_responses, "openai_compatible": ask_chat, "gemini": ask_gemini,
+}  # fmt: skip
 
 
 class Refusal(NamedTuple):
@@ -164,21 +158,6 @@ def plain(value: Any) -> Any:
 
 
 # --- The comparison ---
-
-
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """The paths at which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            if name in one and name in other:
-                yield from differences(one[name], other[name], f"{path}.{name}")
-            else:
-                yield f"{path}.{name}"
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for first, second in zip(one, other, strict=True):
-            yield from differences(first, second, f"{path}[]")
-    elif one != other or type(one) is not type(other):
-        yield path
 
 
 def sent(provider: ScriptedProvider, at: int) -> JsonObject:

@@ -4,7 +4,6 @@ replies.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,28 +15,23 @@ from openai.types.responses import ResponseInputItemParam, ToolParam
 from callboard.adapters import CanonicalRequest, CanonicalResponse
 from callboard.adapters.replies.whole import whole_events
 from callboard.bus.errors import AdapterError
-from callboard.bus.streams.events import StreamEvent, TextDelta, ThinkingDelta, ToolUseInputDelta
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import TextBlock
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway.responses_requests import read_request
 from callboard.engine.gateway.wire import BadRequest, ClientRequest
 
-from ..support.canonical_requests import OBJECTS, canonical_requests
+from ..support.canonical_requests import canonical_requests
 from ..support.conversations import bodies
-from ..support.fake_http import pieces
 from ..support.recordings import FOLDER, needs_recordings, read_cases
 from ..support.sdk_values import values
 from .responses_cases import (
-    APPLY_PATCH,
     build,
-    events_of,
     plain,
     read,
     read_body,
     read_stream,
-    response,
     streamed,
     whole,
 )
@@ -112,12 +106,9 @@ def test_the_text_that_json_mode_needs_is_written_once() -> None:
     """
     hello = Message(Role.DEVELOPER, (TextBlock("Hi"),))
     request = CanonicalRequest(
-        request_id="",
-        model="openai:gpt-5",
-        messages=(hello,),
-        max_output_tokens=16,
+        request_id="", model="openai:gpt-5", messages=(hello,), max_output_tokens=16,
         output_schema={"type": "object"},
-    )
+    )  # fmt: skip
     body = build(request)
     assert items_of(build(read_again(body))) == items_of(body)
     assert str(body).count("JSON object") == 1
@@ -156,75 +147,12 @@ def test_whatever_the_sdk_can_send_is_read_and_written_the_same_again(
 
 # --- Replies ---
 
-_TEXTS = st.sampled_from(["Hi", "a\nb", '"\\', "é😀\u2028", " "]) | st.text(
-    st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
-)
-_BLOCKS: st.SearchStrategy[ContentBlock] = st.one_of(
-    st.builds(TextBlock, _TEXTS),
-    st.builds(ThinkingBlock, _TEXTS, st.just("signature"), st.just(ProviderRaw("anthropic", {}))),
-    st.builds(ToolUseBlock, st.uuids().map(str), st.just("read"), OBJECTS),
-    st.builds(ToolUseBlock, st.uuids().map(str), st.just("apply_patch"), _TEXTS.map(lambda text: {"input": text})),
-)
-_CONTENTS = st.lists(_BLOCKS, max_size=4)
-_CUTS = st.lists(st.integers(0, 8), max_size=4)
-
-
-def reply_of(content: list[ContentBlock], *, cut: bool = False) -> CanonicalResponse:
-    calls = any(isinstance(block, ToolUseBlock) for block in content)
-    reason = StopReason.TOOL_USE if calls else StopReason.END_TURN
-    return response(*content, stop_reason=StopReason.MAX_TOKENS if cut else reason)
-
-
-def in_deltas(reply: CanonicalResponse, cuts: list[int]) -> list[StreamEvent]:
-    """The events of a reply, with its texts and arguments cut into deltas."""
-    found: list[StreamEvent] = []
-    for event in whole_events(reply, "m"):
-        match event:
-            case TextDelta():
-                found += [msgspec.structs.replace(event, text=text) for text in _cut(event.text, cuts)]
-            case ThinkingDelta():
-                texts = _cut(event.text, cuts)
-                found += [msgspec.structs.replace(event, text=text, signature=None) for text in texts]
-                found.append(msgspec.structs.replace(event, text=""))
-            case ToolUseInputDelta():
-                fragments = _cut(event.partial_json, cuts)
-                found += [msgspec.structs.replace(event, partial_json=text) for text in fragments]
-            case _:
-                found.append(event)
-    return found
-
-
-def _cut(text: str, cuts: list[int]) -> list[str]:
-    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    return [text[start:end] for start, end in itertools.pairwise(edges)]
-
 
 def counts(usage: TokenUsage) -> tuple[int, ...]:
     return (
         usage.input_tokens, usage.output_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens,
         usage.reasoning_tokens or 0,
     )  # fmt: skip
-
-
-@settings(max_examples=60)
-@given(_CONTENTS, _CUTS, _CUTS, st.booleans())
-def test_the_adapter_reads_a_reply_the_same_whole_and_streamed_at_any_cut(
-    content: list[ContentBlock], deltas: list[int], cuts: list[int], cut: bool
-) -> None:
-    reply, asked = reply_of(content, cut=cut), read(tools=[APPLY_PATCH])
-    data = streamed(reply, in_deltas(reply, deltas), asked)
-    events_of(data)
-    read_whole = read_body(whole(reply, asked))
-    read_streamed, _ = read_stream(pieces(data, [cut * len(data) // 9 for cut in cuts]))
-    assert plain(read_whole, opaque=False) == plain(reply, opaque=False)
-    assert plain(read_streamed, links=False) == plain(read_whole, links=False)
-    assert counts(read_streamed.usage) == counts(read_whole.usage) == counts(reply.usage)
-
-
-def test_a_stream_cut_at_every_byte_is_the_same_reply() -> None:
-    reply = reply_of([ThinkingBlock("Hm", "s"), TextBlock("é😀"), ToolUseBlock("t", "read", {"a": "\n"})])
-    data = streamed(reply)
-    assert plain(read_stream(pieces(data, range(len(data))))[0]) == plain(read_stream([data])[0])
 
 
 @settings(max_examples=150)

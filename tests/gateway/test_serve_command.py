@@ -38,14 +38,10 @@ def test_without_a_provider_the_local_model_serves_every_name() -> None:
     assert models.serving("local-chat") == ("local-chat",)
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        registry_from_env({"ANTHROPIC_API_KEY": "k"}),
-        ModelRegistry({"a": entry("a", "anthropic", AdapterConfig())}, {}),
-    ],
-    ids=["a key", "a file"],
-)
+@pytest.mark.parametrize("models", [
+    registry_from_env({"ANTHROPIC_API_KEY": "k"}),
+    ModelRegistry({"a": entry("a", "anthropic", AdapterConfig())}, {}),
+], ids=["a key", "a file"])  # fmt: skip
 def test_configured_models_are_served_as_they_are(models: ModelRegistry) -> None:
     assert serve.served_models(models) is models
 
@@ -78,17 +74,14 @@ def test_it_prints_whether_the_local_model_is_installed(
     assert ("pip install it" in said) is (command is not None)
 
 
-@pytest.mark.parametrize(
-    ("words", "keyless"),
-    [
-        ((), True),
-        (("--host", "127.0.0.2"), True),
-        (("--host", "::1"), True),
-        (("--clients",), False),
-        (("--host", "0.0.0.0"), False),
-        (("--host", "192.0.2.1"), False),
-    ],
-)
+@pytest.mark.parametrize(("words", "keyless"), [
+    ((), True),
+    (("--host", "127.0.0.2"), True),
+    (("--host", "::1"), True),
+    (("--clients",), False),
+    (("--host", "0.0.0.0"), False),
+    (("--host", "192.0.2.1"), False),
+])  # fmt: skip
 def test_only_this_machine_needs_no_key(
     words: tuple[str, ...], keyless: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,15 +119,9 @@ async def test_the_live_view_is_served_with_the_gateway(path: str, status: int) 
 
 def test_a_request_is_logged_in_one_line() -> None:
     served = ServedRequest(
-        method="POST",
-        path="/v1/messages",
-        status=200,
-        seconds=1.5,
-        client="acme",
-        model="claude-x",
-        served_by="openai:gpt-5.2",
-        nano_usd=1_500_000,
-    )
+        method="POST", path="/v1/messages", status=200, seconds=1.5, client="acme", model="claude-x",
+        served_by="openai:gpt-5.2", nano_usd=1_500_000,
+    )  # fmt: skip
     assert serve.log_line(served) == "acme  POST /v1/messages  200  claude-x -> openai:gpt-5.2  1.50 s  $0.0015"
 
 

@@ -1,16 +1,17 @@
-"""Responses that the gateway stores, for each provider: continued, read, deleted, and in the background."""
+"""Responses that the gateway stores, and content that it adds to requests of clients that cannot send it back."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import msgspec
 import pytest
 
+from callboard.adapters import Message, Role, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.errors import OverloadedError
 from callboard.engine import Engine
 from callboard.engine.gateway import gateway
@@ -67,18 +68,14 @@ async def test_a_streamed_response_is_stored_as_its_last_event_has_it() -> None:
 
 
 async def test_a_response_is_shown_until_it_is_deleted() -> None:
-    async with serving(Say("one")) as (app, _):
+    """It is not stored against the client's will."""
+    async with serving(Say("one"), Say("two")) as (app, _):
         first = await respond(app, "1")
         assert (await show(app, first["id"])).json == first
         deleted = await ask(app, "DELETE", f"{PATH}/{first['id']}")
         assert deleted.json == {"id": first["id"], "object": "response", "deleted": True}
-        assert (await show(app, first["id"])).status == 404
-
-
-async def test_a_response_is_not_stored_against_the_clients_will() -> None:
-    async with serving(Say("one")) as (app, _):
-        first = await respond(app, "1", store=False)
-        assert (await show(app, first["id"])).status == 404
+        for gone in (first, await respond(app, "2", store=False)):
+            assert (await show(app, gone["id"])).status == 404
 
 
 async def test_an_unknown_conversation_is_refused_in_openais_words() -> None:
@@ -143,30 +140,136 @@ async def test_only_the_own_client_finds_a_response(tmp_path: Path) -> None:
     own, foreign = ({"authorization": f"Bearer {key}"} for key in keys)
     async with engine_on(TraceStore(tmp_path / "trace.db"), Say("one"), Say("two")) as engine:
         app = gateway(engine)
-        first = (await post(app, {"model": "s:m", "input": "1"}, path=PATH, headers=own)).json
+        first = (await post(app, {"model": "s:m", "input": "My secret is 42"}, path=PATH, headers=own)).json
         for method, more in [("GET", ""), ("GET", "/input_items"), ("DELETE", ""), ("POST", "/cancel")]:
             answer = await ask(app, method, f"{PATH}/{first['id']}{more}", headers=foreign)
-            assert answer.status == 404, (method, more)
+            assert (answer.status, b"42" in answer.data) == (404, False), (method, more)
         body = {"model": "s:m", "input": "2", "previous_response_id": first["id"]}
         assert (await post(app, body, path=PATH, headers=foreign)).status == 400
         assert (await post(app, body, path=PATH, headers=own)).status == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/responses/x/nothing", "/v1/responses/x/cancel/y"])
-async def test_other_addresses_below_a_response_are_unknown(path: str) -> None:
-    async with serving() as (app, _):
-        assert (await ask(app, "GET", path)).status == 404
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"background": True, "store": False}, "background"),
-        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"background": True, "store": False}, "background"),
+    ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
+])  # fmt: skip
 async def test_fields_that_exclude_each_other_are_refused(fields: dict[str, Any], param: str) -> None:
     """OpenAI refuses them, too. For example, a reply in the background must be stored."""
     async with serving(Say("Hi")) as (app, _):
         answer = await post(app, {"model": "s:m", "input": "Hi", **fields}, path=PATH)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+Items: TypeAlias = list[Any]
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
+TURNS = 6
+
+
+def chat_body(items: Items) -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    return {"model": "s:m", "messages": [{"role": "user", "content": "Hi"}, *items], "tools": [tool]}
+
+
+def chat_echo(reply: Any) -> Items:
+    message = {name: reply["choices"][0]["message"].get(name) for name in ("role", "content", "tool_calls")}
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
+    return [message, *results]
+
+
+def responses_body(items: Items) -> dict[str, Any]:
+    tool = {"type": "function", "name": "look", "parameters": SCHEMA}
+    return {"model": "s:m", "store": False, "input": [{"role": "user", "content": "Hi"}, *items], "tools": [tool]}
+
+
+def responses_echo(reply: Any) -> Items:
+    items = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
+    calls = [item["call_id"] for item in items if item["type"] == "function_call"]
+    return [*items, *({"type": "function_call_output", "call_id": each, "output": "x"} for each in calls)]
+
+
+def messages_body(items: Items) -> dict[str, Any]:
+    sent = [{"role": "user", "content": "Hi"}, *items]
+    return {
+        "model": "s:m", "max_tokens": 100, "messages": sent, "tools": [{"name": "look", "input_schema": SCHEMA}],
+    }  # fmt: skip
+
+
+def messages_echo(reply: Any) -> Items:
+    blocks = [block for block in reply["content"] if block["type"] in ("text", "tool_use")]
+    calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "x"} for each in calls]
+    return [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+
+
+def gemini_body(items: Items) -> dict[str, Any]:
+    tool = {"functionDeclarations": [{"name": "look", "parameters": SCHEMA}]}
+    return {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, *items], "tools": [tool]}
+
+
+def gemini_echo(reply: Any) -> Items:
+    parts = [
+        {name: value for name, value in part.items() if name != "thoughtSignature"}
+        for part in reply["candidates"][0]["content"]["parts"]
+        if not part.get("thought")
+    ]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    results = [
+        {
+            "functionResponse": {
+                **{name: call[name] for name in ("name", "id") if name in call},
+                "response": {"r": "x"},
+            }
+        }
+        for call in calls
+    ]
+    return [{"role": "model", "parts": parts}, {"role": "user", "parts": results}]
+
+
+Wire: TypeAlias = tuple[str, Callable[[Items], dict[str, Any]], Callable[[Any], Items]]
+
+WIRES: dict[str, Wire] = {
+    "chat": ("/v1/chat/completions", chat_body, chat_echo),
+    "responses": ("/v1/responses", responses_body, responses_echo),
+    "messages": ("/v1/messages", messages_body, messages_echo),
+    "gemini": ("/v1beta/models/s:m:generateContent", gemini_body, gemini_echo),
+}
+"""For each wire: its address, a request, and the messages that a client adds to its history after a reply."""
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_long_conversation_is_as_complete_as_one_without_a_gateway(tmp_path: Path, wire: str) -> None:
+    """Each reply has reasoning, a text and two calls. The client sends back only the text and the calls."""
+    path, body, echo = WIRES[wire]
+    replies = [
+        Say(f"Step {turn}. ", thinking=f"Thought {turn}.", calls=[("look", {"at": turn}), ("look", {"at": 7})])
+        for turn in range(TURNS)
+    ]
+    store = TraceStore(tmp_path / "trace.db")
+    async with engine_on(store, *replies, capture_content=True) as engine:
+        items: Items = []
+        for _ in range(TURNS):
+            # a new gateway each time, as after a restart
+            answer = await post(gateway(engine, keyless=True), body(items), path)
+            assert answer.status == 200, answer.data
+            items += echo(answer.json)
+        requests = requests_of(engine)
+        assert len({request.session_id for request in requests}) == 1
+        history = requests[-1].messages
+    said = [each.content for each in history if each.role is Role.ASSISTANT]
+    assert [[type(block) for block in content] for content in said] == [
+        [ThinkingBlock, TextBlock, ToolUseBlock, ToolUseBlock]
+    ] * (TURNS - 1)
+    assert [_thinking(each) for each in history if each.role is Role.ASSISTANT] == [
+        f"Thought {turn}." for turn in range(TURNS - 1)
+    ]
+    calls = [call.id for each in history for call in each.tool_uses]
+    results = [
+        block.tool_use_id for each in history for block in each.content if isinstance(block, ToolResultBlock)
+    ]
+    assert calls == results
+    assert len(set(calls)) == 2 * (TURNS - 1)
+
+
+def _thinking(message: Message) -> str:
+    return "".join(block.text for block in message.content if isinstance(block, ThinkingBlock))

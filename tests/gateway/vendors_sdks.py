@@ -53,14 +53,9 @@ class ChatClient(OpenAIClient):
         "response_format": {"type": "json_schema", "json_schema": _schema()}
     }
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": name, "description": f"Does {name}.", "parameters": _parameters(given)},
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"type": "function", "function": {"name": name, "description": f"Does {name}.",
+            "parameters": _parameters(given)}} for name, given in CALLS],
+    }  # fmt: skip
 
     def media(self, page: bytes, media_type: str) -> Any:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}", "detail": "low"}}
@@ -155,17 +150,9 @@ class ResponsesClient(OpenAIClient):
     }
     structured: ClassVar[Mapping[str, Any]] = {"text": {"format": {"type": "json_schema", **_schema()}}}
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "type": "function",
-                "name": name,
-                "description": f"Does {name}.",
-                "parameters": _parameters(given),
-                "strict": False,
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"type": "function", "name": name, "description": f"Does {name}.",
+            "parameters": _parameters(given), "strict": False} for name, given in CALLS],
+    }  # fmt: skip
 
     def media(self, page: bytes, media_type: str) -> Any:
         image = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "low"}
@@ -233,16 +220,9 @@ class MessagesClient(Client):
         "output_config": {"format": {"type": "json_schema", "schema": _schema()["schema"]}}
     }
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            {
-                "name": name,
-                "description": f"Does {name}.",
-                "input_schema": _parameters(given),
-                "cache_control": {"type": "ephemeral"},
-            }
-            for name, given in CALLS
-        ]
-    }
+        "tools": [{"name": name, "description": f"Does {name}.", "input_schema": _parameters(given),
+            "cache_control": {"type": "ephemeral"}} for name, given in CALLS],
+    }  # fmt: skip
 
     def __init__(self, url: str, provider: ScriptedProvider, wire: Wire) -> None:
         super().__init__(url, provider, wire)
@@ -280,13 +260,10 @@ class MessagesClient(Client):
         return Said(
             "".join(block.text for block in blocks if block.type == "text"),
             [(block.id, block.name, block.input) for block in blocks if block.type == "tool_use"],
-            "".join(block.thinking for block in thoughts),
-            message.stop_reason,
-            (usage.input_tokens + cached, cached, usage.output_tokens),
-            [],
-            [{"role": "assistant", "content": [block.to_dict() for block in blocks]}],
-            message,
-        )
+            "".join(block.thinking for block in thoughts), message.stop_reason,
+            (usage.input_tokens + cached, cached, usage.output_tokens), [],
+            [{"role": "assistant", "content": [block.to_dict() for block in blocks]}], message,
+        )  # fmt: skip
 
     async def deltas(self, history: Any) -> AsyncIterator[str]:
         async with self.sdk.beta.messages.stream(model=self.model, max_tokens=9, messages=history) as events:
@@ -310,17 +287,9 @@ class GeminiClient(Client):
     }
     structured: ClassVar[Mapping[str, Any]] = {"response_mime_type": "application/json", "response_schema": City}
     tools: ClassVar[Mapping[str, Any]] = {
-        "tools": [
-            types.Tool(
-                function_declarations=[
-                    types.FunctionDeclaration(
-                        name=name, description=f"Does {name}.", parameters_json_schema=_parameters(given)
-                    )
-                    for name, given in CALLS
-                ]
-            )
-        ]
-    }
+        "tools": [types.Tool(function_declarations=[types.FunctionDeclaration(name=name,
+            description=f"Does {name}.", parameters_json_schema=_parameters(given)) for name, given in CALLS])],
+    }  # fmt: skip
 
     def __init__(self, url: str, provider: ScriptedProvider, wire: Wire) -> None:
         super().__init__(url, provider, wire)
@@ -361,18 +330,13 @@ class GeminiClient(Client):
         made = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
         return Said(
             "".join(part.text or "" for part in parts if not part.thought),
-            [
-                (part.function_call.id, part.function_call.name, part.function_call.args)
-                for part in parts
-                if part.function_call
-            ],
-            "".join(part.text or "" for part in parts if part.thought),
-            finishes[-1].value,
+            [(part.function_call.id, part.function_call.name,
+                part.function_call.args) for part in parts if part.function_call],
+            "".join(part.text or "" for part in parts if part.thought), finishes[-1].value,
             ((usage.prompt_token_count or 0), usage.cached_content_token_count or 0, made),
             [b64encode(part.inline_data.data or b"").decode() for part in parts if part.inline_data],
-            [content for content in contents if content and content.parts],
-            chunks,
-        )
+            [content for content in contents if content and content.parts], chunks,
+        )  # fmt: skip
 
     async def deltas(self, history: Any) -> AsyncIterator[str]:
         reply: Any = await self.sdk.aio.models.generate_content_stream(model=self.model, contents=history)

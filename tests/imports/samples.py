@@ -20,15 +20,10 @@ PLAIN = [FULL[0], FULL[-1]]
 CHAT: list[Record] = [
     {"role": "system", "content": "Hidden instructions"},
     {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "t1", "type": "function", "function": {"name": "Read", "arguments": '{"path":"Hidden"}'}}
-        ],
-    },
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "t1", "type": "function",
+        "function": {"name": "Read", "arguments": '{"path":"Hidden"}'}}]},
     {"role": "tool", "tool_call_id": "t1", "content": RESULT},
-]
+]  # fmt: skip
 """The messages of a Chat Completions request."""
 
 
@@ -117,18 +112,11 @@ def opencode(folder: Path) -> Path:
     ]
     return database(
         folder / "opencode.db",
-        {
-            "session": ("id, directory, parent_id", [("s1", "/src/shop", None)]),
-            "message": (
-                "id, session_id, time_created, data",
-                [(name, "s1", place, json.dumps(data)) for place, (name, data) in enumerate(messages)],
-            ),
-            "part": (
-                "id, message_id, session_id, time_created, data",
-                [(name, of, "s1", place, json.dumps(data)) for place, (name, of, data) in enumerate(parts)],
-            ),
-        },
-    )
+        {"session": ("id, directory, parent_id", [("s1", "/src/shop", None)]),
+            "message": ("id, session_id, time_created, data", [(name, "s1", place, json.dumps(data)) for place,
+            (name, data) in enumerate(messages)]), "part": ("id, message_id, session_id, time_created, data",
+            [(name, of, "s1", place, json.dumps(data)) for place, (name, of, data) in enumerate(parts)])},
+    )  # fmt: skip
 
 
 SPEND: Record = {
@@ -161,23 +149,16 @@ def otlp(folder: Path) -> Path:
     ]
     said = [{"role": "assistant", "parts": [{"type": "text", "content": ANSWER}], "finish_reason": "stop"}]
     texts = {
-        "gen_ai.provider.name": "openai",
-        "gen_ai.request.model": "gpt-5",
-        "gen_ai.conversation.id": "s1",
-        "gen_ai.input.messages": json.dumps(asked),
-        "gen_ai.output.messages": json.dumps(said),
-    }
+        "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-5", "gen_ai.conversation.id": "s1",
+        "gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps(said),
+    }  # fmt: skip
     numbers = {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 5}
     span = {
-        "traceId": "0af7651916cd43dd8448eb211c80319c",
-        "spanId": "b7ad6b7169203331",
-        "startTimeUnixNano": str(BEGAN_MS * 1_000_000),
-        "endTimeUnixNano": str(BEGAN_MS * 1_000_000 + 1),
-        "attributes": [
-            *({"key": key, "value": {"stringValue": text}} for key, text in texts.items()),
-            *({"key": key, "value": {"intValue": str(number)}} for key, number in numbers.items()),
-        ],
-    }
+        "traceId": "0af7651916cd43dd8448eb211c80319c", "spanId": "b7ad6b7169203331",
+        "startTimeUnixNano": str(BEGAN_MS * 1_000_000), "endTimeUnixNano": str(BEGAN_MS * 1_000_000 + 1),
+        "attributes": [*({"key": key, "value": {"stringValue": text}} for key, text in texts.items()),
+            *({"key": key, "value": {"intValue": str(number)}} for key, number in numbers.items())],
+    }  # fmt: skip
     return write(folder / "traces.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}])
 
 
@@ -188,16 +169,9 @@ def llm(folder: Path) -> Path:
 
 
 SAMPLES: dict[str, Callable[[Path], Path]] = {
-    "claude-code": claude_code,
-    "codex": codex,
-    "gemini-cli": gemini_cli,
-    "qwen-code": qwen_code,
-    "opencode": opencode,
-    "litellm": litellm,
-    "langfuse": langfuse,
-    "otlp": otlp,
-    "llm": llm,
-}
+    "claude-code": claude_code, "codex": codex, "gemini-cli": gemini_cli, "qwen-code": qwen_code,
+    "opencode": opencode, "litellm": litellm, "langfuse": langfuse, "otlp": otlp, "llm": llm,
+}  # fmt: skip
 LINES = [source for source in SAMPLES if source not in ("opencode", "llm")]
 """The sources whose files are JSON lines."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from callboard.bus import StopReason, TokenUsage
-from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, SourceFile, UnreadablePart
+from callboard.engine.imports.source import LONGEST_LINE, ImportedCall, Item, Mark, UnreadablePart
 from callboard.engine.imports.sources.claude_code import ClaudeCode
 from tests.support.session_files import Claude, Record, stamp, usage, write
 
@@ -50,9 +49,6 @@ def test_tokens_go_into_disjoint_buckets_with_the_hour_apart(tmp_path: Path, ses
     told = usage(3, 50, 1000, 200, 300, server_tool_use={"web_search_requests": 2}, service_tier="priority")
     (call,) = calls(session.reply(1, told), tmp_path=tmp_path)
     assert call.usage == TokenUsage(3, 50, 1000, 500, 300, details={"web_search": 2}, service_tier="priority")
-
-
-def test_a_fast_reply_has_the_tier_fast(tmp_path: Path, session: Claude) -> None:
     (call,) = calls(session.reply(1, usage(speed="fast")), tmp_path=tmp_path)
     assert call.usage is not None
     assert call.usage.service_tier == "fast"
@@ -88,13 +84,9 @@ def test_a_file_of_a_sub_agent_hangs_below_the_reply_that_started_it(tmp_path: P
     source = ClaudeCode()
     prompt = session.prompt()
     main = calls(
-        prompt,
-        session.task(1, "toolu_1"),
-        session.result("toolu_1", toolUseResult={"agentId": "a1"}),
-        session.reply(2),
-        tmp_path=tmp_path,
-        source=source,
-    )
+        prompt, session.task(1, "toolu_1"), session.result("toolu_1", toolUseResult={"agentId": "a1"}),
+        session.reply(2), tmp_path=tmp_path, source=source,
+    )  # fmt: skip
     (side,) = calls(session.reply(3, isSidechain=True, agentId="a1"), tmp_path=tmp_path, source=source)
     assert (main[0].turn, main[1].turn, main[0].depth) == (prompt["uuid"], prompt["uuid"], None)
     assert (side.parent, side.parent_tool_use_id, side.depth) == ("msg_1:req_1", "toolu_1", 1)
@@ -132,19 +124,16 @@ def test_a_sub_agent_in_progress_lines_is_the_same_call_as_in_its_file(tmp_path:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{not json\n", "not valid JSON"),
-        ('{"type":"assistant","usage":}\n', "not valid JSON"),
-        ('{"type":"assistant","message":{"usage":{},"id":7}}\n', "unexpected value at $.message.id"),
-        ('{"type":"assistant","timestamp":"soon","message":{"usage":{}}}\n', "unexpected value at $.timestamp"),
-        ('{"type":"assistant","message":{"usage":{"output_tokens":1}}}\n', "the time is missing or impossible"),
-        ('{"usage":"' + "x" * LONGEST_LINE + '"}\n', "the line is too long"),
-        ('{"usage":' + "[" * 5000 + "]" * 5000 + "}\n", "not valid JSON"),
-        ("\x00\x00\x00\n", "not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "why"), [
+    ("{not json\n", "not valid JSON"),
+    ('{"type":"assistant","usage":}\n', "not valid JSON"),
+    ('{"type":"assistant","message":{"usage":{},"id":7}}\n', "unexpected value at $.message.id"),
+    ('{"type":"assistant","timestamp":"soon","message":{"usage":{}}}\n', "unexpected value at $.timestamp"),
+    ('{"type":"assistant","message":{"usage":{"output_tokens":1}}}\n', "the time is missing or impossible"),
+    ('{"usage":"' + "x" * LONGEST_LINE + '"}\n', "the line is too long"),
+    ('{"usage":' + "[" * 5000 + "]" * 5000 + "}\n", "not valid JSON"),
+    ("\x00\x00\x00\n", "not valid JSON"),
+])  # fmt: skip
 def test_a_line_that_cannot_be_read_costs_one_line_in_the_report(
     line: str, why: str, tmp_path: Path, session: Claude
 ) -> None:
@@ -159,24 +148,6 @@ def test_a_line_that_is_still_written_is_read_again(tmp_path: Path, session: Cla
     assert isinstance(mark, Mark)
     assert mark.line == 1
     assert UnreadablePart(line=2, why="the last line is incomplete") in found
-
-
-def test_reading_goes_on_behind_a_mark_as_if_it_had_not_stopped(tmp_path: Path, session: Claude) -> None:
-    records = [session.prompt(), session.task(1, "toolu_1"), session.result("toolu_1"), session.reply(2)]
-    whole = calls(*records, tmp_path=tmp_path)
-    file = SourceFile(path=tmp_path / "-src-shop" / "one.jsonl", tags={"project": "-src-shop"})
-    data = file.path.read_bytes()
-    cut = data.index(b"\n", len(data) // 2) + 1
-    source = ClaudeCode()
-    *found, mark = source.read(file, BytesIO(data[:cut]))
-    assert isinstance(mark, Mark)
-    rest = BytesIO(data)
-    rest.seek(mark.read_to)
-    found += source.read(file, rest, mark)
-    again = [item for item in found if isinstance(item, ImportedCall)]
-    assert [(call.identity, call.turn, call.line, call.session) for call in again] == [
-        (call.identity, call.turn, call.line, whole[0].session) for call in whole
-    ]
 
 
 def test_the_time_of_a_call_is_that_of_its_first_line(tmp_path: Path, session: Claude) -> None:

@@ -96,12 +96,9 @@ def test_a_session_that_a_tool_started_hangs_below_the_turn_that_ran(tmp_path: P
     child.now = 10
     spawned = {"subagent": {"thread_spawn": {"parent_thread_id": session.session, "depth": 1}}}
     (call,) = calls(
-        child.meta(source=spawned),
-        child.context(),
-        child.tokens(counts(1, 0, 1)),
-        tmp_path=tmp_path,
+        child.meta(source=spawned), child.context(), child.tokens(counts(1, 0, 1)), tmp_path=tmp_path,
         source=source,
-    )
+    )  # fmt: skip
     assert (call.depth, call.parent_turn, call.root_turn) == (1, f"{session.session}-t1", f"{session.session}-t1")
 
 

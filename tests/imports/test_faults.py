@@ -25,17 +25,13 @@ pytestmark = pytest.mark.anyio
 PRICES = PriceTable.default()
 
 BROKEN = {
-    "empty": b"",
-    "noise": random.Random(1).randbytes(5000),
-    "text": b"Hello there\nthis is no record\n",
-    "zeros": bytes(5000),
-    "deep lists": b"[" * 100_000 + b"\n",
-    "deep objects": b'{"usage":' * 50_000 + b"\n",
+    "empty": b"", "noise": random.Random(1).randbytes(5000), "text": b"Hello there\nthis is no record\n",
+    "zeros": bytes(5000), "deep lists": b"[" * 100_000 + b"\n", "deep objects": b'{"usage":' * 50_000 + b"\n",
     "deep and whole": b'{"usage":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n",
     "long number": b'{"type":"assistant","usage":' + b"9" * 10_000 + b"}\n",
     "surrogate": b'{"type":"assistant","usage":"\\ud800"}\n',
     "other values": b'[]\n""\n7\nnull\n{}\n[{}]\n{"data":[7]}\n',
-}
+}  # fmt: skip
 
 
 async def imported(source: str, tmp_path: Path, *places: Path, content: bool = True) -> ImportReport:
@@ -71,21 +67,8 @@ async def test_a_broken_file_does_not_end_the_import(source: str, kind: str, tmp
 
 
 ODD: list[Any] = [
-    None,
-    [],
-    {},
-    [[]],
-    "",
-    "x\0\ud800\x1b[31m",
-    "a" * 5000,
-    -1,
-    0,
-    2**70,
-    1e308,
-    True,
-    ["x"],
-    {"a": {}},
-]
+    None, [], {}, [[]], "", "x\0\ud800\x1b[31m", "a" * 5000, -1, 0, 2**70, 1e308, True, ["x"], {"a": {}},
+]  # fmt: skip
 
 
 def mutated(value: Any) -> Iterator[Any]:
@@ -129,7 +112,16 @@ def storable() -> list[Any]:
     return [None, "", "x\0\x1b[31m", "a" * 5000, -1, 0, 2**62, 1e308, b"\xff\xfe"]
 
 
-@pytest.mark.parametrize("source", SAMPLES)
+@pytest.mark.parametrize(
+    ("place", "source"),
+    quick_if(
+        itertools.product(("sqlite", "postgres"), SAMPLES),
+        lambda n: n % 2 == 0,
+        "each source on both stores",
+        rows=True,
+    ),
+    indirect=["place"],
+)
 async def test_odd_values_at_every_place_cost_lines_and_no_import(
     source: str, place: Place, tmp_path: Path
 ) -> None:

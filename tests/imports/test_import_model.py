@@ -427,6 +427,7 @@ ACTS = st.one_of(
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CALLS_AT_ONCE", 2)
     monkeypatch.setattr(reading, "MESSAGES_AT_ONCE", 2)
+    monkeypatch.setattr("callboard.engine.imports.sources.claude_code._CALLS_BETWEEN_MARKS", 3)
 
 
 @given(story=st.lists(ACTS, min_size=4, max_size=24))
@@ -470,35 +471,15 @@ STORIES = [
     [("new", 0, 5, 0), ("task", 0, 5), ("imported", 0), ("result", 0), ("rewrite", 0, 1), ("killed", 1, False)],
     [("task", 0, 5), ("imported", 0), ("result", 0), ("read",), ("delete_one", 0), ("new", 0, 5, 0), ("read",)],
     [("new", 0, 5, 0), ("imported", 0), ("reprice", 0, 0), ("grow", 0, 7), ("imported", 0), ("undo",)],
-    [
-        *(("new", n, 5, 0) for n in range(3)),
-        ("new", 2, 5, 0),
-        ("imported", 0),
-        ("prune", 3),
-        ("fork", 0, 1),
-        ("grow", 0, 7),
-    ],
+    [*(("new", n, 5, 0) for n in range(3)), ("new", 2, 5, 0), ("imported", 0), ("prune", 3), ("fork", 0, 1),
+        ("grow", 0, 7)],
     [("new", 0, 5, 0), ("new", 0, 5, 0), ("imported", 0), ("rewrite", 0, 1), ("new", 0, 6, 0), ("new", 0, 7, 0)],
     [("new", n % 3, 5 + n, n % 2) for n in range(9)] + [("killed", 3), ("both",), ("move", 1), ("both",)],
-    [
-        *(("new", 0, 15, 0) for _ in range(20)),
-        ("imported", 0),
-        ("edit", 0, 9),
-        ("imported", 0),
-        ("edit", 0, 5),
-        ("new", 0, 15, 1),
-        ("both",),
-    ],
-    [
-        ("new", 0, 5, 0),
-        ("reprice", 0, 0),
-        ("reprice", 1, 1),
-        ("imported", 0),
-        ("undo",),
-        ("grow", 0, 2),
-        ("both",),
-    ],
-]
+    [*(("new", 0, 15, 0) for _ in range(20)), ("imported", 0), ("edit", 0, 9), ("imported", 0), ("edit", 0, 5),
+        ("new", 0, 15, 1), ("both",)],
+    [("new", 0, 5, 0), ("reprice", 0, 0), ("reprice", 1, 1), ("imported", 0), ("undo",), ("grow", 0, 2),
+        ("both",)],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -50,32 +50,18 @@ async def run(store: Store | None, folder: Path, **how: object) -> tuple[int, in
     return report.new, report.known, report.corrected, report.unread
 
 
-async def test_importing_again_changes_nothing(store: Store, tmp_path: Path, session: Claude) -> None:
-    write(session.file(tmp_path), [session.prompt(), session.reply(1), session.reply(2)])
+async def test_importing_again_reads_only_what_is_new(store: Store, tmp_path: Path, session: Claude) -> None:
+    path = write(session.file(tmp_path), [session.prompt(), session.reply(1), session.reply(2)])
     assert await run(store, tmp_path) == (2, 0, 0, 0)
-    before = await store.last_event_id()
+    before, size = await store.last_event_id(), path.stat().st_size
     report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
     assert (report.unchanged, report.bytes_read, report.changed) == (1, 0, False)
     assert await store.last_event_id() == before
-
-
-async def test_a_file_that_grew_is_read_from_where_it_was(store: Store, tmp_path: Path, session: Claude) -> None:
-    path = write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    size = path.stat().st_size
-    write(path, [session.reply(2)], append=True)
+    write(path, [session.reply(3)], append=True)
     report = await import_calls(store, "claude-code", tmp_path, prices=PRICES)
     assert (report.new, report.known, report.bytes_read) == (1, 0, path.stat().st_size - size)
-
-
-async def test_a_moved_and_a_copied_file_bring_nothing_twice(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    path = write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    path = path.rename(path.with_name("moved.jsonl"))
     path.with_name("copy.jsonl").write_bytes(path.read_bytes())
-    assert await run(store, tmp_path) == (0, 2, 0, 0)
+    assert await run(store, tmp_path) == (0, 3, 0, 0)
 
 
 async def test_a_correction_is_an_event_and_the_first_one_stays(
@@ -92,7 +78,10 @@ async def test_a_correction_is_an_event_and_the_first_one_stays(
     assert [event.data.usage.output_tokens for event in events] == [10, 200]  # type: ignore[attr-defined]
 
 
-async def test_a_row_has_its_source(store: Store, tmp_path: Path, session: Claude) -> None:
+async def test_a_row_has_its_source_and_reports_tell_it_from_own_calls(
+    store: Store, tmp_path: Path, session: Claude
+) -> None:
+    """Imported calls count in budgets only if asked."""
     path = write(session.file(tmp_path), [session.prompt(), session.reply(1)])
     await run(store, tmp_path)
     (row,) = await store.calls()
@@ -102,6 +91,15 @@ async def test_a_row_has_its_source(store: Store, tmp_path: Path, session: Claud
     assert row.tags == {"project": "/src/shop", "branch": "main"}
     (of,) = await store.sessions()
     assert of.tags == {"origin": "claude-code", "project": "/src/shop", "branch": "main"}
+    asked = [query_of(Budget(max_cost_usd=1, counts_imported=counts), 0) for counts in (False, True)]
+    spending = await store.spending(asked, "run_none")
+    assert [sum(row.calls for row in rows) for rows in spending.rows] == [0, 1]
+    make = Maker()
+    await store.write([make.started(), make.completed()])
+    sums = {row["origin"]: row.calls for row in await store.costs(by=("origin",))}
+    assert sums == {"claude-code": 1, "callboard": 1}
+    for origin, calls in ((OWN, 1), (IMPORTED, 1), ("claude-code", 1), ("codex", 0), (None, 2)):
+        assert len(await store.calls(CallFilter(origin=origin))) == calls
 
 
 async def test_a_call_has_the_price_of_its_own_time(store: Store, tmp_path: Path, session: Claude) -> None:
@@ -125,40 +123,6 @@ async def test_a_stated_cost_counts_only_where_the_price_is_unknown(
         250_000_000,
         "provider",
     )
-
-
-async def test_a_late_import_has_the_costs_of_a_standing_repricing(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    write(session.file(tmp_path), [session.reply(1, usage(0, 1))])
-    await store.reprice(PriceTable([PriceRow(model="*:*", output=1_000_000)], "cheap"))
-    await run(store, tmp_path)
-    (row,) = await store.calls()
-    assert (row.cost and row.cost.nano_usd, row.at_call_time and row.at_call_time.nano_usd) == (1000, 15_000)
-    await store.undo_reprice()
-    (row,) = await store.calls()
-    assert row.cost == row.at_call_time
-
-
-async def test_reports_tell_imported_calls_from_own_ones(store: Store, tmp_path: Path, session: Claude) -> None:
-    make = Maker()
-    write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    await store.write([make.started(), make.completed()])
-    sums = {row["origin"]: row.calls for row in await store.costs(by=("origin",))}
-    assert sums == {"claude-code": 1, "callboard": 1}
-    for origin, calls in ((OWN, 1), (IMPORTED, 1), ("claude-code", 1), ("codex", 0), (None, 2)):
-        assert len(await store.calls(CallFilter(origin=origin))) == calls
-
-
-async def test_imported_calls_count_in_budgets_only_if_asked(
-    store: Store, tmp_path: Path, session: Claude
-) -> None:
-    write(session.file(tmp_path), [session.reply(1)])
-    await run(store, tmp_path)
-    asked = [query_of(Budget(max_cost_usd=1, counts_imported=counts), 0) for counts in (False, True)]
-    spending = await store.spending(asked, "run_none")
-    assert [sum(row.calls for row in rows) for rows in spending.rows] == [0, 1]
 
 
 async def test_sub_agents_are_children_of_their_turn(store: Store, tmp_path: Path, session: Claude) -> None:
@@ -188,8 +152,7 @@ async def agent_of(store: Store) -> tuple[str | None, str | None, int | None]:
     return row.parent_call_id, row.parent_tool_use_id, row.depth
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "another process"])
-@pytest.mark.parametrize("first", ["call", "link"])
+@pytest.mark.parametrize(("first", "restarted"), [("call", True), ("link", False)])
 async def test_a_sub_agent_has_its_place_once_it_is_known(
     first: str, restarted: bool, store: Store, tmp_path: Path, session: Claude
 ) -> None:
@@ -280,17 +243,11 @@ async def test_nothing_of_the_content_is_stored(place: Place, tmp_path: Path, se
             assert "Secret" not in repr(rows)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        lambda path: path.write_bytes(b"\xff\xfe" * 500),
-        lambda path: path.write_bytes(os.urandom(5000)),
-        lambda path: path.symlink_to(path.parent / "nowhere"),
-        lambda path: os.mkfifo(path),
-        lambda path: path.mkdir(),
-    ],
-    ids=["no text", "noise", "dangling", "pipe", "folder"],
-)
+@pytest.mark.parametrize("broken", [
+    lambda path: path.symlink_to(path.parent / "nowhere"),
+    lambda path: os.mkfifo(path),
+    lambda path: path.mkdir(),
+], ids=["dangling", "pipe", "folder"])  # fmt: skip
 async def test_a_foreign_file_does_not_end_the_import(broken: object, tmp_path: Path, session: Claude) -> None:
     path = write(session.file(tmp_path), [session.reply(1)])
     broken(path.with_name("broken.jsonl"))  # type: ignore[operator]
@@ -348,17 +305,6 @@ async def test_an_unknown_source_is_named(tmp_path: Path) -> None:
         source_named("nothing")
 
 
-async def test_two_importers_write_each_call_once(place: Place, tmp_path: Path, session: Claude) -> None:
-    records = [session.reply(number) for number in range(1200)]
-    write(session.file(tmp_path), records)
-    async with place.store() as one, place.store() as other:
-        async with anyio.create_task_group() as tasks:
-            for store in (one, other):
-                tasks.start_soon(run, store, tmp_path)
-        assert len(await one.calls(limit=None)) == 1200
-        assert len(await one.events(topic="llm.call_imported", limit=None)) == 1200
-
-
 async def test_an_importer_that_never_gets_its_turn_gives_up(tmp_path: Path, session: Claude) -> None:
     write(session.file(tmp_path), [session.reply(1)])
 
@@ -388,44 +334,11 @@ async def test_watching_brings_what_is_new(tmp_path: Path, session: Claude) -> N
     assert seen == [1, 1, 1]
 
 
-async def test_content_comes_only_if_asked_and_once(store: Store, tmp_path: Path, session: Claude) -> None:
-    tool = [{"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}}]
-    records = [
-        session.prompt("Look"),
-        session.reply(1, content=tool),
-        session.result("toolu_1", "found"),
-        session.reply(2),
-    ]
-    path = write(session.file(tmp_path), records)
-    for _ in range(2):
-        await import_calls(store, "claude-code", tmp_path, prices=PRICES, content=True)
-        path = path.rename(path.with_name("moved.jsonl"))
-    found = await store.messages(session.session)
-    assert [(message.role, message.text) for message in found if message.text] == [
-        ("user", "Look"),
-        ("assistant", "Secret words of the reply"),
-    ]
-    assert [message.role for message in found] == ["user", "assistant", "tool", "assistant"]
-    assert len(await store.events(topic="session.message_appended")) == 4
-
-
-async def test_codexs_messages_are_content_too(tmp_path: Path) -> None:
-    session = Codex()
-    write(session.file(tmp_path), [session.meta(), session.message("Hello"), session.tokens(counts(1, 0, 1))])
-    async with TraceStore(tmp_path / "trace.db") as store:
-        await import_calls(store, "codex", tmp_path, prices=PRICES, content=True)
-        assert [message.text for message in await store.messages(session.session)] == ["Hello"]
-
-
 async def test_calls_that_come_from_no_file_are_imported_once_too(store: Store) -> None:
     call = ImportedCall(
-        identity="trace/span",
-        line=0,
-        provider="anthropic",
-        model="claude-opus-4-6",
-        started_at=1_772_356_000_000_000,
-        usage=TokenUsage(1, 1),
-    )
+        identity="trace/span", line=0, provider="anthropic", model="claude-opus-4-6",
+        started_at=1_772_356_000_000_000, usage=TokenUsage(1, 1),
+    )  # fmt: skip
     importer = Importer(store, "otlp", prices=PRICES)
     for new in (1, 0):
         report = await importer.take([call, UnreadablePart(line=0, why="not valid JSON")], "POST /v1/traces")

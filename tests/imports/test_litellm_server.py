@@ -54,13 +54,9 @@ def add(dsn: str, name: str, minute: int, **more: Any) -> None:
     row = {
         **{"request_id": name, "model": "gpt-5", "custom_llm_provider": "openai", "spend": 0.01},
         **{"prompt_tokens": 1000, "completion_tokens": 60, "metadata": json.dumps(USAGE), "session_id": "s1"},
-        **{
-            "startTime": f"2026-03-01T09:{minute:02}:00",
-            "endTime": f"2026-03-01T09:{minute:02}:02",
-            "api_key": "sk-1",
-        },
-        **more,
-    }
+        **{"startTime": f"2026-03-01T09:{minute:02}:00", "endTime": f"2026-03-01T09:{minute:02}:02",
+            "api_key": "sk-1"}, **more,
+    }  # fmt: skip
     insert(dsn, row)
 
 

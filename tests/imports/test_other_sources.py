@@ -41,13 +41,9 @@ def unread(source: str, place: Path) -> list[UnreadablePart]:
 # --- Gemini CLI and Qwen Code ---
 
 GEMINI = {
-    "id": "m1",
-    "timestamp": TIME,
-    "type": "gemini",
-    "content": "Secret",
-    "model": "gemini-2.5-pro",
+    "id": "m1", "timestamp": TIME, "type": "gemini", "content": "Secret", "model": "gemini-2.5-pro",
     "tokens": {"input": 1000, "output": 50, "cached": 800, "thoughts": 30, "tool": 7, "total": 1087},
-}
+}  # fmt: skip
 
 
 def test_gemini_cli_counts_thoughts_outside_the_output_and_cached_tokens_inside_the_input(tmp_path: Path) -> None:
@@ -71,14 +67,10 @@ def test_gemini_clis_lines_may_be_repeated_with_more_tokens(tmp_path: Path) -> N
 
 def test_qwen_code_has_the_counts_of_the_provider(tmp_path: Path) -> None:
     record = {
-        "uuid": "q1",
-        "sessionId": "s1",
-        "timestamp": TIME,
-        "type": "assistant",
-        "cwd": "/src/shop",
+        "uuid": "q1", "sessionId": "s1", "timestamp": TIME, "type": "assistant", "cwd": "/src/shop",
         "model": "qwen3-coder-plus",
         "usageMetadata": {"promptTokenCount": 10, "candidatesTokenCount": 5, "cachedContentTokenCount": 4},
-    }
+    }  # fmt: skip
     write(tmp_path / "p" / "chats" / "s1.jsonl", [record])
     (call,) = calls("qwen-code", tmp_path)
     assert (call.usage, call.tags) == (TokenUsage(6, 5, 4, reasoning_tokens=0), {"project": "/src/shop"})
@@ -87,18 +79,11 @@ def test_qwen_code_has_the_counts_of_the_provider(tmp_path: Path) -> None:
 # --- opencode ---
 
 OPENCODE: Record = {
-    "id": "msg_1",
-    "sessionID": "ses_1",
-    "role": "assistant",
-    "parentID": "msg_0",
-    "modelID": "claude-sonnet-4-5",
-    "providerID": "anthropic",
-    "time": {"created": BEGAN // 1000, "completed": BEGAN // 1000 + 2500},
-    "tokens": {"input": 10, "output": 20, "reasoning": 5, "cache": {"read": 300, "write": 40}},
-    "cost": 0.0125,
-    "finish": "tool-calls",
-    "path": {"cwd": "/src/shop", "root": "/src/shop"},
-}
+    "id": "msg_1", "sessionID": "ses_1", "role": "assistant", "parentID": "msg_0", "modelID": "claude-sonnet-4-5",
+    "providerID": "anthropic", "time": {"created": BEGAN // 1000, "completed": BEGAN // 1000 + 2500},
+    "tokens": {"input": 10, "output": 20, "reasoning": 5, "cache": {"read": 300, "write": 40}}, "cost": 0.0125,
+    "finish": "tool-calls", "path": {"cwd": "/src/shop", "root": "/src/shop"},
+}  # fmt: skip
 
 
 def opencode_database(path: Path, *messages: Record, parent: str | None = None) -> None:
@@ -151,15 +136,10 @@ SPEND: Record = {
     "custom_llm_provider": "anthropic",
     "session_id": "s1",
     "cache_hit": "False",
-    "metadata": {
-        "user_api_key_alias": "team-key",
-        "usage_object": {
-            "prompt_tokens_details": {"cached_tokens": 700},
-            "completion_tokens_details": {"reasoning_tokens": 15},
-            "cache_creation_input_tokens": 200,
-        },
-    },
-}
+    "metadata": {"user_api_key_alias": "team-key",
+        "usage_object": {"prompt_tokens_details": {"cached_tokens": 700},
+        "completion_tokens_details": {"reasoning_tokens": 15}, "cache_creation_input_tokens": 200}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "json", "data"])
@@ -181,28 +161,23 @@ def test_litellms_logs_are_read_in_every_form(form: str, tmp_path: Path) -> None
     assert (call.stated_cost_nano_usd, call.session, call.tags) == (2_100_000, "s1", {"key": "team-key"})
 
 
-def test_a_spend_of_zero_is_unknown(tmp_path: Path) -> None:
-    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, "spend": 0.0}]))
-    assert call.stated_cost_nano_usd is None
+BILLED = TokenUsage(100, 60, 700, 200, reasoning_tokens=15)
+FAILED: Record = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
 
 
-def test_a_hit_in_litellms_own_cache_has_no_tokens(tmp_path: Path) -> None:
-    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, "cache_hit": "True"}]))
-    assert call.usage == TokenUsage()
-
-
-def test_a_failed_request_has_no_usage(tmp_path: Path) -> None:
-    about = {"status": "failure", "error_information": {"error_class": "RateLimitError"}}
-    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, "spend": 0.0, "metadata": about}]))
-    assert (call.usage, call.error_class, call.error_type) == (None, "rate_limit", "RateLimitError")
-
-
-def test_a_stream_that_failed_has_the_usage_that_litellm_billed(tmp_path: Path) -> None:
-    """If a failed request has no spend, its tokens are only LiteLLM's estimate of the prompt."""
-    failed = {**SPEND, "status": "failure"}
-    billed, estimated = calls("litellm", write(tmp_path / "a.jsonl", [failed, {**failed, "spend": 0.0}]))
-    assert (billed.error_class, billed.usage) == ("other", TokenUsage(100, 60, 700, 200, reasoning_tokens=15))
-    assert (estimated.error_class, estimated.usage) == ("other", None)
+@pytest.mark.parametrize(("told", "cost", "usage", "error"), [
+    ({"spend": 0.0}, None, BILLED, None),  # a spend of zero is unknown
+    ({"cache_hit": "True"}, 2_100_000, TokenUsage(), None),
+    ({"spend": 0.0, "metadata": FAILED}, None, None, "rate_limit"),
+    ({"status": "failure"}, 2_100_000, BILLED, "other"),  # a stream that failed is billed
+    ({"status": "failure", "spend": 0.0}, None, None, "other"),  # LiteLLM only estimated the prompt
+])  # fmt: skip
+def test_litellms_failures_and_cache_hits_have_the_usage_that_it_billed(
+    told: Record, cost: int | None, usage: TokenUsage | None, error: str | None, tmp_path: Path
+) -> None:
+    (call,) = calls("litellm", write(tmp_path / "a.jsonl", [{**SPEND, **told}]))
+    assert (call.stated_cost_nano_usd, call.usage, call.error_class) == (cost, usage, error)
+    assert call.error_type == ("RateLimitError" if error == "rate_limit" else call.error_type)
 
 
 def test_requests_to_mcp_servers_are_no_calls_unless_they_cost(tmp_path: Path) -> None:
@@ -221,39 +196,20 @@ def test_a_row_that_cannot_be_read_costs_one_line(line: str, tmp_path: Path) -> 
 # --- Langfuse ---
 
 OBSERVATION: Record = {
-    "id": "o1",
-    "traceId": "t1",
-    "type": "GENERATION",
-    "startTime": TIME,
-    "endTime": "2026-03-01T09:00:03Z",
-    "model": "claude-sonnet-4-5-20250929",
-    "sessionId": "s1",
-}
+    "id": "o1", "traceId": "t1", "type": "GENERATION", "startTime": TIME, "endTime": "2026-03-01T09:00:03Z",
+    "model": "claude-sonnet-4-5-20250929", "sessionId": "s1",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("told", "usage"),
-    [
-        ({"promptTokens": 100, "completionTokens": 20}, TokenUsage(100, 20)),
-        ({"usage": {"input": 100, "output": 20, "unit": "TOKENS"}}, TokenUsage(100, 20)),
-        (
-            {"usageDetails": {"input": 10, "output": 20, "cache_read_input_tokens": 70, "total": 100}},
-            TokenUsage(10, 20, 70),
-        ),
-        (
-            {
-                "usage_details": {
-                    "input": 10,
-                    "output": 20,
-                    "output_reasoning_tokens": 5,
-                    "input_cached_tokens": 70,
-                }
-            },
-            TokenUsage(10, 25, 70, reasoning_tokens=5),
-        ),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("told", "usage"), [
+    ({"promptTokens": 100, "completionTokens": 20}, TokenUsage(100, 20)),
+    ({"usage": {"input": 100, "output": 20, "unit": "TOKENS"}}, TokenUsage(100, 20)),
+    ({"usageDetails": {"input": 10, "output": 20, "cache_read_input_tokens": 70, "total": 100}},
+        TokenUsage(10, 20, 70)),
+    ({"usage_details": {"input": 10, "output": 20, "output_reasoning_tokens": 5, "input_cached_tokens": 70}},
+        TokenUsage(10, 25, 70, reasoning_tokens=5)),
+    ({}, None),
+])  # fmt: skip
 def test_langfuses_usages_of_all_generations_are_understood(
     told: Record, usage: TokenUsage | None, tmp_path: Path
 ) -> None:
@@ -263,12 +219,8 @@ def test_langfuses_usages_of_all_generations_are_understood(
 
 def test_langfuse_states_costs_in_snake_case_too(tmp_path: Path) -> None:
     row = {
-        "id": "o1",
-        "type": "GENERATION",
-        "start_time": "2026-03-01 09:00:00",
-        "total_cost": "0.5",
-        "model": "x",
-    }
+        "id": "o1", "type": "GENERATION", "start_time": "2026-03-01 09:00:00", "total_cost": "0.5", "model": "x",
+    }  # fmt: skip
     (call,) = calls("langfuse", write(tmp_path / "a.jsonl", [row, {"id": "s", "type": "SPAN"}]))
     assert (call.stated_cost_nano_usd, call.started_at) == (500_000_000, BEGAN)
 
@@ -325,43 +277,22 @@ def request(**attributes: object) -> Record:
 
 
 NOW = {
-    "gen_ai__operation__name": "chat",
-    "gen_ai__provider__name": "anthropic",
-    "gen_ai__request__model": "claude-sonnet-4-5",
-    "gen_ai__usage__input_tokens": 100,
-    "gen_ai__usage__output_tokens": 20,
-    "gen_ai__usage__cache_read__input_tokens": 70,
+    "gen_ai__operation__name": "chat", "gen_ai__provider__name": "anthropic",
+    "gen_ai__request__model": "claude-sonnet-4-5", "gen_ai__usage__input_tokens": 100,
+    "gen_ai__usage__output_tokens": 20, "gen_ai__usage__cache_read__input_tokens": 70,
     "gen_ai__usage__cache_write__input_tokens": 10,
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("attributes", "usage"),
-    [
-        (NOW, TokenUsage(20, 20, 70, 10)),
-        (
-            {
-                "gen_ai__system": "openai",
-                "gen_ai__request__model": "gpt-4o",
-                "gen_ai__usage__prompt_tokens": 5,
-                "gen_ai__usage__completion_tokens": 6,
-            },
-            TokenUsage(5, 6),
-        ),
-        (
-            {
-                "openinference__span__kind": "LLM",
-                "llm__model_name": "gpt-4o",
-                "llm__token_count__prompt": 9,
-                "llm__token_count__completion": 4,
-                "llm__token_count__prompt_details__cache_read": 8,
-            },
-            TokenUsage(1, 4, 8),
-        ),
-        ({**NOW, "gen_ai__usage__input_tokens": 3}, TokenUsage(3, 20, 70, 10)),
-    ],
-    ids=["now", "2024", "OpenInference", "input without the cache"],
-)
+@pytest.mark.parametrize(("attributes", "usage"), [
+    (NOW, TokenUsage(20, 20, 70, 10)),
+    ({"gen_ai__system": "openai", "gen_ai__request__model": "gpt-4o", "gen_ai__usage__prompt_tokens": 5,
+        "gen_ai__usage__completion_tokens": 6}, TokenUsage(5, 6)),
+    ({"openinference__span__kind": "LLM", "llm__model_name": "gpt-4o", "llm__token_count__prompt": 9,
+        "llm__token_count__completion": 4, "llm__token_count__prompt_details__cache_read": 8},
+        TokenUsage(1, 4, 8)),
+    ({**NOW, "gen_ai__usage__input_tokens": 3}, TokenUsage(3, 20, 70, 10)),
+], ids=["now", "2024", "OpenInference", "input without the cache"])  # fmt: skip
 def test_spans_of_all_versions_of_the_convention_are_calls(attributes: Record, usage: TokenUsage) -> None:
     (call,) = read_otlp(json.dumps(request(**attributes)).encode(), "application/json; charset=utf-8")
     assert isinstance(call, ImportedCall)

@@ -51,11 +51,8 @@ def summed(rows: list[CallRow], key: Callable[[CallRow], tuple[str, str]]) -> To
         usage = row.usage
         assert usage is not None
         counts = (
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cache_creation_input_tokens,
-            usage.cached_input_tokens,
-        )
+            usage.input_tokens, usage.output_tokens, usage.cache_creation_input_tokens, usage.cached_input_tokens,
+        )  # fmt: skip
         sums[key(row)] = [one + other for one, other in zip(sums[key(row)], counts, strict=True)]
     return {name: tuple(four) for name, four in sums.items()}  # type: ignore[misc]
 

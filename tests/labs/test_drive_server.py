@@ -38,16 +38,7 @@ def test_a_plain_and_a_streamed_reply_that_differ_are_a_fault() -> None:
 
 def test_a_closed_port_is_an_error_but_no_fault() -> None:
     """Both calls fail with the same AdapterError, so they agree."""
-    command = [
-        sys.executable,
-        "-m",
-        "labs.drive_server",
-        "http://127.0.0.1:9",
-        "--model",
-        "x",
-        "--only",
-        "plain",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    words = ["-m", "labs.drive_server", "http://127.0.0.1:9", "--model", "x", "--only", "plain"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, check=False)
     assert "NetworkError" in done.stdout
     assert done.returncode == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +15,9 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.replies.assembler import Assembler
 from callboard.bus import Message, OverloadedError, ServerError, TextBlock, ThinkingBlock, TokenUsage, ToolUseBlock
 from labs.faults import checks
-from labs.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
+from labs.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan
 from labs.faults.replies import make_reply
 from labs.faults.round import TOOLS, run_round
-from labs.faults.server import FaultyServer
 from tests.support.certificate import local_tls
 from tests.support.depth import first_is_quick
 
@@ -59,37 +55,6 @@ def test_the_guarantees_hold_on_uvloop_and_over_tls(how: str, tmp_path: Path) ->
     assert report.counts["turns well"] >= 1
 
 
-PROGRAM = """
-import sys
-from msgspec.json import encode
-from labs.faults.plan import FAULTS, fault_of, make_plan
-turns = [f"{session}.{turn}" for session in range(3) for turn in range(8)]
-for key in [(turn, protocol, number) for turn in turns for protocol in ("messages", "chat") for number in (1, 2)]:
-    fault, chance = fault_of(7, *key, FAULTS)
-    print(fault, chance.random())
-print(encode(make_plan(7, sessions=6, turns=8)).decode())
-"""
-
-
-def test_a_seed_gives_the_same_plan_in_every_process() -> None:
-    """Turns, chaos and faults are identical for one seed and differ for another."""
-    command = [sys.executable, "-c", PROGRAM]
-    said = {
-        subprocess.run(
-            command,
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1
-    assert msgspec.json.encode(make_plan(7, sessions=6, turns=8)).decode() == said.pop().splitlines()[-1]
-    assert make_plan(7, sessions=6, turns=8) != make_plan(8, sessions=6, turns=8)
-
-
 def test_a_seed_gives_the_same_faults_in_every_run(tmp_path: Path) -> None:
     """Two runs can end at different points. The fault for the n-th request of a turn is the same."""
     (tmp_path / "a").mkdir()
@@ -102,19 +67,6 @@ def test_a_seed_gives_the_same_faults_in_every_run(tmp_path: Path) -> None:
     assert kinds[0] == kinds[1]
     for (turn, protocol, number), fault in first.played.items():
         assert fault_of(5, turn, protocol, number, FAULTS)[0] == fault
-
-
-def test_a_smaller_round_of_a_seed_is_part_of_the_larger_one() -> None:
-    """A failure can then be examined with fewer sessions."""
-    large, small = make_plan(9, sessions=6, turns=8), make_plan(9, sessions=2, turns=3)
-    assert [session[:3] for session in large.sessions[:2]] == list(small.sessions)
-    assert large.chaos == small.chaos
-
-
-def test_the_last_mark_of_a_request_names_its_turn() -> None:
-    """A request has the marks of all earlier turns."""
-    assert turn_of(f"{mark(1, 2)} and {mark(1, 3)}".encode()) == "1.3"
-    assert turn_of(b"nothing") == "none"
 
 
 def new_assembler() -> Assembler:
@@ -166,14 +118,6 @@ def test_the_server_sends_the_same_reply_plain_and_streamed(provider: str) -> No
         broken.feed(reply.error)
         assert isinstance(broken.error, OverloadedError | ServerError), broken.error
     assert calls >= 5
-
-
-def test_requests_to_a_provider_are_counted_together_whether_streamed_or_not() -> None:
-    """Otherwise a turn's second request would get the fault of the first one again."""
-    server, body = FaultyServer(1), mark(0, 1).encode()
-    for method in ("generateContent", "streamGenerateContent?alt=sse"):
-        server.next_fault(f"/v1beta/models/m:{method}", body)
-    assert list(server.played) == [("0.1", "generateContent", 1), ("0.1", "generateContent", 2)]
 
 
 def test_a_failure_that_the_fallback_could_have_avoided_is_found() -> None:

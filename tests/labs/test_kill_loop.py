@@ -16,9 +16,7 @@ from tests.support.reply_server import reply_server
 @pytest.mark.timeout(240)  # the test starts whole engines, and the machine may be busy
 @pytest.mark.parametrize("seeds", [(4,), (12,)])
 def test_no_flushed_event_is_lost_after_kill_9(seeds: tuple[int, ...], tmp_path: Path) -> None:
-    """Engines under load run alone or in pairs on one file, some on a full disk. The next engine finds every
-    event.
-    """
+    """Engines under load run alone or in pairs on one file, some on a full disk."""
     with reply_server(10) as url:
         for seed in seeds:
             report = run_round(seed, url, tmp_path / "trace.db")

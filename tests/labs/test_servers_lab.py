@@ -17,11 +17,8 @@ from labs.servers.server import TemperServer
 from labs.servers.tempers import TEMPERS, Temper, notes_of
 
 CONVERSATIONS = 60
-CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "c", "function": {"name": "f"}}],
-}
+F = {"id": "c", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [F]}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "done"}
 HI = {"role": "user", "content": "Hi"}
 PNG_AS_JPEG = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,iVBORw0KGgo="}}
@@ -57,34 +54,30 @@ TAKEN: dict[str, Any] = {
 }
 
 
-async def _sixty() -> list[str]:
-    failures = []
+async def failures_of(*seeds: int) -> list[str]:
     async with TemperServer() as server:
-        for seed in range(CONVERSATIONS):
-            failures += [f"seed {seed}: {failure}" for failure in (await play(seed, server)).failures]
-    return failures
+        return [f"seed {seed}: {failure}" for seed in seeds for failure in (await play(seed, server)).failures]
 
 
 @pytest.mark.deep("a round of a lab")
 @pytest.mark.timeout(240)  # the test plays a thousand requests, and the machine may be busy
 def test_no_server_refuses_a_conversation_and_none_is_poisoned() -> None:
     """`python -m labs.servers --conversations 1 --seed N` plays the seed of a failure again."""
-    assert asyncio.run(_sixty()) == []
+    assert asyncio.run(failures_of(*range(CONVERSATIONS))) == []
 
 
-@pytest.mark.parametrize("note", [*notes("A"), *notes("B")], ids=lambda note: note.id)
-def test_the_rule_of_every_note_exists(note: Note) -> None:
-    """This test fails for a note whose rule is not in `rules.py`, and for a note whose server the lab lacks."""
-    rule = note.input.get("rule")
-    assert rule is None or rule in RULES, f"{note.id}: labs/servers/rules.py has no rule {rule!r}"
-    assert any(temper.server == note.server for temper in TEMPERS), f"{note.id}: the lab has no such server"
+def test_the_rule_of_every_note_exists() -> None:
+    """Each rule of a note is in `labs/servers/rules.py`, and the lab has each note's server."""
+    servers = {temper.server for temper in TEMPERS}
+    found = [*notes("A"), *notes("B")]
+    assert [note.id for note in found if note.input.get("rule") not in {None, *RULES}] == []
+    assert [note.id for note in found if note.server not in servers] == []
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_rule_refuses_only_requests_that_break_it(name: str) -> None:
-    """A rule refuses the request that breaks it, and accepts a request that breaks no rule."""
-    assert RULES[name](Asked("chat", "/v1/chat/completions", REFUSED[name]))
-    assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None
+def test_a_rule_refuses_only_requests_that_break_it() -> None:
+    for name, refused in REFUSED.items():
+        assert RULES[name](Asked("chat", "/v1/chat/completions", refused)), name
+        assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None, name
 
 
 @pytest.mark.deep("all pairs of servers")
@@ -113,18 +106,10 @@ def test_a_server_of_the_lab_plays_every_note_of_an_error() -> None:
 
 
 def test_a_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If every request breaks a rule, the conversation fails. The failure has the server, the rule and the
-    reason.
-    """
     monkeypatch.setitem(RULES, "planted", lambda asked: "planted")
     note = Note("B-x-planted", "x", "B", "any", "f.", "r.", "a/b#1", {"rule": "planted"}, {})
     monkeypatch.setattr(lab, "notes_of", lambda temper, *kinds: [note] if "B" in kinds else [])
-
-    async def one() -> list[str]:
-        async with TemperServer() as server:
-            return (await play(3, server)).failures
-
-    assert any("refuses by planted: planted" in failure for failure in asyncio.run(one()))
+    assert any("refuses by planted: planted" in failure for failure in asyncio.run(failures_of(3)))
 
 
 def test_a_poisoned_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +117,4 @@ def test_a_poisoned_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = lab._history
     count = iter(range(10**6))
     monkeypatch.setattr(lab, "_history", lambda *given: [next(count), *kept(*given)])
-
-    async def one() -> list[str]:
-        async with TemperServer() as server:
-            return (await play(3, server)).failures
-
-    assert any("entry 0 of the history was" in failure for failure in asyncio.run(one()))
+    assert any("entry 0 of the history was" in failure for failure in asyncio.run(failures_of(3)))

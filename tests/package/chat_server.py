@@ -17,14 +17,8 @@ from tests.book.everybody import WORDS, instance
 from tests.support.media_server import mp4, png
 
 MODELS = ("m", "words", "gpt-image-2", "sora-2")
-FILM = {
-    "id": "video_1",
-    "object": "video",
-    "model": "sora-2",
-    "status": "completed",
-    "progress": 100,
-    "seconds": "4",
-}
+JOB = {"id": "video_1", "object": "video", "model": "sora-2"}
+FILM = {**JOB, "status": "completed", "progress": 100, "seconds": "4"}
 USAGE = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
 
 

@@ -14,26 +14,14 @@ ROOT = Path(__file__).parents[2]
 ADDRESS = "https://git.example.org/us/callboard"
 
 
-@pytest.mark.parametrize(
-    "remote",
-    [
-        ADDRESS,
-        f"{ADDRESS}.git",
-        f"{ADDRESS}/",
-        "https://somebody:secret@git.example.org/us/callboard.git",
-        "git@git.example.org:us/callboard.git",
-        "ssh://git@git.example.org/us/callboard",
-    ],
-)
-def test_a_remote_has_an_address_on_the_web(remote: str) -> None:
-    """A password in the remote is removed."""
-    assert on_the_web(remote) == ADDRESS
-
-
-@pytest.mark.parametrize("remote", ["", "../callboard", "/home/somebody/callboard", "file:///home/callboard.git"])
-def test_a_folder_has_no_address(remote: str) -> None:
-    """A package must not contain a path of a machine."""
-    assert on_the_web(remote) is None
+def test_a_remote_has_an_address_on_the_web_and_a_folder_has_none() -> None:
+    """A password in the remote is removed. A package must not contain a path of a machine."""
+    secret = "https://somebody:secret@git.example.org/us/callboard.git"
+    on_ssh = ("git@git.example.org:us/callboard.git", "ssh://git@git.example.org/us/callboard")
+    for remote in (ADDRESS, f"{ADDRESS}.git", f"{ADDRESS}/", secret, *on_ssh):
+        assert on_the_web(remote) == ADDRESS, remote
+    for folder in ("", "../callboard", "/home/somebody/callboard", "file:///home/callboard.git"):
+        assert on_the_web(folder) is None, folder
 
 
 def test_the_repository_comes_from_a_variable_the_sdist_or_git(

@@ -199,7 +199,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_of_the_first_pages_runs(program: str, host: Host) -> None:
-    """Each program runs unchanged from its own file."""
     (host.folder / "program.py").write_text(PROGRAMS[program])
     assert host.run("python", "program.py").strip()
 
@@ -220,7 +219,6 @@ def test_a_trace_is_shipped_to_a_server(host: Host, postgres_dsn: str) -> None:
 
 
 def test_the_live_view_is_served(host: Host) -> None:
-    """The view is served at the printed address until Ctrl-C."""
     with subprocess.Popen(
         [host.programs / "callboard", "web", "--port", "0"],
         cwd=host.folder,

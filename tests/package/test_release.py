@@ -137,7 +137,6 @@ def test_an_obstacle_is_reported(
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The release stops with the reason. Nothing is committed or tagged."""
     if befalls is not None:
         befalls(project)
     before = git(project, "log", "--format=%h") + git(project, "tag")

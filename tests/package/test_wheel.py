@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from callboard.adapters.providers.local.child import find_model
 from tests.book.snippets import codes
 from tests.support.wheel import ROOT, WheelEnvironment, build_wheel, make_environment
 
@@ -44,19 +42,7 @@ print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_row
 ROOMS = ("bus", "adapters", "tracestore", "engine")
 FOR_THE_DEMO = ("engine/cli/demo-prices.yaml", "engine/cli/cassettes")
 SHIPPED = {
-    ".py",
-    ".pyi",
-    ".sql",
-    ".typed",
-    ".json",
-    ".jsonl",
-    ".yaml",
-    ".css",
-    ".html",
-    ".js",
-    ".mjs",
-    ".svg",
-    ".txt",
+    *[".py", ".pyi", ".sql", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"]
 }
 
 
@@ -111,31 +97,6 @@ def programs(folder: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.deep("an installed package")
-def test_a_program_runs_next_to_folders_with_the_names_of_rooms(installed: WheelEnvironment, host: Path) -> None:
-    """A session on a scripted model imports every room of Callboard, and none of the host's folders."""
-    assert run(installed, host, "-c", PROGRAM) == "Hello\n"
-
-
-@pytest.mark.deep("a small program in the installed wheel is the quick case")
-def test_a_program_runs_next_to_a_package_with_the_name_of_a_room(
-    installed: WheelEnvironment, tmp_path: Path
-) -> None:
-    """The package `adapters` is next to `callboard` in the same folder."""
-    assert run(installed, tmp_path, "-c", PROGRAM) == "Hello\n"
-
-
-@pytest.mark.deep("a small program in the installed wheel is the quick case")
-def test_readmes_programs_run_next_to_folders_with_the_names_of_rooms(
-    installed: WheelEnvironment, host: Path
-) -> None:
-    """The programs run unchanged on the local model."""
-    if find_model() is None or importlib.util.find_spec("xllamacpp") is None:
-        pytest.skip("the local model is not installed")
-    for file in programs(host):
-        assert "tokens, 0 USD" in run(installed, host, file)
-
-
 def strict_mypy(installed: WheelEnvironment) -> tuple[str | Path, ...]:
     """The command of `mypy --strict`. Its cache is kept for the next test."""
     return "-m", "mypy", "--strict", "--cache-dir", installed.wheel.with_name("mypy_cache")
@@ -159,8 +120,13 @@ def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnviron
 
 
 @pytest.mark.deep("a package install")
-def test_the_commands_run_next_to_folders_with_the_names_of_rooms(installed: WheelEnvironment, host: Path) -> None:
-    """`callboard`, `python -m callboard` and the module of the conformance kit run."""
+def test_a_program_and_the_commands_run_next_to_folders_with_the_names_of_rooms(
+    installed: WheelEnvironment, host: Path
+) -> None:
+    """A session on a scripted model imports every room of Callboard, and none of the host's folders. `callboard`,
+    `python -m callboard` and the module of the conformance kit run.
+    """
+    assert run(installed, host, "-c", PROGRAM) == "Hello\n"
     script = installed.python.with_name("callboard")
     assert run(installed, host, script, "--version").startswith("callboard ")
     assert "reprice" in run(installed, host, "-m", "callboard", "--help")

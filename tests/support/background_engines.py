@@ -35,12 +35,9 @@ async def engine_at(
     url: str, store: Path | str | None, budgets: Sequence[Budget] = (), **options: Any
 ) -> AsyncIterator[Engine]:
     engine = Engine(
-        models=registry(url),
-        store=store,
-        trace=store is not None,
-        budgets=budgets,
+        models=registry(url), store=store, trace=store is not None, budgets=budgets,
         **{"prices": PRICES, "capture_content": store is not None, **options},
-    )
+    )  # fmt: skip
     async with engine:
         yield engine
 

@@ -188,16 +188,9 @@ def _usage(there: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _response(reply: Made, status: str, output: list[Any], usage: Any, **more: Any) -> dict[str, Any]:
     return {
-        "id": reply.id,
-        "object": "response",
-        "background": bool(reply.body.get("background")),
-        "status": status,
-        "model": reply.body["model"],
-        "output": output,
-        "usage": usage,
-        "error": None,
-        **more,
-    }
+        "id": reply.id, "object": "response", "background": bool(reply.body.get("background")), "status": status,
+        "model": reply.body["model"], "output": output, "usage": usage, "error": None, **more,
+    }  # fmt: skip
 
 
 def _message(text: str, status: str = "completed") -> dict[str, Any]:

@@ -24,15 +24,9 @@ RATES = {wire: (333_333 + number, 1_777_777 + number) for number, wire in enumer
 """The rates of each wire's model in batches, in pico-USD per input and per output token."""
 
 PRICES = PriceTable(
-    [
-        row
-        for wire, (sent, said) in RATES.items()
-        for row in (
-            PriceRow(model=f"{wire}:{MODELS[wire]}", input=sent, output=said, service_tier="batch"),
-            PriceRow(model=f"{wire}:{MODELS[wire]}", input=10**9, output=10**9),
-        )
-    ]
-)
+    [row for wire, (sent, said) in RATES.items() for row in (PriceRow(model=f"{wire}:{MODELS[wire]}", input=sent,
+        output=said, service_tier="batch"), PriceRow(model=f"{wire}:{MODELS[wire]}", input=10**9, output=10**9))],
+)  # fmt: skip
 """Batch prices that give odd sums, and other prices that must not be used for batches."""
 
 

@@ -80,14 +80,10 @@ def reply_of(wire: str, model: str, text: str) -> dict[str, Any]:
     match wire:
         case "anthropic":
             return {
-                "id": "msg_1",
-                "type": "message",
-                "role": "assistant",
-                "model": model,
-                "content": [{"type": "text", "text": words}],
-                "stop_reason": "end_turn",
+                "id": "msg_1", "type": "message", "role": "assistant", "model": model,
+                "content": [{"type": "text", "text": words}], "stop_reason": "end_turn",
                 "usage": {"input_tokens": sent, "output_tokens": said, "service_tier": "batch"},
-            }
+            }  # fmt: skip
         case "openai":
             content = [{"type": "output_text", "text": words, "annotations": []}]
             item = {
@@ -95,33 +91,19 @@ def reply_of(wire: str, model: str, text: str) -> dict[str, Any]:
             }  # fmt: skip
             usage = {"input_tokens": sent, "output_tokens": said, "total_tokens": sent + said}
             return {
-                "id": "resp_1",
-                "object": "response",
-                "status": "completed",
-                "model": model,
-                "output": [item],
-                "usage": usage,
-                "service_tier": "default",
-            }
+                "id": "resp_1", "object": "response", "status": "completed", "model": model, "output": [item],
+                "usage": usage, "service_tier": "default",
+            }  # fmt: skip
         case "gemini":
             usage = {"promptTokenCount": sent, "candidatesTokenCount": said, "totalTokenCount": sent + said}
             candidate = {"content": {"role": "model", "parts": [{"text": words}]}, "finishReason": "STOP"}
-            return {
-                "candidates": [candidate],
-                "usageMetadata": usage,
-                "modelVersion": model,
-                "responseId": "r1",
-            }
+            return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": model, "responseId": "r1"}
         case _:
             usage = {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said}
             choice = {"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": "stop"}
             return {
-                "id": "chat_1",
-                "object": "chat.completion",
-                "model": model,
-                "choices": [choice],
-                "usage": usage,
-            }
+                "id": "chat_1", "object": "chat.completion", "model": model, "choices": [choice], "usage": usage,
+            }  # fmt: skip
 
 
 class Books:
@@ -155,17 +137,11 @@ class Books:
         number = f"{wire}{len(self.jobs) + 1}"
         ending = "failed" if self.strikes("fail job") else "expired" if self.strikes("expire job") else "completed"
         job = {
-            "id": f"batches/{number}" if wire == "gemini" else f"batch_{number}",
-            "wire": wire,
-            "model": model,
+            "id": f"batches/{number}" if wire == "gemini" else f"batch_{number}", "wire": wire, "model": model,
             "mark": mark,
             "requests": [[key, _all_text(body), body.get("model") or model] for key, body in requests],
-            "created": time.time(),
-            "looks": 0,
-            "status": "running",
-            "ending": ending,
-            "results": {},
-        }
+            "created": time.time(), "looks": 0, "status": "running", "ending": ending, "results": {},
+        }  # fmt: skip
         self.jobs[job["id"]] = job
         self.keep()
         return job
@@ -433,50 +409,35 @@ def _describe(job: dict[str, Any]) -> dict[str, Any]:
         case "anthropic":
             counts = {name: results.count(name) for name in ("failed", "cancelled", "expired")}
             return {
-                "id": job["id"],
-                "type": "message_batch",
-                "processing_status": "ended"
-                if over
-                else {"cancelling": "canceling"}.get(job["status"], "in_progress"),
-                "request_counts": {
-                    "processing": 0 if over else total,
-                    "succeeded": done,
+                "id": job["id"], "type": "message_batch",
+                "processing_status": "ended" if over else {"cancelling": "canceling"}.get(job["status"],
+                    "in_progress"),
+                "request_counts": {"processing": 0 if over else total, "succeeded": done,
                     "errored": counts["failed"] + (total - len(results) if over else 0),
-                    "canceled": counts["cancelled"],
-                    "expired": counts["expired"],
-                },
-                "created_at": _rfc3339(job["created"]),
-                "expires_at": _rfc3339(job["created"] + 86400),
+                    "canceled": counts["cancelled"], "expired": counts["expired"]},
+                "created_at": _rfc3339(job["created"]), "expires_at": _rfc3339(job["created"] + 86400),
                 "cancel_initiated_at": None,
-            }
+            }  # fmt: skip
         case "gemini":
             states = {"running": "RUNNING", "cancelling": "RUNNING", "completed": "SUCCEEDED"}
             return {
                 "name": job["id"],
-                "metadata": {
-                    "state": f"BATCH_STATE_{states.get(job['status'], job['status'].upper())}",
-                    "displayName": job["mark"],
-                    "createTime": _rfc3339(job["created"]),
-                    "batchStats": {"requestCount": str(total), "successfulRequestCount": str(done)},
-                },
-                "done": over,
-            }
+                "metadata": {"state": f"BATCH_STATE_{states.get(job['status'], job['status'].upper())}",
+                    "displayName": job["mark"], "createTime": _rfc3339(job["created"]),
+                    "batchStats": {"requestCount": str(total), "successfulRequestCount": str(done)}}, "done": over,
+            }  # fmt: skip
         case "mistral":
             words = {
                 "running": "RUNNING", "cancelling": "CANCELLATION_REQUESTED", "completed": "SUCCESS",
                 "expired": "TIMEOUT_EXCEEDED",
             }  # fmt: skip
             return {
-                "id": job["id"],
-                "status": words.get(job["status"], job["status"].upper()),
-                "metadata": {"callboard_batch": job["mark"]},
-                "created_at": int(job["created"]),
-                "total_requests": total,
-                "succeeded_requests": done,
-                "failed_requests": len(results) - done,
+                "id": job["id"], "status": words.get(job["status"], job["status"].upper()),
+                "metadata": {"callboard_batch": job["mark"]}, "created_at": int(job["created"]),
+                "total_requests": total, "succeeded_requests": done, "failed_requests": len(results) - done,
                 "errors": [{"message": "the file is wrong"}] if job["status"] == "failed" else [],
                 **_files(job, "output_file", "error_file", over=over),
-            }
+            }  # fmt: skip
         case _:
             problems = {"data": [{"code": "invalid_value", "message": "the file is wrong", "line": 1}]}
             return {

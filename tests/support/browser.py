@@ -35,13 +35,9 @@ FLAGS = (
 JSON = dict[str, Any]
 
 KEYS = {
-    "Tab": ("Tab", 9, ""),
-    "Enter": ("Enter", 13, "\r"),
-    "Space": ("Space", 32, " "),
-    "ArrowDown": ("ArrowDown", 40, ""),
-    "ArrowLeft": ("ArrowLeft", 37, ""),
-    "Escape": ("Escape", 27, ""),
-}
+    "Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "Space": ("Space", 32, " "),
+    "ArrowDown": ("ArrowDown", 40, ""), "ArrowLeft": ("ArrowLeft", 37, ""), "Escape": ("Escape", 27, ""),
+}  # fmt: skip
 
 
 class BrowserError(Exception):

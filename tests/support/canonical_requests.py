@@ -32,15 +32,12 @@ OBJECTS: st.SearchStrategy[JsonObject] = st.sampled_from(
     [{}, {"path": "a.txt"}, {"n": 1, "deep": {"list": [1, None, "x", True]}}, {"cache_control": "x"}]
 )
 SCHEMAS: st.SearchStrategy[JsonObject] = st.sampled_from(
-    [
-        {"type": "object"},
-        {"type": "object", "properties": {}},
-        {"type": "object", "title": "A reply!", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    [{"type": "object"}, {"type": "object", "properties": {}}, {"type": "object", "title": "A reply!",
+        "properties": {"a": {"type": "string"}}, "required": ["a"]},
         {"type": "object", "properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}},
         {"type": "object", "properties": {"m": {"type": "object", "additionalProperties": {"type": "number"}}}},
-        {"type": "object", "properties": {"t": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}},
-    ]
-)
+        {"type": "object", "properties": {"t": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}}],
+)  # fmt: skip
 
 _REASONING: JsonObject = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
 _RAWS: dict[str, list[JsonObject]] = {
@@ -75,20 +72,13 @@ _SHELL: JsonObject = {
 }  # fmt: skip
 _SHELL_OUTPUT: JsonObject = {"type": "custom_tool_call_output", "call_id": "call_c", "output": "a"}
 OPAQUE: st.SearchStrategy[list[OpaqueBlock]] = st.sampled_from(
-    [
-        opaque("anthropic", _SEARCH, _FOUND),
-        opaque("anthropic", _SEARCH),
-        opaque("anthropic", _FOUND),
-        opaque("openai", _SEARCHED),
-        opaque("openai", _COMPACTED),
-        opaque("openai", _SHELL, _SHELL_OUTPUT),
-        opaque("openai", _SHELL),
-        opaque("somebody", {"type": "strange", "x": 1}),
+    [opaque("anthropic", _SEARCH, _FOUND), opaque("anthropic", _SEARCH), opaque("anthropic", _FOUND),
+        opaque("openai", _SEARCHED), opaque("openai", _COMPACTED), opaque("openai", _SHELL, _SHELL_OUTPUT),
+        opaque("openai", _SHELL), opaque("somebody", {"type": "strange", "x": 1}),
         [OpaqueBlock("executableCode", ProviderRaw("gemini", {"executableCode": {"code": "1"}}))],
         [OpaqueBlock("thoughtSignature", ProviderRaw("gemini", {"text": "", "thoughtSignature": "c2ln"}))],
-        [OpaqueBlock("groundingMetadata", ProviderRaw("gemini", {"groundingMetadata": {}}))],
-    ]
-)
+        [OpaqueBlock("groundingMetadata", ProviderRaw("gemini", {"groundingMetadata": {}}))]],
+)  # fmt: skip
 
 _MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
 _SAID_OF: dict[str, list[JsonObject]] = {
@@ -111,27 +101,16 @@ def _with_fields(blocks: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 _TEXT = st.builds(TextBlock, TEXTS, RAWS | FIELDS)
 _IMAGE = _with_fields(
-    st.sampled_from(
-        [
-            ImageBlock(data=PNG),
-            ImageBlock(data=b"GIF8", media_type="image/tiff"),
-            ImageBlock(url="https://example.test/a.png", detail="high"),
-            ImageBlock(url="data:image/png;base64,iVBORw0KGgo="),
-            ImageBlock(url="ftp://example.test/a.png"),
-        ]
-    )
-)
+    st.sampled_from([ImageBlock(data=PNG), ImageBlock(data=b"GIF8", media_type="image/tiff"),
+        ImageBlock(url="https://example.test/a.png", detail="high"),
+        ImageBlock(url="data:image/png;base64,iVBORw0KGgo="), ImageBlock(url="ftp://example.test/a.png")]),
+)  # fmt: skip
 _AUDIO = _with_fields(st.just(AudioBlock(data=b"RIFF\0\0\0\0WAVE")))
 _DOCUMENT = _with_fields(
-    st.sampled_from(
-        [
-            DocumentBlock(data=b"%PDF-1.7", name="a.pdf"),
-            DocumentBlock(data=b"text", media_type="text/plain"),
-            DocumentBlock(data=b"film", media_type="video/mp4"),
-            DocumentBlock(url="https://example.test/a.pdf", media_type="application/pdf"),
-        ]
-    )
-)
+    st.sampled_from([DocumentBlock(data=b"%PDF-1.7", name="a.pdf"),
+        DocumentBlock(data=b"text", media_type="text/plain"), DocumentBlock(data=b"film", media_type="video/mp4"),
+        DocumentBlock(url="https://example.test/a.pdf", media_type="application/pdf")]),
+)  # fmt: skip
 _HITS: JsonObject = {
     "type": "search_result",
     "source": "https://example.test",
@@ -139,15 +118,11 @@ _HITS: JsonObject = {
     "content": [{"type": "text", "text": "found"}],
 }
 _IN_RESULTS = st.sampled_from(
-    [
-        *opaque("anthropic", _HITS, {"type": "tool_reference", "tool_name": "read"}),
+    [*opaque("anthropic", _HITS, {"type": "tool_reference", "tool_name": "read"}),
         *opaque("openai", {"type": "input_file", "file_id": "file_1"}),
-        OpaqueBlock(
-            "fileData", ProviderRaw("gemini", {"fileData": {"fileUri": "https://x.test/f", "displayName": "f"}})
-        ),
-        *opaque("somebody", {"type": "strange"}),
-    ]
-)
+        OpaqueBlock("fileData", ProviderRaw("gemini", {"fileData": {"fileUri": "https://x.test/f",
+        "displayName": "f"}})), *opaque("somebody", {"type": "strange"})],
+)  # fmt: skip
 _THINKING = st.builds(ThinkingBlock, TEXTS, st.sampled_from([None, "", "c2ln"]), RAWS)
 _CALL = st.builds(ToolUseBlock, CALL_IDS, NAMES, OBJECTS, provider_raw=RAWS, incomplete=st.booleans())
 _RESULT_PARTS = st.lists(st.builds(TextBlock, TEXTS, FIELDS) | _IMAGE | _DOCUMENT | _IN_RESULTS, max_size=3).map(
@@ -184,35 +159,25 @@ _REPLIED = st.lists(
     max_size=4,
 ).map(_flat)
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Message, st.just(Role.USER), SAID),
-    st.builds(Message, st.just(Role.ASSISTANT), _REPLIED),
+    st.builds(Message, st.just(Role.USER), SAID), st.builds(Message, st.just(Role.ASSISTANT), _REPLIED),
     st.builds(Message, st.just(Role.TOOL), st.lists(_RESULT, max_size=3).map(tuple)),
-    st.builds(
-        Message,
-        st.sampled_from([Role.SYSTEM, Role.DEVELOPER]),
-        st.lists(st.builds(TextBlock, TEXTS, FIELDS), max_size=2).map(tuple),
-    ),
-)
+    st.builds(Message, st.sampled_from([Role.SYSTEM, Role.DEVELOPER]),
+        st.lists(st.builds(TextBlock, TEXTS, FIELDS), max_size=2).map(tuple)),
+)  # fmt: skip
 _TOOL_OPTIONS: st.SearchStrategy[dict[str, Json]] = st.fixed_dictionaries(
     {},
-    optional={
-        "anthropic": st.sampled_from(
-            [_MARK, {"defer_loading": True, "eager_input_streaming": True}, {"allowed_callers": ["direct"]}]
-        ),
-        "openai": st.sampled_from([{"defer_loading": True}, {"output_schema": {"type": "object"}}]),
-        "gemini": st.sampled_from([{"behavior": "BLOCKING"}, {"response": {"type": "OBJECT"}}]),
-    },
-)
+    optional={"anthropic": st.sampled_from([_MARK, {"defer_loading": True, "eager_input_streaming": True},
+        {"allowed_callers": ["direct"]}]), "openai": st.sampled_from([{"defer_loading": True},
+        {"output_schema": {"type": "object"}}]), "gemini": st.sampled_from([{"behavior": "BLOCKING"},
+        {"response": {"type": "OBJECT"}}])},
+)  # fmt: skip
 _GRAMMAR: JsonObject = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 _FREE_FORM = st.builds(
-    ToolDefinition,
-    NAMES,
-    TEXTS,
+    ToolDefinition, NAMES, TEXTS,
     st.just({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}),
-    provider_options=st.sampled_from([{"type": "text"}, _GRAMMAR]).map(
-        lambda form: {key: {"type": "custom", "format": form} for key in ("openai", "openai_compatible")}
-    ),
-)
+    provider_options=st.sampled_from([{"type": "text"}, _GRAMMAR]).map(lambda form: {key: {"type": "custom",
+        "format": form} for key in ("openai", "openai_compatible")}),
+)  # fmt: skip
 TOOLS = st.lists(
     st.builds(ToolDefinition, NAMES, TEXTS, SCHEMAS, st.none() | st.booleans(), provider_options=_TOOL_OPTIONS)
     | _FREE_FORM,
@@ -233,27 +198,17 @@ def canonical_requests(
     """Requests to one of the models."""
     penalties = _optional(st.sampled_from([-2.0, 0.0, 0.5]))
     return st.builds(
-        CanonicalRequest,
-        request_id=st.just("req_1"),
-        model=st.sampled_from(models),
+        CanonicalRequest, request_id=st.just("req_1"), model=st.sampled_from(models),
         messages=st.lists(MESSAGES, max_size=6).map(tuple),
-        max_output_tokens=st.sampled_from([1, 1024, 5000, 200_000]),
-        tools=TOOLS,
+        max_output_tokens=st.sampled_from([1, 1024, 5000, 200_000]), tools=TOOLS,
         system_prompt=_optional(TEXTS | st.just("Long. " * 2500)),
         stop_sequences=st.lists(st.sampled_from(["END", "\n", "a", "b", "c"]), max_size=5).map(tuple),
-        temperature=_optional(st.sampled_from([0.0, 0.7, 1.5])),
-        top_p=_optional(st.sampled_from([0.1, 1.0])),
-        frequency_penalty=penalties,
-        presence_penalty=penalties,
-        seed=_optional(st.integers(0, 9)),
+        temperature=_optional(st.sampled_from([0.0, 0.7, 1.5])), top_p=_optional(st.sampled_from([0.1, 1.0])),
+        frequency_penalty=penalties, presence_penalty=penalties, seed=_optional(st.integers(0, 9)),
         verbosity=_optional(st.sampled_from(["low", "medium", "high", "chatty"])),
-        user=_optional(st.sampled_from(["u_1", "u" * 200])),
-        output_schema=_optional(SCHEMAS),
-        tool_choice=CHOICES,
+        user=_optional(st.sampled_from(["u_1", "u" * 200])), output_schema=_optional(SCHEMAS), tool_choice=CHOICES,
         parallel_tool_calls=_optional(st.booleans()),
         reasoning_effort=_optional(st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh", "max"])),
-        session_id=st.sampled_from(["", "ses_1"]),
-        background=_optional(st.booleans()),
-        include_raw=_optional(st.booleans()),
-        provider_options=provider_options or st.just({}),
-    )
+        session_id=st.sampled_from(["", "ses_1"]), background=_optional(st.booleans()),
+        include_raw=_optional(st.booleans()), provider_options=provider_options or st.just({}),
+    )  # fmt: skip

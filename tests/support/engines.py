@@ -62,14 +62,9 @@ async def running(
 ) -> AsyncIterator[tuple[Engine, Subscription]]:
     """An engine, and a subscription to all its events."""
     engine = Engine(
-        models=registry(*replies, **others),
-        store=store,
-        trace=store is not None,
-        prices=prices or PriceTable.default(),
-        middleware=middleware,
-        budgets=budgets,
-        clock=clock,
-    )
+        models=registry(*replies, **others), store=store, trace=store is not None,
+        prices=prices or PriceTable.default(), middleware=middleware, budgets=budgets, clock=clock,
+    )  # fmt: skip
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
         yield engine, events

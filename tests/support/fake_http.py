@@ -120,10 +120,7 @@ def ask(*messages: Message, **changes: object) -> CanonicalRequest:
 def request(**changes: object) -> CanonicalRequest:
     """A request to the toy model, which any adapter accepts."""
     fields: dict[str, object] = {
-        "request_id": "req_1",
-        "messages": (Message.user("Hello"),),
-        "model": "toy:one",
-        "max_output_tokens": 64,
+        "request_id": "req_1", "messages": (Message.user("Hello"),), "model": "toy:one", "max_output_tokens": 64,
         **changes,
-    }
+    }  # fmt: skip
     return CanonicalRequest(**fields)  # type: ignore[arg-type]

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from callboard.bus.values.base import JsonObject
+
+from .provider_server import in_threads
 
 
 def png(width: int = 2, height: int = 1) -> bytes:
@@ -166,17 +168,8 @@ def media_server() -> Iterator[MediaServer]:
     class Handler(_Handler):
         media = server
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.url = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with in_threads(Handler) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

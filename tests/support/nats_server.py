@@ -79,15 +79,9 @@ class NatsServer:
         binary = _binary()
         assert binary is not None, why_no_nats()
         command = [
-            binary,
-            "-a",
-            "127.0.0.1",
-            "-p",
-            self.port,
-            *(("-js", "-sd", self.folder) if jetstream else ()),
-            "-l",
+            binary, "-a", "127.0.0.1", "-p", self.port, *(("-js", "-sd", self.folder) if jetstream else ()), "-l",
             self.folder / "log",
-        ]
+        ]  # fmt: skip
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, *map(str, command)],
             stdin=subprocess.PIPE,

@@ -27,14 +27,9 @@ def started(
     if can_fork() and not flags and not fresh:
         return Forked(Program(text, given, its_environment))
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", text, *given],
-        cwd=CHECKOUT,
-        env=its_environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, *flags, "-c", text, *given], cwd=CHECKOUT, env=its_environment, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def ended(

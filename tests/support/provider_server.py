@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -25,18 +26,38 @@ class ProviderServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.asked: list[Asked] = []
+        self.unanswered = threading.Semaphore(0)
+        """Released for each request that gets no reply."""
 
 
 @contextmanager
-def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
-    """Run a server within a block."""
+def in_threads(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server in threads of this process within a block. Yields its URL."""
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@contextmanager
+def provider_server(
+    status: int | None = 200, body: bytes = b'{"data": []}', replies: float = math.inf
+) -> Iterator[ProviderServer]:
+    """Run a server within a block. Requests after this number of replies get none."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             server.asked.append(Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-            if status is None:
+            if status is None or len(server.asked) > replies:
+                server.unanswered.release()
                 over.wait(60)
                 return
             self.send_response(status)
@@ -50,17 +71,12 @@ def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = ProviderServer(f"http://127.0.0.1:{http.server_address[1]}")
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        over.set()
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with in_threads(Handler) as url:
+        server = ProviderServer(url)
+        try:
+            yield server
+        finally:
+            over.set()
 
 
 def refusing_url() -> str:

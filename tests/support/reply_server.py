@@ -81,12 +81,9 @@ class Chat:
 
         usage = {**cls.head, "object": "chat.completion.chunk", "choices": [], "usage": cls.usage}
         return [
-            chunk({"role": "assistant", "content": ""}),
-            *(chunk({"content": text}) for text in texts),
-            chunk({}, "stop"),
-            f"data: {_json(usage)}\n\n",
-            "data: [DONE]\n\n",
-        ]
+            chunk({"role": "assistant", "content": ""}), *(chunk({"content": text}) for text in texts),
+            chunk({}, "stop"), f"data: {_json(usage)}\n\n", "data: [DONE]\n\n",
+        ]  # fmt: skip
 
 
 class GenerateContent:
@@ -131,12 +128,8 @@ class Messages:
     def whole(cls) -> dict[str, object]:
         content = [{"type": "text", "text": SENTENCES}]
         return {
-            **cls.head,
-            "content": content,
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "usage": cls.usage,
-        }
+            **cls.head, "content": content, "stop_reason": "end_turn", "stop_sequence": None, "usage": cls.usage,
+        }  # fmt: skip
 
     @classmethod
     def events(cls, texts: list[str]) -> list[str]:
@@ -144,18 +137,11 @@ class Messages:
         return [
             _named("message_start", message=begun),
             _named("content_block_start", index=0, content_block={"type": "text", "text": ""}),
-            *(
-                _named("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
-                for text in texts
-            ),
-            _named("content_block_stop", index=0),
-            _named(
-                "message_delta",
-                delta={"stop_reason": "end_turn", "stop_sequence": None},
-                usage={"output_tokens": USAGE_OUT},
-            ),
-            _named("message_stop"),
-        ]
+            *(_named("content_block_delta", index=0, delta={"type": "text_delta",
+                "text": text}) for text in texts), _named("content_block_stop", index=0),
+            _named("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None},
+                usage={"output_tokens": USAGE_OUT}), _named("message_stop"),
+        ]  # fmt: skip
 
 
 class Responses:
@@ -165,26 +151,14 @@ class Responses:
     def _response(cls, status: str, text: str | None) -> dict[str, object]:
         done = status == "completed"
         usage = {
-            "input_tokens": 900,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": USAGE_OUT,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 900 + USAGE_OUT,
-        }
+            "input_tokens": 900, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": USAGE_OUT,
+            "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 900 + USAGE_OUT,
+        }  # fmt: skip
         return {
-            "id": "resp_b",
-            "object": "response",
-            "created_at": 1_700_000_000,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "model": "bench",
-            "output": [cls._item(text)] if text is not None else [],
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": usage if done else None,
-        }
+            "id": "resp_b", "object": "response", "created_at": 1_700_000_000, "status": status, "error": None,
+            "incomplete_details": None, "model": "bench", "output": [cls._item(text)] if text is not None else [],
+            "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": usage if done else None,
+        }  # fmt: skip
 
     @staticmethod
     def _item(text: str) -> dict[str, object]:
@@ -445,12 +419,9 @@ def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator
     """Run the server. Yields its URL."""
     pace = [] if per_second is None else [str(per_second)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+        [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     try:

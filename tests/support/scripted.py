@@ -24,12 +24,9 @@ from callboard.engine import Tool
 
 USAGE = TokenUsage(10, 5)
 CAPABILITIES = AdapterCapabilities(
-    supports_images=True,
-    supports_tools=True,
-    supports_structured_output=True,
-    supports_streaming_tool_calls=True,
+    supports_images=True, supports_tools=True, supports_structured_output=True, supports_streaming_tool_calls=True,
     supports_parallel_tool_calls=True,
-)
+)  # fmt: skip
 
 
 class Say:
@@ -45,13 +42,10 @@ class Say:
         thinking: str = "",
     ) -> None:
         self.reply = ScriptedReply(
-            text=fragments,
-            thinking=(thinking,) if thinking else (),
-            calls=tuple(ScriptedCall(name, arguments) for name, arguments in calls),
-            usage=usage,
-            raises=fails,
+            text=fragments, thinking=(thinking,) if thinking else (),
+            calls=tuple(ScriptedCall(name, arguments) for name, arguments in calls), usage=usage, raises=fails,
             pause=pause,
-        )
+        )  # fmt: skip
 
 
 class ScriptedAdapter(scripted.ScriptedAdapter):
@@ -63,12 +57,9 @@ class ScriptedAdapter(scripted.ScriptedAdapter):
     def __init__(self, config: AdapterConfig, *, name: str = "scripted", clock: Clock = SYSTEM_CLOCK) -> None:
         config = msgspec.structs.replace(config, max_retries=0)
         super().__init__(
-            config,
-            name=name,
-            clock=clock,
-            replies=lambda request: self.say(request).reply,
+            config, name=name, clock=clock, replies=lambda request: self.say(request).reply,
             capabilities=type(self).capabilities,
-        )
+        )  # fmt: skip
         self.closed = False
 
     def say(self, request: CanonicalRequest) -> Say:

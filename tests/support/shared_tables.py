@@ -151,13 +151,9 @@ class OwnershipModel:
     def _owner(self, row: _Owned) -> Owner:
         lease, left = self._leases.get(row.node), self._left(row.node) or 0.0
         return Owner(
-            node=row.node,
-            name="" if lease is None else lease.info.name,
-            epoch=row.epoch,
-            lives=left > 0,
-            seconds_left=left,
-            released=row.released,
-        )
+            node=row.node, name="" if lease is None else lease.info.name, epoch=row.epoch, lives=left > 0,
+            seconds_left=left, released=row.released,
+        )  # fmt: skip
 
 
 class _Slice(msgspec.Struct):

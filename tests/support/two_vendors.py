@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from .provider_server import in_threads
 
 Body = dict[str, Any]
 
@@ -49,17 +50,10 @@ def two_vendors() -> Iterator[TwoVendors]:
     class Handler(_Handler):
         asked: list[tuple[str, Body]] = []  # noqa: RUF012 (of this server)
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = TwoVendors(f"http://127.0.0.1:{http.server_address[1]}")
-    server.asked = Handler.asked
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with in_threads(Handler) as url:
+        server = TwoVendors(url)
+        server.asked = Handler.asked
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -62,6 +62,11 @@ class Maker(UntimedMaker):
         return msgspec.structs.replace(envelope, mono_ns=envelope.ts_us * 1000 - 7)
 
 
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
 class Collector:
     """An exporter and its output."""
 
@@ -118,9 +123,8 @@ def turn_ended(make: Maker, status: str = "completed", error: str | None = None)
     return make(SessionTurnCompleted(status=status, calls=1, cost_nano_usd=5, error=error), **IDS)
 
 
-def test_a_call_is_a_client_span_with_names_of_the_conventions() -> None:
+def test_a_call_is_a_client_span_with_names_of_the_conventions(make: Maker) -> None:
     """Input includes cached tokens. Amounts are integers. No attribute has content."""
-    make = Maker()
     cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
     started = make.started(key="acme", **ids)
@@ -170,9 +174,7 @@ def test_providers_have_the_names_of_the_conventions() -> None:
         assert present(collector.span(name).attributes)["gen_ai.provider.name"] == provider
 
 
-def test_embeddings_are_a_separate_operation() -> None:
-    """An embedding has no finish reason and no output, so the span has neither."""
-    make = Maker()
+def test_embeddings_are_a_separate_operation(make: Maker) -> None:
     usage = TokenUsage(input_tokens=12)
     collector = Collector().handle(
         make.started(model="openai:text-embedding-3-small", operation="embeddings"),
@@ -186,9 +188,8 @@ def test_embeddings_are_a_separate_operation() -> None:
     assert kinds == ["input"]
 
 
-def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
+def test_a_turn_is_the_parent_of_its_attempts_and_tools(make: Maker) -> None:
     """Each turn is one trace. The session is the conversation of all its turns."""
-    make = Maker()
     collector = Collector().handle(
         turn_began(make),
         make.started("r1", **IDS),
@@ -218,9 +219,8 @@ def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
     assert dict(link.attributes or {}) == {"callboard.link": "step"}
 
 
-def test_retries_and_fallbacks_link_to_the_failed_attempt() -> None:
+def test_retries_and_fallbacks_link_to_the_failed_attempt(make: Maker) -> None:
     """The link's target is the span of the failed attempt. The link of a fallback has a mark."""
-    make = Maker()
     collector = Collector().handle(
         make.started("r1"),
         make.failed("r1", will_retry=True),
@@ -237,9 +237,8 @@ def test_retries_and_fallbacks_link_to_the_failed_attempt() -> None:
     assert (first.attributes or {})["callboard.will_retry"] is True
 
 
-def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
+def test_a_failure_is_an_error_by_its_type_and_its_text_is_content(make: Maker) -> None:
     """A provider's error message may quote the request."""
-    make = Maker()
     events = [make.started(), make.failed()]
     for content, text in ((False, None), (True, "the provider failed")):
         span = Collector(content=content).handle(*events).span("chat gpt-5")
@@ -251,9 +250,7 @@ def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
     assert (root.status.status_code, root.status.description) == (StatusCode.ERROR, None)
 
 
-def test_cancelling_is_no_error() -> None:
-    """The span of a cancelled call has no error status. Its usage is counted."""
-    make = Maker()
+def test_cancelling_is_no_error(make: Maker) -> None:
     usage = TokenUsage(input_tokens=5, output_tokens=2, source=UsageSource.PARTIAL)
     collector = Collector().handle(make.started(), make.failed(error_class="cancelled", usage=usage))
     span = collector.span("chat gpt-5")
@@ -262,9 +259,8 @@ def test_cancelling_is_no_error() -> None:
     assert (span.attributes or {})["callboard.error.class"] == "cancelled"
 
 
-def test_an_unpriced_call_has_no_cost_attribute() -> None:
+def test_an_unpriced_call_has_no_cost_attribute(make: Maker) -> None:
     """Unknown is not zero. An invalid trace parent in a stored event is ignored."""
-    make = Maker()
     odd = make(msgspec.structs.replace(make.started().data, trace_parent="00-zz"), request_id="req_1")
     unpriced = Cost(None, CostSource.UNPRICED, reason="no price")
     span = Collector().handle(odd, make.completed(cost=unpriced)).span("chat gpt-5")
@@ -273,11 +269,8 @@ def test_an_unpriced_call_has_no_cost_attribute() -> None:
     assert span.parent is None
 
 
-def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
-    """A subscription may have dropped the start. Times come from the events, because an export can run years
-    later.
-    """
-    make = Maker()
+def test_an_end_without_its_start_is_a_span_of_its_latency(make: Maker) -> None:
+    """A subscription may have dropped the start."""
     ended = make.completed()
     span = Collector().handle(ended).span("chat gpt-5")
     assert (span.start_time, span.end_time) == (ended.ts_us * 1000 - 900_000_000, ended.ts_us * 1000)
@@ -285,9 +278,7 @@ def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
     assert Collector().handle(started, make.completed("r2")).spans[0].start_time == started.ts_us * 1000
 
 
-async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
-    """No span stays open. A repeated start gives two spans."""
-    make = Maker()
+async def test_a_start_without_an_end_becomes_a_lost_span(make: Maker) -> None:
     collector = Collector()
     async with Bus.replay([make.started(), make.started(), make.started("r2")]) as bus:
         async with bus.subscribe(*OtelExporter.topics, policy=Lossless()) as events:
@@ -297,9 +288,7 @@ async def test_a_start_without_an_end_becomes_a_lost_span() -> None:
     assert len(collector.spans) == 3
 
 
-def test_metrics_are_the_histograms_of_the_conventions() -> None:
-    """Histograms have tokens by type, durations with the error's type, and the time to the first chunk."""
-    make = Maker()
+def test_metrics_are_the_histograms_of_the_conventions(make: Maker) -> None:
     collector = Collector().handle(
         make.started("r1"),
         make.completed("r1", usage=USAGE),
@@ -323,9 +312,8 @@ def test_metrics_are_the_histograms_of_the_conventions() -> None:
     assert len(without.spans) == 1
 
 
-def test_content_is_exported_only_if_enabled() -> None:
+def test_content_is_exported_only_if_enabled(make: Maker) -> None:
     """With content, a turn's span has its input and output in the form of the conventions."""
-    make = Maker()
     said = Message.assistant([TextBlock("a secret answer"), ToolUseBlock("tu_1", "look", {"at": "it"})])
     asked, answered = Message.user("a secret question"), Message.tool_result("tu_1", "a secret fact")
     appended = [SessionMessageAppended(position=at, message=m) for at, m in enumerate([asked, said, answered])]
@@ -385,7 +373,6 @@ def content_of(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
 
 
 async def test_a_call_that_fails_shows_its_request_and_the_part_of_the_reply_that_arrived() -> None:
-    """A failed attempt also has its prompt."""
     collector = Collector(content=True)
     fails = Say("Half of", fails=ServerError("no", retryable=False))
     async with running(fails) as (engine, events), anyio.create_task_group() as group:
@@ -432,7 +419,6 @@ def shape(collector: Collector) -> list[object]:
 
 
 async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp_path: Path) -> None:
-    """An exporter that watched the live engine gives the same spans as an exporter on the engine's file."""
     live, again = Collector(), Collector(metrics=False)
     path = tmp_path / "trace.db"
     replies = {"one": [Say("hello"), Say(fails=ServerError("no", retryable=False))]}
@@ -452,7 +438,6 @@ async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace store imports without the package."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"callboard\[otel\]"):
         OtelExporter()
@@ -496,10 +481,7 @@ WAYS = (sends, streams, generates, embeds)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_calls_within_a_span_of_the_host_are_in_its_trace(
-    way: Callable[[Engine], Awaitable[None]],
-) -> None:
-    """A turn, or a call without a turn, is a child of the host's current span."""
+async def test_calls_within_a_span_of_the_host_are_in_its_trace(way: Callable[[Engine], Awaitable[None]]) -> None:
     tracer = sdk.TracerProvider().get_tracer("host")
     async with watched(Say("hello")) as (engine, collector):
         with tracer.start_as_current_span("request") as host:
@@ -511,7 +493,6 @@ async def test_calls_within_a_span_of_the_host_are_in_its_trace(
 
 
 async def test_concurrent_requests_have_separate_traces() -> None:
-    """One exporter receives the mixed events of both requests."""
     tracer = sdk.TracerProvider().get_tracer("host")
     above: set[int] = set()
 
@@ -549,7 +530,6 @@ CHAT_REPLY = msgspec.json.encode(
 
 
 async def test_the_span_of_a_call_has_its_server_and_settings() -> None:
-    """The span has the server's address and the settings. The served model has no prefix of Callboard."""
     collector = Collector()
     with provider_server(body=CHAT_REPLY) as server:
         config = AdapterConfig(api_key="k", base_url=server.url)
@@ -593,9 +573,8 @@ def test_every_message_of_a_model_has_its_finish_reason() -> None:
         assert message["parts"] == [{"type": "text", "content": "half \ufffd"}]
 
 
-def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
+def test_the_span_of_a_tool_has_its_arguments_and_result(make: Maker) -> None:
     """The span ends with the tool, although the result comes later. A tool without a result also has a span."""
-    make = Maker()
     calls = [ToolUseBlock("tu_1", "look", {"at": "it"}), ToolUseBlock("tu_2", "wait", {})]
     events = [
         turn_began(make),
@@ -618,9 +597,7 @@ def test_the_span_of_a_tool_has_its_arguments_and_result() -> None:
     assert not [key for key in silent if key.startswith("gen_ai.tool.call.") and not key.endswith(".id")]
 
 
-def test_media_are_described_by_address_or_size() -> None:
-    """A span has no bytes of media."""
-    make = Maker()
+def test_media_are_described_by_address_or_size(make: Maker) -> None:
     content = (ImageBlock(url="https://x.test/a.png"), AudioBlock(data=b"12345", media_type="audio/wav"))
     appended = make(SessionMessageAppended(position=0, message=Message.user(content)), **IDS)
     collector = Collector(content=True).handle(turn_began(make), appended, turn_ended(make))
@@ -632,10 +609,6 @@ def test_media_are_described_by_address_or_size() -> None:
 
 
 async def test_the_turn_that_a_tool_starts_is_below_the_span_of_the_tool() -> None:
-    """Calls without a turn are below the tool's span, too. A grandchild is two levels further down in the same
-    trace.
-    """
-
     @tool
     async def delegate() -> str:
         """Delegate."""

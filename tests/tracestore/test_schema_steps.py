@@ -19,7 +19,6 @@ from tests.support.depth import each_nth_is_quick
 from tests.support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
-
 OLD_FILES = sorted(Path(__file__).with_name("old_files").glob("*.db.gz"))
 """Files that the code of each version made. Each has one completed call and one without an end."""
 
@@ -90,7 +89,6 @@ def test_no_released_step_changes(steps: Steps, known: tuple[str, ...]) -> None:
     ],
 )
 def test_a_file_of_steps_that_is_out_of_order_is_refused(text: str) -> None:
-    """The error names the file and the step."""
     with pytest.raises(ValueError, match=r"steps\.sql: step \d"):
         read_steps(text)
 
@@ -138,7 +136,9 @@ async def test_an_old_file_becomes_like_a_new_one(old: Path, tmp_path: Path) -> 
         ]
         shown = await store.sql("SELECT status, cost_nano_usd FROM call_rows ORDER BY status")
         assert shown.rows == (("completed", 1234), ("started", None))
-        assert sum(row.calls for row in await store.costs()) == 2
+        (total,) = await store.costs(by=())
+        assert (total.calls, total.cost_nano_usd, total.unknown) == (2, 1234, 1)
+        assert not any(row.resumable for row in await store.sessions())
     async with TraceStore(tmp_path / "new.db"):
         pass
     assert schema_of(path) == schema_of(tmp_path / "new.db")
@@ -150,7 +150,6 @@ def test_a_new_file_equals_the_result_of_all_steps() -> None:
 
 
 async def test_a_new_file_has_the_history_of_all_steps(tmp_path: Path) -> None:
-    """The history of a new file is that of a file that was upgraded step by step."""
     async with TraceStore(tmp_path / "new.db") as store:
         history = await store.sql("SELECT version, name FROM schema_history ORDER BY version")
     assert list(history.rows) == [(at, name) for at, (name, _) in enumerate(sqlite.MIGRATIONS, 1)]

@@ -81,7 +81,6 @@ async def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
-    """The error has both versions and asks the user to update."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
@@ -113,16 +112,9 @@ async def test_a_newer_file_with_a_live_log_is_refused(tmp_path: Path, make: Mak
     assert "version 99" in await refused(path)
 
 
-async def test_a_store_can_be_made_before_there_is_a_loop(tmp_path: Path) -> None:
-    """A host can create the store first and start its loop later."""
-    store = await anyio.to_thread.run_sync(TraceStore, tmp_path / "trace.db")
-    async with store:
-        assert await store.calls() == []
-
-
 async def test_opening_twice_keeps_the_data(tmp_path: Path, make: Maker) -> None:
-    """Migrations run once. Repeated opening and closing is harmless."""
-    store = TraceStore(tmp_path / "trace.db")
+    """A host can create the store without a loop. Repeated opening and closing is harmless."""
+    store = await anyio.to_thread.run_sync(TraceStore, tmp_path / "trace.db")
     for _ in range(2):
         await store.open()
         await store.open()
@@ -135,9 +127,7 @@ async def test_opening_twice_keeps_the_data(tmp_path: Path, make: Maker) -> None
         await store.events()
 
 
-async def test_a_failed_migration_leaves_no_trace(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_migration_is_undone(tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that fails half-way is rolled back with its record. The old code can still open the file."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
@@ -155,7 +145,6 @@ async def test_a_failed_migration_leaves_no_trace(
 
 
 async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Maker) -> None:
-    """A reader creates no file, writes none, and sees the commits of a living writer."""
     path = tmp_path / "trace.db"
     with pytest.raises(StoreError, match="no trace file"):
         await TraceStore.open_readonly(path).open()
@@ -168,7 +157,6 @@ async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Mak
 
 
 async def test_flushed_events_survive_kill_9(tmp_path: Path) -> None:
-    """A process is killed right after flush(). The file has every event that was published before."""
     process = started(
         """
         import anyio, sys, time
@@ -209,9 +197,8 @@ async def integrity(store: TraceStore) -> str:
     return str(verdict)
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')"])
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError('boom')"])
 async def test_an_open_store_does_not_delay_the_exit(tmp_path: Path, ending: str) -> None:
-    """The interpreter does not wait for the store's thread, for every way to end."""
     process = started(
         f"""
         import asyncio, sys
@@ -290,43 +277,31 @@ async def test_a_file_that_another_process_creates_is_accepted(tmp_path: Path, l
     await opened.close()
 
 
-async def test_a_full_disk_is_a_temporary_error(tmp_path: Path, make: Maker) -> None:
-    """SQLite's own limit acts as a full disk. The whole batch is refused, and a later write succeeds."""
-    async with TraceStore(tmp_path / "trace.db") as store:
-        await store.write([make.started()])
-        ((pages,),) = await store._database.read("PRAGMA page_count")
-        await store._database.read(f"PRAGMA max_page_count = {pages}")
-        batch = [make.started(f"req_{n}", tags={"padding": "x" * 500}) for n in range(200)]
-        with pytest.raises(StoreError, match="full"):
-            await store.write(batch)
-        assert len(await store.events(limit=None)) == 1
-        await store._database.read("PRAGMA max_page_count = 100000")
-        await store.write(batch)
-        assert len(await store.events(limit=None)) == 201
-
-
 async def test_a_cancelled_write_is_atomic(tmp_path: Path) -> None:
-    """A cancelled transaction is committed or rolled back as a whole, at any time, and the next one works."""
+    """A cancelled transaction is committed or rolled back as a whole, at any time, and the next one works. Its
+    caller, its task, or also its inner task is cancelled, as at the end of a loop.
+    """
     make = Maker()
     async with TraceStore(tmp_path / "trace.db") as store:
-        for step in range(12):
+        for step in range(18):
             batch = [make.started(f"req_{step}"), make.completed(f"req_{step}")]
-            if step % 2:
-                with anyio.move_on_after(step * 0.0003):
+            if step % 3 == 0:
+                with anyio.move_on_after(step * 0.0002):
                     await store.write(batch)
-            else:
-                task = asyncio.ensure_future(store.write(batch))
-                await asyncio.sleep(step * 0.0003)
+                continue
+            before = asyncio.all_tasks()
+            write = asyncio.ensure_future(store.write(batch))
+            await asyncio.sleep(step * 0.0002)
+            for task in asyncio.all_tasks() - before if step % 3 == 1 else {write}:
                 task.cancel()
-                await asyncio.wait([task])
+            await asyncio.wait([write])
+            assert len(await store.events(limit=None)) % 2 == 0
         events = len(await store.events())
-        assert events % 2 == 0
         await store.write([make.started("last")])
         assert len(await store.events()) == events + 1
 
 
 async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
-    """After an exception in a transaction, nothing is stored, and the connection works."""
     async with TraceStore(tmp_path / "trace.db") as store:
 
         def work(statements: Statements) -> None:
@@ -338,7 +313,7 @@ async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
         assert await store.committed_seq("x") == 0
 
 
-async def test_a_lock_that_is_not_released_is_reported(
+async def test_a_lock_that_is_kept_is_reported(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write fails in time, and its error names the lock. Reads work, and a waiting write succeeds after the
@@ -362,29 +337,11 @@ async def test_a_lock_that_is_not_released_is_reported(
         assert len(await store.events()) == 1
 
 
-async def test_a_transaction_whose_task_is_cancelled_is_atomic(tmp_path: Path, make: Maker) -> None:
-    """The inner task is cancelled, too, as at the end of a loop. The transaction is atomic, and the next one
-    works.
-    """
-    async with TraceStore(tmp_path / "trace.db") as store:
-        for step in range(8):
-            before = asyncio.all_tasks()
-            write = asyncio.ensure_future(store.write([make.started(f"r{step}"), make.completed(f"r{step}")]))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0.0002 * step)
-            for task in asyncio.all_tasks() - before:
-                task.cancel()
-            await asyncio.wait([write])
-            assert len(await store.events(limit=None)) % 2 == 0
-        await store.write([make.started("last")])
-        assert [row.request_id for row in await store.calls(limit=1)] == ["last"]
-
-
 def test_importing_the_store_loads_no_heavy_module() -> None:
-    """SQLite, YAML and the logger are imported at their first use."""
     process = started(
         """
-        import sys
+        import callboard, sys
+        assert not [name for name in sys.modules if name.endswith("prices.files")]  # which reads the snapshot
         from callboard.tracestore import PriceTable
         PriceTable.default()
         print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx", "ulid"} & set(sys.modules)))
@@ -395,34 +352,7 @@ def test_importing_the_store_loads_no_heavy_module() -> None:
     assert (out, errors) == ("[]\n", "")
 
 
-def test_everything_exported_exists() -> None:
-    """`__all__` has the exported names, is sorted, and every name is documented."""
-    from callboard import tracestore
-
-    assert list(tracestore.__all__) == sorted(tracestore.__all__)
-    for name in tracestore.__all__:
-        exported = getattr(tracestore, name)
-        assert name in ("CallStatus", "Durability", "Redact", "StoreState") or exported.__doc__, name
-
-
-def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is needed only for the versions of SQLite with the WAL-reset bug."""
-    for version, needed in [
-        ((3, 40, 1), True),
-        ((3, 44, 5), True),
-        ((3, 44, 6), False),
-        ((3, 45, 0), True),
-        ((3, 50, 7), False),
-        ((3, 51, 2), True),
-        ((3, 51, 3), False),
-        ((3, 52, 0), False),
-    ]:
-        monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
-        assert database.needs_file_lock() is needed
-
-
 def test_durability_is_one_of_two() -> None:
-    """An invalid value raises ValueError immediately."""
     with pytest.raises(ValueError, match="'normal' or 'full'"):
         Database("x", durability="fast")  # type: ignore[arg-type]
 
@@ -459,16 +389,14 @@ def overwrite(path: Path, place: int, size: int) -> None:
 
 
 async def test_a_good_file_has_nothing_wrong_with_it(trace: Path) -> None:
-    """The checks pass over a reading connection and over the writer's own."""
     async with TraceStore(trace) as writer, TraceStore.open_readonly(trace) as reader:
         assert await writer.check() == []
         assert await reader.check() == []
         assert await reader.journal_mode() == "wal"
 
 
-@pytest.mark.parametrize("size", [8, 64, 4096])
+@pytest.mark.parametrize("size", [8, 4096])
 async def test_damage_inside_the_file_is_reported_in_sqlites_words(trace: Path, size: int) -> None:
-    """A file with an overwritten page can still be opened."""
     fill(trace, 2000)
     overwrite(trace, -3 * 4096, size)
     async with TraceStore.open_readonly(trace) as store:
@@ -476,7 +404,6 @@ async def test_damage_inside_the_file_is_reported_in_sqlites_words(trace: Path, 
 
 
 async def test_a_check_that_takes_too_long_stops_and_leaves_the_connection_usable(trace: Path) -> None:
-    """A check of a huge file has a time limit."""
     fill(trace, 20_000)
     async with TraceStore.open_readonly(trace) as store:
         with pytest.raises(TimeoutError, match="not checked within"):
@@ -485,14 +412,8 @@ async def test_a_check_that_takes_too_long_stops_and_leaves_the_connection_usabl
         assert await store.calls() == []
 
 
-async def test_a_store_that_is_not_open_can_not_be_checked(trace: Path) -> None:
-    """The error explains that the store must be opened."""
-    with pytest.raises(StoreError, match="call open"):
-        await TraceStore(trace).check()
-
-
 def test_the_facts_of_a_file_are_its_mode_its_place_and_its_disk(trace: Path) -> None:
-    """Only the owner can read a new file."""
+    """Only the owner can read a new file. A file that others can read is reported."""
     facts = file_facts(trace)
     assert facts.exists
     assert facts.size == trace.stat().st_size > 0
@@ -500,16 +421,11 @@ def test_the_facts_of_a_file_are_its_mode_its_place_and_its_disk(trace: Path) ->
     assert facts.writable
     assert facts.free_bytes > 0
     assert facts.sqlite_version == sqlite3.sqlite_version
-
-
-def test_a_file_that_others_can_read_is_reported(trace: Path) -> None:
-    """The file may have private messages."""
     trace.chmod(0o644)
     assert file_facts(trace).open_to_others == (trace,)
 
 
 def test_inspecting_a_missing_file_creates_nothing(tmp_path: Path) -> None:
-    """The facts are those of the nearest existing folder."""
     facts = file_facts(tmp_path / "a" / "b" / "trace.db")
     assert not facts.exists
     assert facts.writable
@@ -519,7 +435,10 @@ def test_inspecting_a_missing_file_creates_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "locked"),
-    [((3, 40, 1), True), ((3, 44, 6), False), ((3, 50, 6), True), ((3, 50, 7), False), ((3, 51, 3), False)],
+    [
+        *[((3, 40, 1), True), ((3, 44, 5), True), ((3, 44, 6), False), ((3, 45, 0), True), ((3, 50, 6), True)],
+        *[((3, 50, 7), False), ((3, 51, 2), True), ((3, 51, 3), False), ((3, 52, 0), False)],
+    ],
 )
 def test_the_reason_for_the_lock_file_is_the_version_of_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], locked: bool

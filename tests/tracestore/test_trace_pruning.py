@@ -35,31 +35,6 @@ def counts(path: Path) -> dict[str, int]:
     return {table: sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 
 
-async def test_old_calls_are_deleted_with_all_their_rows(store: TraceStore, make: Maker) -> None:
-    """Events, tags, and costs under every price version are deleted, with a session and an ended run without
-    rows.
-    """
-    old, new = Maker("run_old"), make
-    begun = old(SessionCreated(model="m"), session_id="gone", ts_us=T0)
-    await store.write([begun, *call(old, 1, 1, session="gone")])
-    await store.close_lost_runs()
-    await store.write([*call(new, 2, 50), *call(new, 3, 100)])
-    await store.reprice(PRICES)
-    before = counts(store.path)
-    told: list[PruneReport] = []
-    dry = await store.prune(before=T0 + 40 * SECOND, dry_run=True)
-    assert counts(store.path) == before
-    done = await store.prune(before=T0 + 40 * SECOND, progress=told.append)
-    assert (done.attempts, done.events, done.costs, done.sessions, done.runs) == (1, 3, 1, 1, 1)
-    assert (dry.attempts, dry.events, dry.costs) == (1, 3, 1)
-    assert (dry.dry_run, done.dry_run) == (True, False)
-    assert told[-1].events == 3
-    assert counts(store.path) == {
-        "runs": 1, "sessions": 1, "calls": 2, "call_tags": 2, "call_cost": 2, "events": 4, "pruning": 0
-    }  # fmt: skip
-    assert [row.session_id for row in await store.sessions()] == ["s"]
-
-
 async def test_a_call_that_is_open_or_ended_later_keeps_all_events(store: TraceStore, make: Maker) -> None:
     """A call across the cutoff, an open call, and a call with a later second attempt keep every event."""
     across = call(make, 1, 0, seconds=100)
@@ -76,18 +51,6 @@ async def test_a_call_that_is_open_or_ended_later_keeps_all_events(store: TraceS
     assert counts(store.path) == before
 
 
-async def test_the_last_call_and_event_stay_so_that_no_number_is_reused(store: TraceStore, make: Maker) -> None:
-    """A reader that continues after the last number misses nothing, even if all calls were old."""
-    await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
-    last = await store.last_event_id()
-    newest = (await store.calls(limit=1))[0].call_id
-    await store.prune(before=T0 + 1000 * SECOND)
-    assert [row.request_id for row in await store.calls()] == ["req_2"]
-    await store.write(call(make, 3, 2000))
-    assert len(await store.numbered_events(after_id=last)) == 2
-    assert (await store.calls(limit=1))[0].call_id > newest
-
-
 async def test_a_living_run_stays(store: TraceStore, make: Maker) -> None:
     """The run keeps its number, even without rows. Its next events belong to it."""
     await store.write([make(ActorStarted(actor="x"), ts_us=T0)])
@@ -98,15 +61,20 @@ async def test_a_living_run_stays(store: TraceStore, make: Maker) -> None:
     assert {row.run_id for row in await store.calls()} == {"run_test", "run_other"}
 
 
-async def test_only_a_prune_can_delete(store: TraceStore, make: Maker) -> None:
-    """Before and after a prune, a DELETE is refused. During its transaction, a younger event can't be deleted."""
+async def test_only_a_prune_can_delete_and_nothing_can_edit(store: TraceStore, make: Maker) -> None:
+    """Before and after a prune, a DELETE is refused. During its transaction, a younger event can't be deleted.
+    Every tool is refused, because triggers check it.
+    """
     await store.write([*call(make, 1, 0), *call(make, 2, 100)])
     await store.reprice(PRICES)
     for _ in range(2):
         with contextlib.closing(sqlite3.connect(store.path)) as other:
-            for table in ("events", "call_cost"):
+            for statement in (
+                *("DELETE FROM events", "DELETE FROM call_cost", "UPDATE events SET data = '{}'"),
+                *("UPDATE call_cost SET cost_nano = 0", "UPDATE price_row SET input = 0"),
+            ):
                 with pytest.raises(sqlite3.IntegrityError):
-                    other.execute(f"DELETE FROM {table}")
+                    other.execute(statement)
         await store.prune(before=T0 + 50 * SECOND)
     with contextlib.closing(sqlite3.connect(store.path)) as other:
         other.execute("INSERT INTO pruning VALUES (?)", (T0 + 50 * SECOND,))
@@ -114,10 +82,9 @@ async def test_only_a_prune_can_delete(store: TraceStore, make: Maker) -> None:
             other.execute("DELETE FROM events")
 
 
-async def test_writing_goes_on_between_the_steps(
+async def test_writing_continues_meanwhile(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer waits for one step of the deletion, not for all steps."""
     monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 10)
     await store.write([event for number in range(200) for event in call(make, number, number)])
     left: list[int] = []
@@ -220,13 +187,15 @@ async def test_a_vacuum_shrinks_a_file_without_auto_vacuum(tmp_path: Path, make:
         assert await integrity(store) == "ok"
 
 
-async def test_a_reader_can_only_count(store: TraceStore, make: Maker) -> None:
-    """A dry run works on a file that is open for reading. A prune is refused."""
+async def test_a_reader_can_only_try_a_prune_or_a_repricing(store: TraceStore, make: Maker) -> None:
     await store.write([*call(make, 1, 0), *call(make, 2, 100)])
     async with TraceStore.open_readonly(store.path) as reader:
         assert (await reader.prune(before=T0 + 50 * SECOND, dry_run=True)).attempts == 1
+        assert (await reader.reprice(PRICES, dry_run=True)).sum_after_nano_usd == 2 * 120_000
         with pytest.raises(StoreError, match="reading only"):
             await reader.prune(before=T0 + 50 * SECOND)
+        with pytest.raises(StoreError, match="reading only"):
+            await reader.reprice(PRICES)
 
 
 async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
@@ -278,10 +247,9 @@ async def test_old_messages_of_a_living_session_stay(store: TraceStore, make: Ma
     assert (list(saved.messages), saved.missing) == ([*long_ago, Message.user("And now?")], ())
 
 
-async def test_many_sessions_are_deleted_in_several_steps(
+async def test_sessions_are_deleted_in_steps(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any size of a step, exactly the old sessions are deleted."""
     monkeypatch.setattr(pruning, "SESSIONS_AT_ONCE", 2)
     monkeypatch.setattr(expiry, "BODIES_AT_ONCE", 3)
     for number in range(7):
@@ -295,9 +263,6 @@ async def test_many_sessions_are_deleted_in_several_steps(
 
 
 async def test_a_pruned_sessions_content_is_gone_from_the_file(store: TraceStore, make: Maker) -> None:
-    """Messages, large blocks, media and setup are deleted. A younger session is complete, and a dry run deletes
-    nothing.
-    """
     await keep(store, make, "old", [Message.user([TextBlock("the old secret"), PICTURE, MANUAL])], OLD)
     kept = [Message.user([TextBlock("the young one"), MANUAL])]
     await keep(store, make, "young", kept, YOUNG)
@@ -326,7 +291,7 @@ async def test_the_run_that_a_session_belongs_to_keeps_its_number(store: TraceSt
 # A backup is complete and private, has the state of one moment, runs while others write, and overwrites no file.
 
 
-async def test_a_backup_is_a_trace_file_of_its_moment(
+async def test_a_backup_has_one_moment(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes during the copy are not in the backup and do not restart it. The backup opens as a store."""
@@ -360,12 +325,10 @@ async def test_a_backup_is_a_trace_file_of_its_moment(
         assert {row.status for row in await copy.calls()} == {"failed"}
 
 
-async def test_a_reader_can_make_a_backup_and_nothing_is_overwritten(
+async def test_a_reader_makes_backups_and_overwrites_nothing(
     store: TraceStore, make: Maker, tmp_path: Path
 ) -> None:
-    """The file of another process is copied without a writing connection. An existing file at the path is not
-    changed.
-    """
+    """The file of another process is copied without a writing connection."""
     await store.write([make.started()])
     async with TraceStore.open_readonly(store.path) as reader:
         await reader.backup(tmp_path / "copy.db")
@@ -382,7 +345,6 @@ async def test_a_reader_can_make_a_backup_and_nothing_is_overwritten(
 async def test_a_failed_or_cancelled_backup_leaves_nothing(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file and no part of one is left. The store continues."""
     monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
     await store.write([make.started(f"req_{n}") for n in range(200)])
     before = sorted(path.name for path in store.path.parent.glob("*"))
@@ -428,7 +390,7 @@ async def test_a_month_before_the_cutoff_is_dropped(postgres_dsn: str, tmp_path:
         assert kept == numbered
 
 
-async def test_a_month_with_a_reader_still_loses_its_rows(
+async def test_a_month_with_a_reader_is_emptied(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drop waits for a reader for a while. Then the rows are deleted one by one."""
@@ -445,9 +407,7 @@ async def test_a_month_with_a_reader_still_loses_its_rows(
 
 
 async def test_stored_rows_cannot_be_deleted_or_changed(postgres_dsn: str, tmp_path: Path) -> None:
-    """For every connection, events, costs and prices are append-only. The error for a backup names the program to
-    use.
-    """
+    """For every connection, events, costs and prices are append-only."""
     import psycopg
 
     async with PostgresStore(postgres_dsn, path=tmp_path / "trace") as store:

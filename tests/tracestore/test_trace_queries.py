@@ -29,7 +29,7 @@ from callboard.tracestore.sql.listing import calls_query
 from callboard.tracestore.sqlite.database import Row
 from callboard.tracestore.sqlite.statements import SQLITE, Statements, statements_for
 
-from .trace_making import DAY_US, T0, Maker, fill, sql, three_calls
+from .trace_making import DAY_US, T0, Maker, fill, three_calls
 
 # Queries of a trace: filters, sums, statistics, errors and SQL.
 
@@ -95,10 +95,7 @@ async def test_the_usual_filters_use_an_index(store: TraceStore) -> None:
             assert not any("TEMP B-TREE" in step for step in plan if "ORDER BY" in step and "TERM" not in step), (
                 plan
             )
-
-
-async def test_the_calls_of_a_tree_are_found_by_indexes(store: TraceStore) -> None:
-    """The plan uses an index for the calls of the root turn, and one for the calls below it."""
+    # one index for the calls of the root turn, and one for the calls below it
     statement, values = calls_query(CallFilter(root_turn_id="trn_1"), None, 50, SQLITE)
     plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {statement}", values)]
     assert [step for step in plan if step.split()[1] == "c"] == [
@@ -126,20 +123,9 @@ async def test_sql_only_reads(store: TraceStore, make: Maker) -> None:
 
 
 async def test_sql_does_not_create_a_missing_file(tmp_path: Path) -> None:
-    """SQL on a missing file raises a StoreError."""
     with pytest.raises(StoreError):
         await TraceStore.open_readonly(tmp_path / "none.db").sql("SELECT 1")
     assert not (tmp_path / "none.db").exists()
-
-
-# Stored events are read back unchanged, and calls have the values of their events.
-
-
-async def test_stored_events_cannot_be_edited(store: TraceStore, make: Maker) -> None:
-    """A trigger also refuses edits by other tools."""
-    await store.write([make.started()])
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        sql(store.path, "UPDATE events SET data = '{}'")
 
 
 # Events become the same rows in any division into batches, with few statements.
@@ -226,7 +212,6 @@ def test_any_order_and_any_split_give_the_same_rows(
     one_by_one: dict[str, list[dict[str, object]]],
     telling: list[list[Envelope]],
 ) -> None:
-    """Shuffled, repeated events in any batches give the same rows as events written one by one."""
     assert anyio.run(written, tmp_path_factory.mktemp("telling") / "trace.db", telling) == one_by_one
 
 
@@ -330,16 +315,12 @@ def names_in(folder: Path) -> list[str]:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_exact_usd_is_exact(nano_usd: int) -> None:
-    """The text has nine decimals and never an exponent."""
     text = exact_usd(nano_usd)
     assert Decimal(text) * 10**9 == nano_usd
     assert len(text.partition(".")[2]) == 9
 
 
-async def test_parquet_without_pyarrow_names_the_extra(
-    store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No file is left."""
+async def test_parquet_names_its_extra(store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"callboard\[parquet\]"):
         await export_calls(store, tmp_path / "calls.parquet", "parquet")
@@ -350,7 +331,6 @@ async def test_parquet_without_pyarrow_names_the_extra(
 async def test_an_export_that_fails_leaves_the_old_file(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format
 ) -> None:
-    """An export is complete or leaves no file."""
     await fill(store, make, 5)
     target = tmp_path / "calls.out"
     await export_calls(store, target, format, page=2)

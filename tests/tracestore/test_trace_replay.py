@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from callboard.bus import (
     Bus,
     Envelope,
     Event,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
     Lossless,
     ObservableBus,
     SessionCreated,
@@ -30,7 +23,7 @@ from callboard.bus import (
 )
 from callboard.bus.events.codec import decode_event
 from callboard.bus.values.base import JsonObject
-from callboard.tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
+from callboard.tracestore import StoredEvents, TraceStore, upcast
 from callboard.tracestore.codec import decode_line, encode_event, encode_line
 
 from .trace_making import T0, Maker
@@ -96,7 +89,6 @@ def a_mixture(make: Maker) -> list[Envelope]:
 
 
 async def test_a_replay_has_the_envelopes_of_the_live_bus(store: TraceStore) -> None:
-    """Every envelope of the live bus is replayed, for any size of pages."""
     live = Bus(run_id="run_live")
     subscription = live.subscribe(">", policy=Lossless())
     for each in a_mixture(Maker()):
@@ -146,7 +138,6 @@ async def test_a_replay_ends_with_the_events_at_its_start(store: TraceStore, mak
 
 
 async def test_several_runs_are_replayed_in_the_order_of_storing(store: TraceStore) -> None:
-    """The events of each run have the order of their bus."""
     one, two = Maker("run_1"), Maker("run_2")
     batch = [one.started("a"), two.started("b"), one.completed("a"), two.completed("b")]
     await store.write(batch)
@@ -155,8 +146,7 @@ async def test_several_runs_are_replayed_in_the_order_of_storing(store: TraceSto
 
 
 async def test_a_lossless_reader_limits_reading_ahead(store: TraceStore, make: Maker) -> None:
-    """Beyond the limit, at most one page is read ahead."""
-    await store.write([make.started(f"r{number}") for number in range(3000)])
+    await store.write([make.started(f"r{number}") for number in range(2000)])
     bus = Bus.replay(StoredEvents(store, page=100))
     pages = 0
     read = store.numbered_events
@@ -176,13 +166,11 @@ async def test_a_lossless_reader_limits_reading_ahead(store: TraceStore, make: M
             for _ in range(100):
                 await anyio.lowlevel.checkpoint()
             assert (bus.delivered, pages) == (1024, 11)
-            assert [envelope.seq async for envelope in events] == list(range(1, 3001))
+            assert [envelope.seq async for envelope in events] == list(range(1, 2001))
 
 
 async def test_a_hosts_event_has_its_type_or_is_unknown(store: TraceStore, make: Maker) -> None:
-    """The replay returns the event's type if it is known, and otherwise an unknown event. The topic is the
-    same.
-    """
+    """The replay returns the event's type if it is known, and otherwise an unknown event."""
     await store.write([make(Counted(n=7)), make(Moved(metres=2))])
     counted, moved = await replayed(StoredEvents(store, types=(Counted,)))
     assert counted.data == Counted(n=7)
@@ -223,7 +211,6 @@ async def test_a_form_that_cannot_be_read_stays_unknown(store: TraceStore, make:
 
 
 def test_an_event_of_the_catalogue_in_an_old_form_is_upcast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test renames a field of the event."""
     monkeypatch.setattr(SessionTurnStarted, "SCHEMA", 2)
     monkeypatch.setitem(upcast, ("session.turn_started", 1), lambda fields: {"type": fields["type"], "model": "m"})
     monkeypatch.setattr("callboard.bus.events.codec._SCHEMAS", {"session.turn_started": 2})
@@ -235,85 +222,3 @@ def test_an_event_of_the_catalogue_in_an_old_form_is_upcast(monkeypatch: pytest.
     assert decode_event("session.turn_started", encode_event(event)) == event
     envelope = Maker()(event)
     assert decode_line(encode_line(envelope)) == envelope
-
-
-TABLE = PriceTable.from_rows(
-    [
-        PriceRow(model="openai:*", input=1_250_001, output=10_000_003, cache_read=125_007, per_request=333),
-        PriceRow(
-            model="openai:big", input=2_500_001, output=15, above=1000, cache_read=1, cache_write_5m=7, reasoning=3
-        ),
-        PriceRow(model="openai:big", input=999, output=501, cache_write_5m=77, cache_write_1h=99, cache_read=3),
-        PriceRow(model="old:m", input=499, output=501, valid_to=T0 + 5_000_000),
-        PriceRow(model="old:m", input=1499, output=1501, valid_from=T0 + 5_000_000),
-    ],
-    "with tiers, dates and holes",
-)
-
-counts = st.integers(0, 2000)
-usages = st.none() | st.builds(
-    TokenUsage,
-    input_tokens=counts,
-    output_tokens=counts,
-    cached_input_tokens=st.sampled_from([0, 0, 7, 1000]),
-    cache_creation_input_tokens=st.sampled_from([0, 0, 9, 500]),
-    cache_creation_1h_input_tokens=st.sampled_from([0, 0, 9]),
-    reasoning_tokens=st.sampled_from([None, 0, 3]),
-)
-attempts = st.tuples(
-    st.sampled_from(["openai:gpt-5", "openai:big", "old:m", "nobody:knows"]),
-    st.sampled_from([None, "big", "gpt-5-2025-08-06"]),
-    usages,
-    st.sampled_from(["completed", "failed", "without a start"]),
-)
-
-
-async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int | None]:
-    """Calculate prices as a host would on a live bus.
-
-    Returns:
-        The cost of each call in nano-USD. None if the call is unpriced.
-    """
-    costs: dict[str, int | None] = {}
-    starts: dict[str, int] = {}
-    async with Bus.replay(StoredEvents(store, topics=("llm.*",), page=7)) as bus:
-        for envelope in await watch(bus, "llm.*"):
-            request = str(envelope.request_id)
-            match envelope.data:
-                case LlmCallStarted():
-                    starts[request] = envelope.ts_us
-                case LlmCallCompleted() | LlmCallFailed() as data if data.usage is not None:
-                    served = data.served_model if isinstance(data, LlmCallCompleted) else None
-                    at_us = starts.get(request, envelope.ts_us - data.latency_ms * 1000)
-                    costs[request] = table.price(data.model, data.usage, at_us, served_model=served).nano_usd
-                case _:
-                    pass
-    return costs
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(attempts, max_size=12))
-async def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
-    tmp_path: Path, calls: list[tuple[str, str | None, TokenUsage | None, str]]
-) -> None:
-    """The sum and each call agree, with tiers, dates, unpriced calls, and failures that used tokens."""
-    async with TraceStore(Path(mkdtemp(dir=tmp_path)) / "trace.db") as store:
-        make = Maker()
-        for number, (model, served, usage, how) in enumerate(calls):
-            request = f"r{number}"
-            if how != "without a start":
-                await store.write([make.started(request, model)])
-            if how == "failed" or usage is None:
-                await store.write([make.failed(request, model, usage=usage)])
-            else:
-                await store.write([make.completed(request, model, usage=usage, served_model=served)])
-        by_replay = await price_by_replay(store, TABLE)
-        report = await store.reprice(TABLE)
-        in_sql = {
-            row.request_id: None if row.cost is None else row.cost.nano_usd
-            for row in await store.calls()
-            if row.usage is not None
-        }
-        assert by_replay == in_sql
-        assert report.total.all_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
-        assert report.unpriced == list(by_replay.values()).count(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date, timedelta
@@ -19,43 +18,15 @@ from hypothesis import strategies as st
 from callboard.bus import Envelope, StoreError
 from callboard.bus.clock import iso_day
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource, usage_is_unknown
-from callboard.tracestore import (
-    CallFilter,
-    CallRow,
-    CostRow,
-    PriceRow,
-    PriceTable,
-    RepriceReport,
-    RepriceSums,
-    TraceStore,
-)
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.sql import listing as cost_queries
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql import sums as sum_keeping
-from callboard.tracestore.sql.sums import Difference, difference, sum_up
+from callboard.tracestore.sql.sums import sum_up
 
-from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
 from .contract.test_queries import COUNTS, a_faulty_day
 from .contract.test_repricing import FIRST, SECOND, fill
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
-
-# The costs of a repricing in a trace file, for other tools and for readers.
-
-
-async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:
-    """Price versions and costs are append-only for every tool. A reader can only do a dry run."""
-    await fill(store, make)
-    async with TraceStore.open_readonly(store.path) as reader:
-        report = await reader.reprice(SECOND, dry_run=True)
-        assert report.sum_after_nano_usd == 700_000
-        with pytest.raises(StoreError, match="reading only"):
-            await reader.reprice(SECOND)
-    await store.reprice(SECOND)
-    with closing(sqlite3.connect(store.path)) as other:
-        for statement in ("UPDATE call_cost SET cost_nano = 0", "UPDATE price_row SET input = 0"):
-            with pytest.raises(sqlite3.IntegrityError):
-                other.execute(statement)
-
 
 # The list of repricings: killed and resumed, undone, and their reports.
 
@@ -114,119 +85,6 @@ async def test_a_killed_repricing_is_resumed_to_the_same_result(
         assert await killed.calls() == await whole.calls()
         with pytest.raises(StoreError, match="no interrupted repricing"):
             await killed.resume_reprice()
-
-
-# Repricings that are interrupted, resumed, undone and repeated while the file changes.
-#
-# For each run, the test calculates the expected report call by call. The cost before comes from the file, and the
-# cost after from the price table.
-
-
-class Expected:
-    """The expected sums of a run, calculated call by call from the file just before the run finishes."""
-
-    def __init__(self, table: PriceTable, rows: list[CallRow], days: dict[int, int]) -> None:
-        self._table = table
-        self._sums: dict[str, list[int]] = defaultdict(lambda: [0] * len(FIELDS))
-        for row in rows:
-            if row.usage is not None:
-                before, after = None if row.cost is None else row.cost.nano_usd, self.price(row)
-                for name in ("", f"model {row.model}", f"day {iso_day(days[row.call_id])}"):
-                    for place, more in enumerate(parts_of(before, after)):
-                        self._sums[name][place] += more
-
-    def price(self, row: CallRow) -> int | None:
-        """The cost of the call in the price table."""
-        assert row.usage is not None
-        return self._table.price(row.model, row.usage, T0, served_model=row.served_model).nano_usd
-
-    def check(self, report: RepriceReport) -> None:
-        told = {"": numbers(report.total)}
-        told |= {f"model {of.model}": numbers(of) for of in report.models}
-        told |= {f"day {of.day}": numbers(of) for of in report.days}
-        assert told == {"": [0] * len(FIELDS), **self._sums}
-        if report.sessions:
-            assert [sum(column) for column in zip(*map(numbers, report.sessions), strict=True)] == told[""]
-
-
-FIELDS = (
-    *("calls", "unpriced", "unpriced_before", "before_nano_usd", "after_nano_usd"),
-    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
-)
-
-
-def numbers(of: RepriceSums) -> list[int]:
-    return [getattr(of, name) for name in FIELDS]
-
-
-def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
-    """The numbers that one call adds to the fields."""
-    if before is not None and after is not None:
-        return (1, 0, 0, before, after, 0, 0, 0, 0)
-    newly = (int(after is not None), after or 0)
-    no_longer = (int(before is not None), before or 0)
-    return (1, int(after is None), int(before is None), 0, 0, *newly, *no_longer)
-
-
-async def reprice_in_steps(
-    store: TraceStore, make: Maker, table: PriceTable, changes: list[object], which: str | None
-) -> None:
-    """Reprice, with one of `changes` after each chunk. Check the report and every cost."""
-    where = CallFilter(model="openai:*") if which == "filter" else CallFilter()
-    current, report, begun = await store.current_prices(), None, False
-    while report is None:
-        days = dict(await store._database.read("SELECT id, day FROM calls"))
-        expected = Expected(table, await store.calls(where), days)
-        with contextlib.suppress(Interrupted):
-            if begun:
-                report = await store.resume_reprice(progress=stop)
-            else:
-                report = await store.reprice(table, where=where, by_session=which == "sessions", progress=stop)
-        begun = True
-        if report is None:
-            assert await store.current_prices() == current, "nothing has changed for anybody"
-            if changes:
-                await do(store, make, changes.pop(0))
-    expected.check(report)
-    for row in await store.calls(where):
-        if row.usage is not None:
-            assert (row.cost.pricing_version, row.cost.nano_usd) == (table.version, expected.price(row))
-
-
-changes = st.one_of(st.lists(calls, min_size=1, max_size=4), st.tuples(st.just("prune"), moments))
-steps = st.one_of(
-    st.tuples(
-        st.sampled_from(TABLES),
-        st.lists(changes, max_size=4),
-        st.sampled_from([None, None, None, "filter", "sessions"]),
-    ),
-    st.sampled_from(["undo", "call time"]),
-)
-
-
-@given(written=st.lists(calls, min_size=4, max_size=16), story=st.lists(steps, min_size=2, max_size=5))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_an_interrupted_repricing_equals_pricing_each_call(
-    tmp_path_factory: pytest.TempPathFactory, written: list[object], story: list[object]
-) -> None:
-    """Runs are repriced, undone, written and pruned in any order, chunk by chunk. Results agree to the
-    nano-dollar.
-    """
-    make = Maker()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repricing, "CHUNK", CHUNK)
-        async with TraceStore(tmp_path_factory.mktemp("resumed") / "t.db") as store:
-            await do(store, make, written)
-            for step in story:
-                match step:
-                    case "undo":
-                        with contextlib.suppress(StoreError):  # if there is no repricing to undo
-                            await store.undo_reprice()
-                    case "call time":
-                        await store.use_prices(None)
-                    case (PriceTable() as table, list(changes), which):
-                        await reprice_in_steps(store, make, table, [*changes], which)
-            await assert_in_step(store, [CallFilter()])
 
 
 # The stored sums of a file equal those of its calls after any change.
@@ -334,22 +192,6 @@ async def test_the_sums_are_those_of_the_calls_after_any_change(
         await assert_in_step(store, [CallFilter(), *wheres])
 
 
-async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(
-    store: TraceStore, make: Maker
-) -> None:
-    """Two runs use one version, and the second run is undone. The undone run does not cover the call, and sums
-    agree.
-    """
-    await store.reprice(SUM_TABLES[0])
-    await store.write([make.started("late", MODELS[0], ts_us=T0)])
-    await store.reprice(SUM_TABLES[0])
-    await store.undo_reprice()
-    await store.write([make.completed("late", MODELS[0], ts_us=T0, usage=TokenUsage(7, 0))])
-    (row,) = await store.costs(under=SUM_TABLES[0].version)
-    assert row.cost_nano_usd == 7 * 1_000
-    await assert_in_step(store, [CallFilter()])
-
-
 async def fill_days(store: TraceStore, make: Maker, count: int) -> None:
     for number in range(count):
         model = MODELS[number % 2]
@@ -359,7 +201,7 @@ async def fill_days(store: TraceStore, make: Maker, count: int) -> None:
         await store.write([make.started(request, model, **ids), make.completed(request, model, cost=cost, **ids)])
 
 
-async def test_costs_by_day_and_model_are_read_from_the_sums(
+async def test_costs_are_read_from_the_sums(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole days come from the stored sums. Calls are added up for a day that the filter cuts, and for other
@@ -384,7 +226,7 @@ async def test_costs_by_day_and_model_are_read_from_the_sums(
     assert await counted(with_edges) == whole + first_day  # type: ignore[operator]
 
 
-async def test_new_calls_are_summed_up_once_there_are_enough(
+async def test_enough_new_calls_are_summed_up(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of earlier, short-lived writers are included: the first write of a store counts the waiting calls."""
@@ -397,9 +239,7 @@ async def test_new_calls_are_summed_up_once_there_are_enough(
     assert sql(store.path, "SELECT sum(calls), sum(cost_nano) FROM call_sums") == [(4, 33)]
 
 
-async def test_sums_that_fail_lose_no_event(
-    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_sums_lose_no_event(store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are not part of the transaction that stores events, and costs are correct without them."""
     monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
     sql(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
@@ -409,40 +249,6 @@ async def test_sums_that_fail_lose_no_event(
     sql(store.path, "DROP TRIGGER no")
     await store.write([make.started("one more")])
     assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
-
-
-async def test_a_file_of_an_earlier_version_gets_its_sums(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file gets the sums of its calls, and of their costs under its price versions."""
-    path = tmp_path / "old.db"
-    async with TraceStore(tmp_path / "new.db") as new:
-        await fill_days(new, make, 6)
-        await new.reprice(SUM_TABLES[1])
-    await make_file_before("call sums", path, monkeypatch)
-    with contextlib.closing(sqlite3.connect(path)) as file, file:
-        file.execute("ATTACH ? AS new", (str(new.path),))
-        copy_by_version(file)
-    async with TraceStore(path) as store:
-        assert sql(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
-        await assert_in_step(store, [CallFilter()])
-        assert await store.costs(by=("model",)) == await cost_rows(tmp_path / "new.db")
-
-
-async def cost_rows(path: Path) -> list[CostRow]:
-    async with TraceStore(path) as store:
-        return await store.costs(by=("model",))
-
-
-async def test_a_backup_has_the_sums(store: TraceStore, make: Maker, tmp_path: Path) -> None:
-    """The copy gives the same results from its own sums."""
-    await fill_days(store, make, 6)
-    await store._database.write(sum_up)
-    await store.reprice(SUM_TABLES[2])
-    copy = tmp_path / "copy.db"
-    await store.backup(copy)
-    assert await cost_rows(copy) == await store.costs(by=("model",))
-    assert sql(copy, "SELECT sum(calls) FROM call_sums") == [(6,)]
 
 
 # Costs belong to the repricing that set them, also in files of earlier versions and in the stored sums.
@@ -459,12 +265,8 @@ BOOK = """
 """
 
 
-async def test_a_file_with_costs_by_version_keeps_its_current_costs(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The costs of a version become those of its latest run, which can be undone. An interrupted run is
-    resumed.
-    """
+async def test_costs_by_version_are_kept(tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of a version become those of its latest run, which can be undone."""
     path = tmp_path / "old.db"
     async with TraceStore(tmp_path / "new.db") as new:
         await fill(new, make)
@@ -489,7 +291,7 @@ async def test_a_file_with_costs_by_version_keeps_its_current_costs(
         await assert_in_step(store, [CallFilter()])
 
 
-async def test_a_repricing_that_differs_from_its_report_is_rolled_back(
+async def test_a_wrong_report_is_rolled_back(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last transaction compares the total cost before and after with the report, and raises if they differ."""
@@ -503,22 +305,6 @@ async def test_a_repricing_that_differs_from_its_report_is_rolled_back(
     assert (await store.current_prices()).runs == current.runs
 
 
-async def test_differences_between_repricings_come_from_their_sums(store: TraceStore, make: Maker) -> None:
-    """Only calls in more than one repricing are read."""
-    await fill(store, make)
-    (then,) = await store.costs(by=())
-    for table, where in (
-        (FIRST, None),
-        (SECOND, CallFilter(session_id="s1")),
-        (FIRST, CallFilter(session_id="s3")),
-    ):
-        await store.reprice(table, where=where)
-        runs = (await store.current_prices()).runs
-        (now,) = await store.costs(by=())
-        found = await store._database.look(lambda statements, runs=runs: difference(statements, runs))
-        assert found == Difference(now.cost_nano_usd - then.cost_nano_usd, now.unpriced - then.unpriced)
-
-
 # Unknown costs are counted separately in every sum over calls.
 
 TABLE = PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second")
@@ -526,7 +312,6 @@ UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
 
 
 async def test_counts_of_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
-    """Unknown calls have their own indexes, so a million known calls are not read."""
     from callboard.tracestore.sql.comparison import _WHICH
 
     await a_faulty_day(store, make)
@@ -538,9 +323,7 @@ async def test_counts_of_a_repricing_read_few_calls(store: TraceStore, make: Mak
 
 
 async def test_a_lost_call_is_estimated_from_its_input(tmp_path: Path, make: Maker) -> None:
-    """The start has the estimated input. The call is priced for its own time. Without that figure its cost is
-    unknown.
-    """
+    """The start has the estimated input. The call is priced for its own time."""
     path = tmp_path / "t.db"
     async with TraceStore(path) as store:
         await store.write([make.started("known", estimated_input_tokens=40), make.started("unknown")])
@@ -556,10 +339,7 @@ async def test_a_lost_call_is_estimated_from_its_input(tmp_path: Path, make: Mak
     assert (total.calls, total.estimated, total.unpriced, total.unknown) == (2, 1, 0, 1)
 
 
-async def test_a_file_of_an_earlier_version_counts_its_unknown_calls(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unknown calls that are already in sums are counted, too."""
+async def test_old_unknown_calls_are_counted(tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     path, new = tmp_path / "old.db", tmp_path / "new.db"
     async with TraceStore(new) as store:
         await a_faulty_day(store, make)
@@ -588,6 +368,5 @@ def test_a_call_without_an_answer_may_have_used_something() -> None:
 
 @given(st.integers(-700_000, 2_900_000))
 def test_a_day_is_its_iso_date(day: int) -> None:
-    """The date equals that of the standard library, in the library's range."""
     assert iso_day(day) == (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     assert iso_day(day + 400 * 146_097).endswith(iso_day(day)[4:])

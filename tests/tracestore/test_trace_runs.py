@@ -71,7 +71,6 @@ async def test_a_lost_call_is_failed_in_its_own_run(store: TraceStore, make: Mak
 
 
 async def test_the_rows_of_a_lost_call_can_be_rebuilt_from_events(tmp_path: Path, make: Maker) -> None:
-    """All events of a file with a lost run, written into another file, give the same calls."""
     async with TraceStore(tmp_path / "trace.db") as store:
         await store.write([make.started(), make.started("req_2"), make.completed("req_2")])
         await start_writer(store)
@@ -115,24 +114,16 @@ async def test_a_run_has_one_writer_at_a_time(tmp_path: Path) -> None:
         TraceStore(tmp_path / "nowhere" / "trace.db").hold_run("run_x")
 
 
-async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -> None:
-    """A store that opens the file for reading, or to write something else, does not change a lost run."""
+async def test_a_run_with_open_calls_is_only_ended_by_the_next_writer(tmp_path: Path, make: Maker) -> None:
+    """Its own store, a reader, and a store that writes something else close without ending it."""
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
+        store.hold_run("run_test")
         await store.write([make.started()])
     async with TraceStore.open_readonly(path) as reader:
         assert [row.status for row in await reader.calls()] == ["started"]
     async with TraceStore(path) as store:
         await store.use_prices(None)
-    assert runs(path) == {"run_test": None}
-
-
-async def test_a_run_whose_calls_are_open_is_not_ended_by_closing(tmp_path: Path, make: Maker) -> None:
-    """The next start ends the open calls, like those of a lost run."""
-    path = tmp_path / "trace.db"
-    async with TraceStore(path) as store:
-        store.hold_run("run_test")
-        await store.write([make.started()])
     assert runs(path) == {"run_test": None}
     async with TraceStore(path) as store:
         assert await store.close_lost_runs() == ["run_test"]
@@ -165,9 +156,6 @@ async def test_late_events_open_an_ended_run_again(store: TraceStore, make: Make
 
 
 async def test_lock_files_without_a_run_are_removed(store: TraceStore, make: Maker) -> None:
-    """A process that died before its first commit left a lock file. The next start removes it, and keeps living
-    ones.
-    """
     stray = store.path.with_name("trace.db.run-run_stray")
     stray.touch()
     store.hold_run("run_test")
@@ -175,9 +163,7 @@ async def test_lock_files_without_a_run_are_removed(store: TraceStore, make: Mak
     assert run_locks(store.path) == ["run_test"]
 
 
-async def test_a_file_of_version_1_keeps_its_data(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_of_version_1_is_kept(tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without open calls are over. The others are ended at the next start of a writer."""
     path = tmp_path / "trace.db"
     with contextlib.closing(sqlite3.connect(path)) as file:
@@ -204,7 +190,7 @@ async def test_a_file_of_version_1_keeps_its_data(
 
 @given(cut=st.integers(0, len(story())), starts=st.integers(1, 3))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_after_a_death_at_any_commit_every_call_has_one_end(
+def test_after_any_death_calls_have_one_end(
     tmp_path_factory: pytest.TempPathFactory, cut: int, starts: int
 ) -> None:
     """The death may come after any commit, and any number of starts may follow. Each start has exactly one end."""
@@ -280,9 +266,7 @@ def killed() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.deep("many kills")
-async def test_processes_are_killed_during_calls_repeatedly(
-    tmp_path: Path, killed: list[subprocess.Popen[str]]
-) -> None:
+async def test_processes_are_killed_during_calls(tmp_path: Path, killed: list[subprocess.Popen[str]]) -> None:
     """One of two writers is killed in each round. Each start ends the calls of the dead, never those of the
     living.
     """
@@ -312,12 +296,9 @@ async def test_processes_are_killed_during_calls_repeatedly(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork beside threads")
-async def test_a_forked_child_does_not_hold_the_lock_of_a_dead_parent(
+async def test_a_forked_child_does_not_hold_its_parents_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker outlives its killed host. The file can be written, the host's run is lost, and its spill file is
-    adopted.
-    """
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
     path = tmp_path / "trace.db"
     process = started(_FORKS_AND_IS_KILLED, path)

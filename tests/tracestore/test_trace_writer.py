@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from callboard import StoreState
-from callboard.bus.actors.actor import Actor
 from callboard.bus.actors.child import RestartPolicy
 from callboard.bus.actors.supervisor import ChildSpec, Supervisor
 from callboard.bus.bus import Bus
@@ -35,7 +34,6 @@ from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec
 from callboard.tracestore.reports import after_failure, retry_delay
 from callboard.tracestore.writing.content import CapturedMessage
-from callboard.tracestore.writing.journal import Waiting
 from callboard.tracestore.writing.overflow import (
     SpillFile,
     adopt_leftovers,
@@ -54,8 +52,12 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
+def full(*_: object) -> int:
+    """Fail as os.pwrite does on a full disk."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 async def test_events_of_a_short_time_are_committed_together(tmp_path: Path) -> None:
-    """One commit has the events of a short time, and never more than a batch."""
     rig = Rig(tmp_path, WriterOptions(batch_events=10))
     async with rig.running():
         rig.publish(25)
@@ -119,9 +121,6 @@ async def test_a_burst_is_taken_in_parts(tmp_path: Path, flushed: bool) -> None:
 
 
 async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None:
-    """All events that were published before are committed, with or without a pump. A hundred flushes share one
-    commit.
-    """
     rig.publish(3)
     async with anyio.create_task_group() as group:
         for _ in range(100):
@@ -135,17 +134,7 @@ async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None
     assert rig.core.statistics().committed == 5
 
 
-async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
-    """The events of a closed subscription are written to the end."""
-    rig.publish(5)
-    rig.source.close()
-    with anyio.fail_after(5):
-        await rig.core.run()
-    assert rig.sink.seqs == [1, 2, 3, 4, 5]
-
-
 async def test_a_flush_ends_while_events_keep_coming(rig: Rig) -> None:
-    """A flush only waits for the events that were published before, even if new events keep coming."""
     write = rig.sink.write
 
     async def and_more(envelopes: Sequence[Envelope], /) -> None:
@@ -163,26 +152,17 @@ async def test_a_flush_ends_while_events_keep_coming(rig: Rig) -> None:
     assert rig.sink.seqs == [1, 2, 3, 4]
 
 
-async def test_a_temporary_failure_is_retried(rig: Rig) -> None:
-    """The batch waits, is repeated, and is committed in order. Both changes of state are published."""
+async def test_a_failure_is_retried_and_a_lasting_one_spills_and_recovers_in_order(rig: Rig) -> None:
+    """A private file holds the events until the store recovers. Each change of state is published."""
     rig.sink.failure = DISK_FULL
     async with rig.running():
         rig.publish(2)
         await rig.until("retrying")
         rig.sink.failure = None
         await rig.until("ok")
-    assert rig.sink.seqs == [1, 2]
-    assert rig.path == ["retrying", "ok"]
-    assert "disk is full" in rig.states[0].reason
-    assert not rig.spill.exists()
-
-
-async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
-    """Events go to a private file. When the store recovers, they are written back in order, and the file is
-    removed.
-    """
-    rig.sink.failure = DISK_FULL
-    async with rig.running():
+        assert (rig.sink.seqs, rig.path, rig.spill.exists()) == ([1, 2], ["retrying", "ok"], False)
+        assert "disk is full" in rig.states[0].reason
+        rig.sink.failure = DISK_FULL
         rig.publish(3)
         await rig.until("spilling")
         rig.publish(300)
@@ -193,8 +173,8 @@ async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
         rig.sink.failure = None
         rig.publish(2)
         await rig.core.flush()
-    assert rig.sink.seqs == list(range(1, 306))
-    assert rig.path == ["retrying", "spilling", "ok"]
+    assert rig.sink.seqs == list(range(1, 308))
+    assert rig.path[2:] == ["retrying", "spilling", "ok"]
     assert rig.core.statistics().lost == 0
     assert not rig.spill.exists()
 
@@ -212,7 +192,6 @@ async def test_a_full_memory_spills_immediately(tmp_path: Path) -> None:
 
 
 async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
-    """Lost events are known by number, and the others are stored. A flush reports the loss once."""
     rig = Rig(tmp_path, msgspec.structs.replace(QUICK, spill_after=1, spill_bytes=1000))
     rig.sink.failure = DISK_FULL
     async with rig.running():
@@ -235,10 +214,6 @@ async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path
 
 async def test_without_a_spill_file_events_stay_in_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The full disk has no room for a spill file. The oldest events stay in memory, and the others are counted."""
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(os, "pwrite", full)
     rig.sink.failure = DISK_FULL
     async with rig.running():
@@ -286,7 +261,6 @@ async def test_closing_with_a_broken_store_spills(rig: Rig, taken_away: bool) ->
 
 
 async def test_losses_at_the_end_are_logged_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a writer is closed again after more events, only the new losses are logged."""
     told: list[object] = []
     monkeypatch.setattr(Log, "error", lambda self, event, **fields: told.append((event, fields["events"])))
     rig.sink.failure = DISK_FULL
@@ -298,9 +272,7 @@ async def test_losses_at_the_end_are_logged_once(rig: Rig, monkeypatch: pytest.M
 
 
 async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: Maker) -> None:
-    """The next start writes the file's events, with or without an incomplete last line. A living process's file
-    stays.
-    """
+    """The next start writes the file's events, with or without an incomplete last line."""
     dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
     dead.append([make.started(tags={"a": "b"}), make.completed()])
     dead.close()
@@ -321,7 +293,6 @@ async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: M
 
 
 async def test_a_writer_that_is_cancelled_mid_commit_loses_nothing(store: TraceStore) -> None:
-    """Cancelled at any moment and started again, the writer writes each event once."""
     bus = Bus()
     core = WriterCore.for_bus(store, bus, options=WriterOptions(batch_events=3, batch_seconds=0))
     for pause in range(30):
@@ -363,10 +334,8 @@ async def test_a_crash_of_the_actor_loses_nothing(store: TraceStore) -> None:
     assert {"actor.crashed", "actor.restarted", "actor.stopped"} <= {envelope.topic for envelope in stored}
 
 
-async def test_the_writer_works_without_a_supervisor() -> None:
-    """TraceWriter is an Actor and refuses unknown messages."""
+async def test_the_writer_works_without_a_supervisor_and_refuses_unknown_messages() -> None:
     writer = TraceWriter(WriterCore(FakeSink(), FakeSource()))
-    assert isinstance(writer, Actor)
     await writer.receive(Flush())
     with pytest.raises(TypeError, match="str"):
         await writer.receive("hello")
@@ -395,10 +364,6 @@ async def test_the_size_of_waiting_events_includes_their_content(rig: Rig) -> No
 # The states after a failure of the store, and the events in memory, as plain values.
 
 
-def envelopes(count: int) -> list[Envelope]:
-    return [Envelope(seq, "run", 0, 0, ActorStarted(actor="a")) for seq in range(1, count + 1)]
-
-
 @pytest.mark.parametrize(
     ("state", "failures", "may_spill", "then"),
     [
@@ -423,22 +388,6 @@ def test_the_wait_doubles_up_to_the_longest() -> None:
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_waiting_events_are_taken_from_both_ends() -> None:
-    """The oldest events are stored, and the newest are dropped. An empty queue has size 0 and exceeds no limit."""
-    waiting = Waiting()
-    assert not waiting.exceeds(0, 0)
-    waiting.add(envelopes(5))
-    assert waiting.exceeds(4, 10**6)
-    assert waiting.exceeds(5, 1)
-    assert not waiting.exceeds(5, 10**6)
-    assert [waiting.drop_newest().seq, waiting.drop_newest().seq] == [5, 4]
-    assert [envelope.seq for envelope in waiting.first(2)] == [1, 2]
-    waiting.remove(waiting.first(2))
-    assert (len(waiting), waiting.size > 0) == (1, True)
-    waiting.remove(waiting.first())
-    assert (len(waiting), waiting.size) == (0, 0)
-
-
 # Events that are copied next to the database before a reply is delivered.
 
 
@@ -448,9 +397,8 @@ def copied(rig: Rig) -> list[int]:
     return sorted(envelope.seq for path in paths for envelope in read_leftover(path, 0, 10_000)[0])
 
 
-async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_path: Path) -> None:
+async def test_secured_events_are_in_the_journal_until_they_are_committed(rig: Rig, tmp_path: Path) -> None:
     """The journal has each published event once, for any number of replies. After the commit, it is empty."""
-    rig = Rig(tmp_path)
     for _ in range(5):
         rig.publish(40)
         await rig.core.secure()
@@ -462,11 +410,8 @@ async def test_secured_events_are_in_the_journal_until_they_are_committed(tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-async def test_events_that_arrive_during_a_commit_stay_in_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_events_during_a_commit_stay_in_the_journal(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit empties the file that it covers. The other file stays."""
-    rig = Rig(tmp_path)
     write = rig.sink.write
 
     async def slowly(envelopes: Sequence[Envelope]) -> None:
@@ -485,9 +430,7 @@ async def test_events_that_arrive_during_a_commit_stay_in_the_journal(
     assert copied(rig) == []
 
 
-async def test_events_that_were_secured_are_committed_without_others_coming(tmp_path: Path) -> None:
-    """The writer also commits events that a caller of secure() took from the source."""
-    rig = Rig(tmp_path)
+async def test_events_that_were_secured_are_committed_without_others_coming(rig: Rig) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(rig.core.run)
         await anyio.sleep(1)
@@ -498,15 +441,8 @@ async def test_events_that_were_secured_are_committed_without_others_coming(tmp_
         group.cancel_scope.cancel()
 
 
-async def test_a_journal_that_cannot_be_written_delays_no_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_journal_that_fails_delays_no_reply(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply is delivered, and the statistics have the reason. Later replies are secured when there is room."""
-    rig = Rig(tmp_path)
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         rig.publish()
@@ -520,7 +456,6 @@ async def test_a_journal_that_cannot_be_written_delays_no_reply(
 
 
 async def test_the_size_of_a_journal_is_limited(tmp_path: Path) -> None:
-    """While the store fails, the journal has at most the size of a spill file."""
     rig = Rig(tmp_path, WriterOptions(spill_bytes=1000))
     rig.publish(50)
     await rig.core.secure()
@@ -540,13 +475,18 @@ async def test_the_next_start_adopts_the_events_of_the_journal(tmp_path: Path) -
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
 
 
+def left_by_a_dead_process(folder: Path, events: int) -> Path:
+    """Leave a spill file next to a database. Return the path of the database."""
+    make, database = Maker(), folder / "trace.db"
+    file = SpillFile(spill_path(database, "run_test"), 10**6)
+    file.append([make(ActorStarted(actor=f"a{n}")) for n in range(events)])
+    file.close()
+    return database
+
+
 async def test_a_file_can_be_adopted_by_two_processes(tmp_path: Path) -> None:
     """Two processes adopt the same file. Both find its events in the store."""
-    file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
-    make = Maker()
-    file.append([make(ActorStarted(actor=f"a{n}")) for n in range(6)])
-    file.close()
-    async with TraceStore(tmp_path / "trace.db") as store:
+    async with TraceStore(left_by_a_dead_process(tmp_path, 6)) as store:
 
         async def overtaken(events: Sequence[Envelope]) -> None:
             if leftovers(store.path):
@@ -558,20 +498,16 @@ async def test_a_file_can_be_adopted_by_two_processes(tmp_path: Path) -> None:
 
 
 async def test_a_file_is_not_adopted_if_the_store_is_missing(tmp_path: Path) -> None:
-    """The file stays for the next start."""
-    file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
-    file.append([Maker()(ActorStarted(actor="a"))])
-    file.close()
+    database = left_by_a_dead_process(tmp_path, 1)
 
     async def gone(events: Sequence[Envelope]) -> None:
         raise FileNotFoundError("trace.db.lock")
 
-    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own_path=None, batch_events=2)
-    assert leftovers(tmp_path / "trace.db")
+    assert not await adopt_leftovers(database, gone, own_path=None, batch_events=2)
+    assert leftovers(database)
 
 
 async def test_files_of_one_run_are_adopted_in_the_order_of_their_events(tmp_path: Path) -> None:
-    """The order does not depend on names and times: the spilled events come first, then the copied ones."""
     database, make = tmp_path / "trace.db", Maker()
     events = [make(ActorStarted(actor=f"a{n}")) for n in range(6)]
     spill = spill_path(database, "run_test")
@@ -584,18 +520,12 @@ async def test_files_of_one_run_are_adopted_in_the_order_of_their_events(tmp_pat
     assert found == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_run_that_left_an_empty_spill_file_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_with_an_empty_spill_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk allowed the file but no content. The next start finds no lost run."""
     async with TraceStore(tmp_path / "trace.db") as store:
         store.hold_run("run_test")
         await store.write([Maker()(ActorStarted(actor="a"))])
         spill = SpillFile(spill_path(store.path, "run_test"), 10**6)
-
-        def full(*_: object) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
             patch.setattr(os, "pwrite", full)
             spill.append([Maker()(ActorStarted(actor="b"))])
@@ -635,9 +565,6 @@ def events_of_all_kinds() -> list[Event]:
 
 @pytest.mark.parametrize("chosen", [[], *([n] for n in range(10)), list(range(10)), [0, 4, 1, 0]])
 def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) -> None:
-    """Events are encoded in one pass, some of them separately. Each event is one line and is stored as if it were
-    alone.
-    """
     make, events = Maker(), events_of_all_kinds()
     envelopes = [make(events[n], session_id="ses_1", tags={"who": "Zo\u00eb"}) for n in chosen]
     lines = codec.encode_lines(envelopes).splitlines(keepends=True)

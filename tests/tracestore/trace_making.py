@@ -18,10 +18,11 @@ from callboard.tracestore.sqlite import schema as migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000
+MODEL = "openai:gpt-5"
 
 
 class Maker:
-    """Makes numbered envelopes of one run, one second apart."""
+    """Makes numbered envelopes of one run, one second apart. Keywords are fields of a call's event, or ids."""
 
     def __init__(self, run_id: str = "run_test") -> None:
         self.run_id = run_id
@@ -32,83 +33,33 @@ class Maker:
         when = T0 + seq * 1_000_000 if ts_us is None else ts_us
         return Envelope(seq, self.run_id, when, seq * 1000, event, **ids)  # type: ignore[arg-type]
 
-    def started(
-        self,
-        request: str = "req_1",
-        model: str = "openai:gpt-5",
-        attempt: int = 1,
-        *,
-        priced_as: str | None = None,
-        operation: str = "chat",
-        estimated_input_tokens: int | None = None,
-        key: str | None = None,
-        **ids: object,
-    ) -> Envelope:
-        provider = model.partition(":")[0]
-        event = LlmCallStarted(
-            provider=provider,
-            model=model,
-            requested_model="alias",
-            streamed=True,
-            priced_as=priced_as,
-            operation=operation,
-            estimated_input_tokens=estimated_input_tokens,
-            key=key,
-        )
-        return self(event, request_id=request, attempt=attempt, **ids)
+    def started(self, request: str = "req_1", model: str = MODEL, attempt: int = 1, **more: object) -> Envelope:
+        fields: dict[str, object] = {"requested_model": "alias", "streamed": True}
+        return self._of_call(LlmCallStarted, request, model, attempt, fields, more)
 
-    def completed(
-        self,
-        request: str = "req_1",
-        model: str = "openai:gpt-5",
-        attempt: int = 1,
-        *,
-        usage: TokenUsage | None = None,
-        cost: Cost | None = None,
-        served_model: str | None = None,
-        **ids: object,
-    ) -> Envelope:
-        event = LlmCallCompleted(
-            provider=model.partition(":")[0],
-            model=model,
-            served_model=served_model or model.partition(":")[2],
-            stop_reason=StopReason.END_TURN,
-            raw_stop_reason="stop",
-            usage=usage or TokenUsage(input_tokens=100, output_tokens=10),
-            cost=cost or Cost(1234, CostSource.COMPUTED, "000000000000"),
-            latency_ms=900,
-            first_token_ms=200,
+    def completed(self, request: str = "req_1", model: str = MODEL, attempt: int = 1, **more: object) -> Envelope:
+        usage, cost = (
+            TokenUsage(input_tokens=100, output_tokens=10),
+            Cost(1234, CostSource.COMPUTED, "000000000000"),
         )
-        return self(event, request_id=request, attempt=attempt, **ids)
+        fields = {"served_model": model.partition(":")[2], "usage": usage, "cost": cost}
+        fields |= {"stop_reason": StopReason.END_TURN, "raw_stop_reason": "stop"}
+        fields |= {"latency_ms": 900, "first_token_ms": 200}
+        given = {name: value for name, value in more.items() if value is not None}
+        return self._of_call(LlmCallCompleted, request, model, attempt, fields, given)
 
-    def failed(
-        self,
-        request: str = "req_1",
-        model: str = "openai:gpt-5",
-        attempt: int = 1,
-        *,
-        error_class: str = "server_error",
-        provider_status: int | None = 503,
-        will_retry: bool = False,
-        usage: TokenUsage | None = None,
-        cost: Cost | None = None,
-        **ids: object,
+    def failed(self, request: str = "req_1", model: str = MODEL, attempt: int = 1, **more: object) -> Envelope:
+        fields = {"error_class": "server_error", "error_type": "ServerError", "message": "the provider failed"}
+        fields |= {"provider_status": 503, "latency_ms": 300, "retry_count": attempt - 1, "will_retry": False}
+        fields["delay_seconds"] = 1.5 if more.get("will_retry") else 0.0
+        return self._of_call(LlmCallFailed, request, model, attempt, fields, more)
+
+    def _of_call(
+        self, kind: Any, request: str, model: str, attempt: int, fields: dict[str, Any], more: dict[str, Any]
     ) -> Envelope:
-        event = LlmCallFailed(
-            provider=model.partition(":")[0],
-            model=model,
-            error_class=error_class,
-            error_type="ServerError",
-            message="the provider failed",
-            will_retry=will_retry,
-            retry_count=attempt - 1,
-            delay_seconds=1.5 if will_retry else 0.0,
-            provider_status=provider_status,
-            usage=usage,
-            cost=cost,
-            latency_ms=300,
-        )
-        return self(event, request_id=request, attempt=attempt, **ids)
+        given = {name: more.pop(name) for name in tuple(more) if name in kind.__struct_fields__}
+        event = kind(**{"provider": model.partition(":")[0], "model": model, **fields, **given})
+        return self(event, request_id=request, attempt=attempt, **more)
 
 
 def call(make: Maker, number: int, at: int, seconds: int = 1, session: str = "s") -> list[Envelope]:

@@ -281,7 +281,7 @@ async def press_button(page: Page, text: str) -> None:
 
 @pytest.mark.parametrize("dark", first_is_quick([False, True], "the same in the dark"))
 async def test_the_page_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark: bool) -> None:
-    """No screen is wider than the phone, in light and in dark mode. A link leads to every screen."""
+    """No screen is wider than the phone, in light and in dark mode. Each tab leads to a screen, and is visible."""
     end = anyio.Event()
     asked = 0
 
@@ -294,6 +294,11 @@ async def test_the_page_fits_on_a_phone(tmp_path: Path, chromium: Browser, dark:
     engine = await a_hostile_engine(tmp_path, pause)
     async with engine, looked_at(engine, chromium, width=375, height=700, phone=True, dark=dark) as (page, _):
         turn = asyncio.create_task(engine.session("s:m", name=HOSTILE).send("Hi"))
+        outside = """[...document.querySelectorAll("nav a")].filter((tab) => {
+            const box = tab.getBoundingClientRect();
+            return box.left < 0 || box.right > innerWidth || box.bottom > innerHeight; }).length"""
+        assert await page.run("document.querySelectorAll('nav a').length") == len(SCREENS)
+        assert await page.run(outside) == 0
         for screen in SCREENS:
             await page.click(f"nav a[href='#/{screen}']")
             await page.until("document.querySelector('main .card, main .figures')")
@@ -403,17 +408,6 @@ async def test_muted_text_has_enough_contrast(tmp_path: Path, chromium: Browser,
                 assert contrast(*pair) >= 4.5, (name, ground)
 
 
-async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path, chromium: Browser) -> None:
-    """Each tab of the bar is within the screen."""
-    async with keeping(tmp_path / "t.db") as engine:
-        async with looked_at(engine, chromium, width=375, height=700, phone=True) as (page, _):
-            outside = """[...document.querySelectorAll("nav a")].filter((tab) => {
-                const box = tab.getBoundingClientRect();
-                return box.left < 0 || box.right > innerWidth || box.bottom > innerHeight; }).length"""
-            assert await page.run("document.querySelectorAll('nav a').length") == len(SCREENS)
-            assert await page.run(outside) == 0
-
-
 async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path, chromium: Browser) -> None:
     async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
         await engine.session("s:m").send("Hi")
@@ -447,9 +441,7 @@ async def test_the_page_of_a_call_has_its_timeline_and_its_prompt(tmp_path: Path
 
 
 async def test_a_tree_of_turns_is_shown_during_its_run_and_afterwards(tmp_path: Path, chromium: Browser) -> None:
-    """Children are below their parent, each with its cost. The tree is on *Now*, on the page of a call and on the
-    page of its session.
-    """
+    """Children are below their parent, each with its cost."""
     go_on = anyio.Event()
     agents = [agent_tool(name, model=f"{name}:m") for name in ("a", "b")]
     asked = [("a", {"task": "Look."}), ("b", {"task": "Look."})]

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from callboard import (
+    ActorStarted,
     AuthError,
     CallRow,
     Engine,
@@ -37,7 +38,6 @@ from callboard.engine.web_view.subject import Tail
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.gateway import Client
 from tests.support.engines import keeping, registry, running
-from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
 from tests.support.session_files import Claude, write
 
@@ -81,9 +81,7 @@ async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
 
 
 async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
-    """The call has its model, session and cost so far. After its end it is in the recent calls and in the cost of
-    the day.
-    """
+    """The call has its model, session and cost so far."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -107,7 +105,6 @@ async def test_now_shows_a_call_while_it_runs(tmp_path: Path) -> None:
 
 
 async def test_a_click_cancels_a_turn() -> None:
-    """The caller of the turn gets the error. A second click is refused with a conflict."""
     go = anyio.Event()
     async with running(Say("Hello", pause=go.wait)) as (engine, _):
         async with looking(web(engine)) as client, listening(client, "api/now") as frames:
@@ -263,7 +260,6 @@ async def test_the_list_of_streams_has_the_lag_of_each_reader() -> None:
 
 
 async def test_a_closed_page_leaves_no_reader_and_no_subscription(tmp_path: Path) -> None:
-    """The test opens and closes each stream of data."""
     go = anyio.Event()
     async with running(Say("a", "b", pause=go.wait), store=tmp_path / "t.db") as (engine, _):
         before = subscriptions(engine)
@@ -362,9 +358,6 @@ async def test_a_page_that_connects_again_gets_the_missed_events() -> None:
 
 
 async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring is full before the page reads. The page gets the latest events and the number of the missed
-    events.
-    """
     monkeypatch.setattr(web_tail, "RING", 10)
     async with running() as (engine, _):
         tail = Tail(engine.bus)
@@ -375,17 +368,11 @@ async def test_the_ring_is_bounded_and_counts_lost_events(monkeypatch: pytest.Mo
             await asyncio.sleep(0)
             for _ in range(50):
                 engine.bus.dead_letter("x", object(), "stopped")
-                engine.bus.publish(_an_event())
+                engine.bus.publish(ActorStarted(actor="x"))
             got = await waiting
             assert len(got.events) <= 10
             assert got.missed + len(got.events) == 50
             await lots.aclose()  # type: ignore[attr-defined]
-
-
-def _an_event() -> Any:
-    from callboard import ActorStarted
-
-    return ActorStarted(actor="x")
 
 
 async def test_the_events_of_a_trace_continue_by_their_numbers(tmp_path: Path) -> None:
@@ -474,48 +461,37 @@ async def test_a_call_shows_its_tree_of_turns(tmp_path: Path) -> None:
     assert of_session == [tree]
 
 
-async def test_costs_are_compared_and_a_repricing_is_done_and_undone(tmp_path: Path) -> None:
-    """A dry run changes no sum. A repricing changes the current sums, and undoing it restores them."""
-    async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+WAYS = ("an engine", "a file", "a store of the host", "the address of a server")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_costs_are_compared_and_a_repricing_is_done_and_undone(
+    way: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A dry run changes no sum. A repricing changes the current sums, and undoing it restores them.
+
+    The view has an engine, or opens the trace for the change. A store of the host stays open.
+    """
+    path = request.getfixturevalue("postgres_dsn") if way == WAYS[3] else tmp_path / "t.db"
+    store = PostgresStore(path) if way == WAYS[3] else path
+    async with running(*[Say("Hello")] * 3, store=store, prices=CHEAP) as (engine, _):
         for _ in range(3):
             await engine.session("s:m", tags={"team": "a"}).send("Hi")
         await engine.reprice(DEAR)
         await engine.undo_reprice()
-        await costs_there_and_back(web(engine))
-
-
-async def test_a_trace_of_another_process_is_repriced(tmp_path: Path) -> None:
-    """The live view has no engine. It opens the trace for the change."""
-    async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
-        for _ in range(3):
-            await engine.session("s:m", tags={"team": "a"}).send("Hi")
-        await engine.reprice(DEAR)
-        await engine.undo_reprice()
-    await costs_there_and_back(web(trace=tmp_path / "t.db"))
-
-
-@pytest.mark.parametrize("way", ["its address", "a store", "its engine"])
-async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: PostgresServer, way: str) -> None:
-    """The trace is given by its address, as a store of the host, or by an engine that writes to the server."""
-    with postgres_server.clean_database() as dsn:
-        async with running(*[Say("Hello")] * 3, store=PostgresStore(dsn), prices=CHEAP) as (engine, _):  # type: ignore[arg-type]
-            for _ in range(3):
-                await engine.session("s:m", tags={"team": "a"}).send("Hi")
-            await engine.reprice(DEAR)
-            await engine.undo_reprice()
-            if way == "its engine":
-                await costs_there_and_back(web(engine))
-        if way == "its address":
-            view = web(trace=dsn)
-            await costs_there_and_back(view)
-            async with looking(view) as client, listening(client, "api/now") as frames:
-                assert (await first(frames, "now"))["today"]["calls"] == 3
-                me = (await client.get("api/me")).text
-                assert dsn not in me
-                assert "postgresql://" in me
-        if way == "a store":
-            async with PostgresStore(dsn) as store:
-                await costs_there_and_back(web(trace=store))
+        if way == "an engine":
+            await costs_there_and_back(web(engine))
+    if way == "a store of the host":
+        async with TraceStore(path) as opened:
+            await costs_there_and_back(web(trace=opened))
+            assert opened.is_open
+    elif way != "an engine":
+        view = web(trace=path)
+        await costs_there_and_back(view)
+        async with looking(view) as client, listening(client, "api/now") as frames:
+            assert (await first(frames, "now"))["today"]["calls"] == 3
+            me = (await client.get("api/me")).text
+            assert (str(path) in me, "postgresql://" in me) == (way == "a file", way != "a file")
 
 
 async def test_clients_of_a_gateway_are_shown_with_their_spending(tmp_path: Path) -> None:
@@ -742,15 +718,6 @@ async def test_without_a_trace_the_past_is_refused() -> None:
             assert (answer.status_code, "no trace" in answer.json()["error"]) == (409, True)
         async with listening(client, "api/now") as frames:
             assert (await first(frames, "now"))["today"] is None
-
-
-async def test_an_open_store_of_the_host_is_used(tmp_path: Path) -> None:
-    """The store stays open."""
-    async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
-        await engine.session("s:m").send("Hi")
-    async with TraceStore.open_readonly(tmp_path / "t.db") as store, looking(web(trace=store)) as client:
-        assert len((await client.get("api/calls")).json()) == 1
-        assert store.is_open
 
 
 async def test_frames_end_when_the_trace_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -120,6 +120,8 @@ class WriterCore:
         self._wake = anyio.Event()
         self._adopted = anyio.Event()
         self._taken_over = False
+        self._take_over_after: int | None = None
+        """After this number of committed events, `run` looks for leftovers again."""
 
     @classmethod
     def for_bus(
@@ -205,15 +207,18 @@ class WriterCore:
             self._taken_over = await self._take_over()
         finally:
             self._adopted.set()
+        if not self._taken_over:
+            self._take_over_after = self._stored_count
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
                 await self._take_in()
-                before = self._state
-                if before == "ok" or self._due():
+                if self._state == "ok" or self._due():
                     await self._attempt()
                 await self._park()
-            if not self._taken_over and before != "ok" and self._state == "ok":
+            after = self._take_over_after
+            if after is not None and self._state == "ok" and self._stored_count > after:
+                self._take_over_after = None
                 self._taken_over = await self._take_over()
 
     async def flush(self) -> None:
@@ -485,6 +490,8 @@ class WriterCore:
     def _become(self, state: StoreState, reason: str) -> None:
         previous, self._state = self._state, state
         if previous != state:
+            if state == "ok" and not self._taken_over:
+                self._take_over_after = -1
             level = _log.info if state == "ok" else _log.warning
             level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
             self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))

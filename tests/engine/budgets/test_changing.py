@@ -31,12 +31,7 @@ COSTS = 10 * 1000 + 5 * 2000
 
 def room_for(calls: int, *, nano: int = 0, window: Any = "day") -> Budget:
     """A budget that has room for `number` of the most expensive calls, in addition to the spent amount."""
-    return Budget(
-        max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}",
-        per="tag:client",
-        of="acme",
-        window=window,
-    )
+    return Budget(max_cost_usd=f"{(calls * ONE + nano) / 1e9:.9f}", per="tag:client", of="acme", window=window)
 
 
 async def asked(engine: Engine, **options: Any) -> object:
@@ -66,7 +61,6 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_calls_in_progress_count_in_a_budget_that_replaces_another() -> None:
-    """The calls together stay within the new budget. The replaced budget has no account."""
     ends = asyncio.Event()
     async with running(*[Say("x", pause=ends.wait)] * 50, prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(20)])
@@ -84,7 +78,6 @@ async def test_calls_in_progress_count_in_a_budget_that_replaces_another() -> No
 
 
 async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
-    """The trace has the spend of the budget's window. Spend of other tags does not count."""
     async with running(*[Say("x")] * 9, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         for _ in range(3):
             await asked(engine)
@@ -100,7 +93,6 @@ async def test_spend_before_a_budget_was_added_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_in_sums", [False, True])
 async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Path, is_in_sums: bool) -> None:
-    """The call counts once whether the sums of the trace include it or not."""
     ends = asyncio.Event()
     async with running(Say("x", pause=ends.wait), store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])
@@ -120,7 +112,6 @@ async def test_a_call_that_ends_while_the_trace_is_read_counts_once(tmp_path: Pa
 
 
 async def test_a_call_of_unknown_usage_counts_with_its_highest_cost_in_a_later_budget(tmp_path: Path) -> None:
-    """The call has ended, so the trace counts it, and the new budget takes over no reservation."""
     replies = Say(fails=ServerError("gone", retryable=False)), Say("x")
     async with running(*replies, store=tmp_path / "trace.db", prices=TABLE) as (engine, _):
         await engine.change_budgets(add=[room_for(5)])
@@ -173,7 +164,7 @@ async def test_nodes_that_change_a_budget_in_turn_never_overspend(postgres_dsn: 
         await a.change_budgets(add=[new], remove=[old])
         assert made([await asked(b)]) == 1  # Node b still has the old budget.
         await b.change_budgets(add=[new], remove=[old])
-        ended = await attempts(20, lambda: asked(a)) + await attempts(20, lambda: asked(b))
+        ended = await attempts(8, lambda: asked(a)) + await attempts(8, lambda: asked(b))
         assert made(ended) >= 1
         state = (await a.budgets())[0]
         assert state.spent.money + state.held.money <= 3 * ONE + 6 * COSTS

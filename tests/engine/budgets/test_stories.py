@@ -18,6 +18,7 @@ from callboard.bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, Store
 from callboard.engine import AccountState, Budget, BudgetExceededError, Engine
 from callboard.engine.calls.outcome import output_is_unknown
 from callboard.tracestore import PriceRow, PriceTable
+from tests.support.depth import first_is_quick
 from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
@@ -172,7 +173,7 @@ class Story:
             assert state.held.tokens == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_is_quick(range(8), "more seeds", quick=3))
 async def test_budgets_are_always_the_sums_of_the_calls(tmp_path: Path, seed: int) -> None:
     """Calls succeed, fail, are lost or are cancelled. Repricings, undos and restarts happen between them."""
     chance = random.Random(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 from typing import Any
@@ -39,8 +40,7 @@ async def grown(
     """The partials and the object of a reply that arrives in these pieces."""
     async with running(Say(*pieces, pause=pause), can=can) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=schema) as stream:
-            partials = [partial async for partial in stream]
-            return partials, await stream.object()
+            return [partial async for partial in stream], await stream.object()
 
 
 async def read_into(partials: list[Json], stream: ObjectStream[Any]) -> None:
@@ -63,12 +63,6 @@ async def test_an_object_grows_and_is_complete_and_typed_at_the_end() -> None:
     assert (result.text, result.output, result.usage.output_tokens) == (TEXT, WHOLE, 5)
 
 
-async def test_the_object_is_the_same_for_every_cut_of_the_text() -> None:
-    for cut in range(len(TEXT) + 1):
-        partials, found = await grown(*filter(None, (TEXT[:cut], TEXT[cut:])))
-        assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
-
-
 THOUGHTFUL = f'<think>{{"name": "Draft"}} or {{</think>\n{TEXT}'
 OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
 
@@ -76,31 +70,23 @@ OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
 @pytest.mark.parametrize("text", [THOUGHTFUL, OPEN], ids=["tagged", "open"])
 @pytest.mark.parametrize("size", [1, 2, 5, 7, 1000])
 async def test_an_object_within_reasoning_is_no_part_of_the_reply(text: str, size: int) -> None:
-    """Only the text after the last mark of the reasoning is the object."""
     partials, found = await grown(*(text[at : at + size] for at in range(0, len(text), size)))
     assert (partials[-1], found) == (json.loads(TEXT), WHOLE)
     assert all(is_prefix(before, after) for before, after in pairwise(partials))
 
 
-async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
-    text = json.dumps({"name": "<think> and </think>", "age": 1})
-    partials, found = await grown(*text)
-    assert (partials[-1], found.name) == (json.loads(text), "<think> and </think>")
+MARKED = {"name": "<think>", "age": 1}
 
 
-async def test_deltas_that_arrive_together_make_one_partial() -> None:
-    """A slow reader gets only the latest partial."""
-    async with running(Say(*TEXT)) as (engine, _):
-        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
-            await stream.object()
-            partials = [partial async for partial in stream]
-    assert partials == [json.loads(TEXT)]
-
-
-async def test_a_value_that_is_no_object_grows_without_its_wrapper() -> None:
-    partials, found = await grown(*'{"value": [1, 2, "x"]}', schema=list[int | str])
-    assert partials == [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]
-    assert found == [1, 2, "x"]
+@pytest.mark.parametrize(("pieces", "options", "grows"), [
+    ('{"value": [1, 2, "x"]}', {"schema": list[int | str]}, [[], [1], [1, 2], [1, 2, ""], [1, 2, "x"]]),
+    (["```json\n", '{"name": "A', 'da", "age": 36}', "\n```"], {"schema": PERSON, "can": ONLY_WORDS},
+     [{"name": "A"}, {"name": "Ada", "age": 36}]),
+    ([json.dumps(MARKED)[:14], json.dumps(MARKED)[14:]], {"schema": PERSON}, [{"name": "<thi"}, MARKED]),
+], ids=["a value in its wrapper", "a code fence", "a mark of reasoning within a string"])  # fmt: skip
+async def test_a_value_grows_without_its_surroundings(pieces: Any, options: dict[str, Any], grows: object) -> None:
+    partials, found = await grown(*pieces, **options)
+    assert (partials, found) == (grows, partials[-1])
 
 
 async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
@@ -114,29 +100,13 @@ async def test_the_arguments_of_a_forced_call_grow_like_text() -> None:
     assert late == partials[-1:]
 
 
-async def test_a_value_in_a_code_fence_grows_like_one_without() -> None:
-    partials, _ = await grown(
-        "```json\n", '{"name": "A', 'da", "age": 36}', "\n```", schema=PERSON, can=ONLY_WORDS
-    )
-    assert partials == [{"name": "A"}, {"name": "Ada", "age": 36}]
-
-
 async def test_the_text_can_be_read_with_the_partials() -> None:
     partials: list[Json] = []
-    texts: list[str] = []
     async with running(Say(*TEXT, pause=slowly)) as (engine, _):
         async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
-
-            async def read_partials() -> None:
-                await read_into(partials, stream)
-
-            async def read_text() -> None:
-                texts.extend([piece async for piece in stream.text_stream])
-
-            async with anyio.create_task_group() as group:
-                group.start_soon(read_partials)
-                group.start_soon(read_text)
-    assert "".join(texts) == TEXT
+            reading = asyncio.ensure_future(read_into(partials, stream))
+            assert "".join([piece async for piece in stream.text_stream]) == TEXT
+            await reading
     assert partials[-1] == json.loads(TEXT)
 
 
@@ -180,14 +150,7 @@ async def test_partials_start_again_with_the_next_request() -> None:
 async def test_several_readers_share_the_same_requests() -> None:
     async with running(Say("no"), Say("no"), Say(ADA)) as (engine, asked):
         async with engine.stream_object("s:m", "Who?", schema=Person, max_reasks=2) as stream:
-            found: list[Person] = []
-
-            async def wait() -> None:
-                found.append(await stream.object())
-
-            async with anyio.create_task_group() as group:
-                for _ in range(3):
-                    group.start_soon(wait)
+            found = await asyncio.gather(*(stream.object() for _ in range(3)))
     assert found == [Person("Ada", 36)] * 3
     assert len(asked) == 3
 
@@ -223,7 +186,8 @@ async def test_a_call_that_fails_raises_after_its_partials() -> None:
 
 
 async def test_the_call_starts_when_the_stream_is_first_read() -> None:
-    async with running(Say(ADA)) as (engine, asked):
+    """A slow reader gets only the latest partial."""
+    async with running(Say(*ADA)) as (engine, asked):
         stream = engine.stream_object("s:m", "Who?", schema=Person)
         assert asked == []
         assert await stream.object() == Person("Ada", 36)

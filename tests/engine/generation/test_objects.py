@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
+from callboard.adapters import NetworkError, Role, StopReason, ToolChoice, ToolDefinition
 from callboard.bus import CallboardError, CapabilityError, Json, JsonObject, RequestTimeoutError
 from callboard.engine import (
     Engine,
@@ -75,25 +75,16 @@ A_REF: JsonObject = {"$ref": "#/definitions/A"}
     ids=lambda value: str(value)[:24],
 )
 async def test_a_reply_becomes_a_value_of_the_schema(schema: object, reply: str, output: object) -> None:
-    """The schema is a type or a JSON Schema, and its value may be no object. An object that is complete at the
-    token limit is accepted.
-    """
+    """The schema is a type or a JSON Schema, and its value may be no object."""
     said = ended(Say(reply), StopReason.MAX_TOKENS) if reply == ADA else Say(reply)
     async with running(said) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=schema)
     assert result.output == output
     assert type(result.output) is type(output)
-    assert result.text == reply
-    assert present(asked[0].output_schema)["type"] == "object"
-
-
-async def test_a_result_has_text_usage_cost_and_steps() -> None:
-    async with running(Say(ADA)) as (engine, _):
-        result = await engine.generate_object("s:m", "Who?", schema=Person)
-    assert (result.text, len(result.steps), result.status, result.repaired) == (ADA, 1, "completed", False)
+    assert (result.text, len(result.steps), result.status, result.repaired) == (reply, 1, "completed", False)
     assert (result.usage.input_tokens, result.total_usage.output_tokens) == (10, 5)
     assert result.total_cost == result.cost
-    assert [message.role for message in result.messages] == [Role.USER, Role.ASSISTANT]
+    assert present(asked[0].output_schema)["type"] == "object"
 
 
 async def test_tools_run_before_the_object_is_returned() -> None:
@@ -101,8 +92,7 @@ async def test_tools_run_before_the_object_is_returned() -> None:
         return {"age": 36}
 
     tool = Tool(ToolDefinition("look_up"), look_up)
-    replies = [Say("Let me {see}.", calls=[("look_up", {})]), Say(ADA)]
-    async with running(*replies) as (engine, asked):
+    async with running(Say("Let me {see}.", calls=[("look_up", {})]), Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool])
     assert result.output == Person("Ada", 36)
     assert len(result.steps) == 2
@@ -110,14 +100,6 @@ async def test_tools_run_before_the_object_is_returned() -> None:
 
 
 # -- How the request makes the model follow the schema.
-
-
-async def test_a_model_that_accepts_schemas_receives_the_schema() -> None:
-    async with running(Say(ADA)) as (engine, asked):
-        result = await engine.generate_object("s:m", "Who?", schema=PERSON, system_prompt="Be brief.")
-    assert asked[0].output_schema == PERSON
-    assert (asked[0].tools, asked[0].system_prompt) == ((), "Be brief.")
-    assert result.warnings == ()
 
 
 async def test_a_model_without_schemas_is_forced_to_call_a_tool() -> None:
@@ -200,11 +182,7 @@ async def test_a_turn_of_a_session_can_also_choose_the_mode() -> None:
         (Say(""), "not_json", "the text has no JSON"),
         (Say('{"name": "Ada", "age": "old"}'), "invalid", "$.age: 'old' is not of type 'integer'"),
         (Say('{"name": "Ada"}'), "invalid", "$: 'age' is a required property"),
-        (
-            ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS),
-            "truncated",
-            "the text ends before the end of the value",
-        ),
+        (ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS), "truncated", "the text ends before the end of"),
         (ended(Say("Well, let me think."), StopReason.MAX_TOKENS), "truncated", "the text has no JSON"),
         (ended(Say('{"name": x, "a'), StopReason.MAX_TOKENS), "not_json", "expected a value, at character 9"),
         (ended(Say("{}"), StopReason.MAX_TOKENS), "invalid", "$: 'name' is a required property"),
@@ -212,9 +190,7 @@ async def test_a_turn_of_a_session_can_also_choose_the_mode() -> None:
         (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),
     ],
 )
-async def test_a_reply_without_a_valid_object_is_an_error_with_its_reason(
-    reply: Say, reason: str, detail: str
-) -> None:
+async def test_a_reply_without_an_object_is_an_error_with_its_reason(reply: Say, reason: str, detail: str) -> None:
     async with running(reply) as (engine, _):
         with pytest.raises(NoObjectGeneratedError) as none:
             await engine.generate_object("s:m", "Who?", schema=Person)
@@ -222,8 +198,7 @@ async def test_a_reply_without_a_valid_object_is_an_error_with_its_reason(
     assert error.reason == reason
     assert detail in error.detail
     assert error.detail in str(error)
-    assert error.text == "".join(reply.reply.text)
-    assert error.response.text == error.text
+    assert (error.text, error.response.text) == ("".join(reply.reply.text), error.text)
     assert (error.usage.input_tokens, error.usage.output_tokens) == (10, 5)
     assert error.cost == error.steps[0].cost
 
@@ -247,9 +222,7 @@ async def test_a_value_that_only_the_type_refuses_is_invalid() -> None:
 async def test_calls_for_the_caller_are_no_object() -> None:
     tool = Tool(ToolDefinition("ask_user"))
     async with running(Say(calls=[("ask_user", {})])) as (engine, _):
-        with pytest.raises(
-            NoObjectGeneratedError, match="it calls ask_user, and the turn ended with awaiting_tools"
-        ):
+        with pytest.raises(NoObjectGeneratedError, match="it calls ask_user, and the turn ended with awaiting"):
             await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool], max_reasks=1)
 
 
@@ -333,10 +306,7 @@ async def test_the_number_of_requests_is_limited(reply: Say, reasks: int, calls:
     [
         (Say('{"name": "Ada", "age": 36,}'), Person("Ada", 36)),
         (Say('Here: {"name": "Ada\nL.", "age": 36'), Person("Ada\nL.", 36)),
-        (
-            ended(Say('{"name": "Ada", "age": 36, "tags": ["a", "b'), StopReason.MAX_TOKENS),
-            Person("Ada", 36, "", ["a", "b"]),
-        ),
+        (ended(Say('{"name": "A", "age": 3, "tags": ["b'), StopReason.MAX_TOKENS), Person("A", 3, "", ["b"])),
     ],
     ids=["comma", "line", "truncated"],
 )
@@ -347,22 +317,6 @@ async def test_repair_reads_nearly_valid_json(reply: Say, output: Person) -> Non
         result = await engine.generate_object("s:m", "Who?", schema=Person, repair=True)
     assert result.output == output
     assert result.repaired
-
-
-async def test_a_truncated_number_is_not_repaired() -> None:
-    async with running(ended(Say('{"name": "Ada", "age": 3'), StopReason.MAX_TOKENS)) as (engine, _):
-        with pytest.raises(NoObjectGeneratedError) as none:
-            await engine.generate_object("s:m", "Who?", schema=Person, repair=True)
-    assert none.value.reason == "truncated"
-
-
-async def test_messages_can_replace_the_prompt() -> None:
-    messages = [Message.user("Who?"), Message.assistant("Whom do you mean?"), Message.user("Ada.")]
-    async with running(Say(ADA)) as (engine, asked):
-        await engine.generate_object("s:m", schema=Person, messages=messages)
-        with pytest.raises(CallboardError, match="prompt"):
-            await engine.generate_object("s:m", "Who?", schema=Person, messages=messages)
-    assert [message.text for message in asked[0].messages] == ["Who?", "Whom do you mean?", "Ada."]
 
 
 # The sync functions for objects have the same results, in a thread without an event loop.

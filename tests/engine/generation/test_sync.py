@@ -138,7 +138,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program", quick=2))
+@pytest.mark.parametrize("name", first_is_quick(PROGRAMS, "a process for each program"))
 def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
     """The exit code is the program's own, stderr is empty, and the trace has every call."""
     body, code, output, statuses = PROGRAMS[name]
@@ -203,12 +203,10 @@ def test_a_failure_is_raised_in_the_calling_thread(engines: list[Engine]) -> Non
 
 def test_a_sync_stream_has_the_same_properties(engines: list[Engine]) -> None:
     """The properties are the events, the text, the response, the result, the partial response, and the usage."""
-    engine = an_engine(engines, Say("Hel", "lo"))
-    with stream_sync("s:m", "Hi", engine=engine) as result:
+    with stream_sync("s:m", "Hi", engine=an_engine(engines, Say("Hel", "lo"))) as result:
         assert result.partial_response is None
         types = [event.type for event in result]
-        assert types[0] == "message.start"
-        assert types[-1] == "finish"
+        assert (types[0], types[-1]) == ("message.start", "finish")
         assert list(result) == []
         assert result.response().text == result.result().text == "Hello"
         assert result.partial_response == result.response()
@@ -280,7 +278,6 @@ def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine
 
 
 async def test_a_sync_call_warns_in_the_thread_of_a_loop(engines: list[Engine]) -> None:
-    """A call in the thread of a loop blocks that loop. A call in another thread gives no warning."""
     engine = an_engine(engines, Say("thread"), Say("loop"), Say("stream"))
     in_thread = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
     assert in_thread.text == "thread"
@@ -315,14 +312,12 @@ def test_an_async_tool_cannot_call_a_sync_function(engines: list[Engine]) -> Non
         engines, Say(calls=[("ask", {}), ("plain", {})]), Say("from inside"), Say("That didn't work out.")
     )
     tools = [Tool(ToolDefinition("ask"), ask), Tool(ToolDefinition("plain"), ask_plainly)]  # type: ignore[arg-type]
-    result = generate_sync("s:m", "Hi", engine=engine, tools=tools)
-    refused, answered = result.steps[0].tool_results
+    refused, answered = generate_sync("s:m", "Hi", engine=engine, tools=tools).steps[0].tool_results
     assert "await the async function instead" in refused.text
     assert answered.text == "from inside"
 
 
 def test_the_sync_functions_use_the_hosts_default_engine(engines: list[Engine]) -> None:
-    """The default engine must not have a loop yet."""
     set_default_engine(an_engine(engines, Say("Hello")))
     try:
         assert generate_sync("s:m", "Hi").text == "Hello"
@@ -349,7 +344,6 @@ def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None
 
 
 def test_an_engine_in_a_plain_with_block_is_closed_at_its_end() -> None:
-    """The engine can be entered once."""
     engine = Engine(models=registry(Say("Hello"), Say(fails=ServerError("no"))), trace=False)
     with engine as entered:
         assert entered is engine

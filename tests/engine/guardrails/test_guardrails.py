@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
@@ -79,9 +80,7 @@ def data_of(envelope: Envelope) -> object:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_a_change_reaches_readers_the_reply_and_the_history(
-    streamed: bool, check: Callable[[Held], str]
-) -> None:
+async def test_a_change_reaches_readers_reply_and_history(streamed: bool, check: Callable[[Held], str]) -> None:
     """The changed text may be spread over several deltas."""
     fragments = ("Your card is 41", "11 1111 11", "11 1111, she said.", " Bye.")
     rail = Guardrail(check, window=Window.characters(12, overlap=30))
@@ -104,8 +103,7 @@ async def test_a_stop_ends_the_reply_with_the_text_that_passed(
     """The error has the text and the cost. No fallback is called. The trace has the reason."""
     rail = Guardrail(check, window=Window.sentences())
     read: list[str] = []
-    say = Say("Well. ", "The secret ", "is 42. ", "And more.")
-    replies, others = (say, Say("Fine")), {"z": [Say("never")]}
+    replies, others = (Say("Well. ", "The secret ", "is 42. ", "And more."), Say("Fine")), {"z": [Say("never")]}
     async with running(*replies, middleware=[rail], store=tmp_path / "t.db", **others) as (engine, events):  # type: ignore[arg-type]
         session = engine.session("s:m", fallback=["z:m"])
         with pytest.raises(GuardrailStopped, match="the text has the secret") as stopped:
@@ -149,8 +147,7 @@ async def test_a_guardrail_does_not_change_the_arguments_of_tools(check: Callabl
     number = "4111 1111 1111 1111"
     tool = Tool(ToolDefinition("pay"), lambda arguments: ran.append(arguments))
     say = Say("The secret: " if stops else "I pay with ", number, calls=[("pay", {"card": number})])
-    rail = Guardrail(check, window=Window.block())
-    async with running(say, Say("Done."), middleware=[rail]) as (engine, _):
+    async with running(say, Say("Done."), middleware=[Guardrail(check, window=Window.block())]) as (engine, _):
         async with engine.session("s:m", tools=[tool]).stream("Pay!") as turn:
             with pytest.raises(GuardrailStopped) if stops else contextlib.nullcontext():
                 assert (await turn.message()).text == "Done."
@@ -158,9 +155,7 @@ async def test_a_guardrail_does_not_change_the_arguments_of_tools(check: Callabl
 
 
 @pytest.mark.parametrize("check", [masked, masked_later])
-async def test_a_held_reply_that_fails_falls_back_to_another_model(
-    check: Callable[[Held], str],
-) -> None:
+async def test_a_held_reply_that_fails_falls_back_to_another_model(check: Callable[[Held], str]) -> None:
     """The held text is dropped. If text has passed, the call fails and the text stays."""
     gone = ServerError("gone", retryable=False)
     replies = Say("Half a sent", fails=gone), Say("Whole. Half a sent", fails=gone)
@@ -188,22 +183,17 @@ async def test_cancelling_does_not_wait_for_a_guardrail(streamed: bool) -> None:
 
     async with running(Say("One. Two."), middleware=[Guardrail(never)]) as (engine, _):
         session = engine.session("s:m")
-
-        async def cancel() -> None:
-            await asked.wait()
-            assert await session.cancel()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(cancel)
-            with pytest.raises(CancelledError) as cancelled:
-                await answer(session, streamed, [])
+        reply = asyncio.ensure_future(answer(session, streamed, []))
+        await asked.wait()
+        assert await session.cancel()
+        with pytest.raises(CancelledError) as cancelled:
+            await reply
         assert cancelled.value.content == ()
         assert cancelled.value.usage is not None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_exception_of_a_guardrail_ends_the_call(streamed: bool) -> None:
-    """The exception is raised unchanged, by sync and async guardrails."""
 
     def breaks(held: Held) -> str:
         raise ZeroDivisionError
@@ -244,14 +234,6 @@ async def test_the_outer_of_two_guardrails_gets_the_output_of_the_inner(waits: t
     assert seen == {"outer": ["bb"], "inner": ["aa"]}
 
 
-async def test_a_late_reader_gets_the_changed_text() -> None:
-    async with running(Say("4111 1111 1111 1111. Bye."), middleware=[Guardrail(masked)]) as (engine, _):
-        async with engine.session("s:m").stream("Hi") as turn:
-            await turn.message()
-            late = [event.text async for event in engine.attach(turn.stream_id) if isinstance(event, TextDelta)]
-    assert "".join(late) == "****. Bye."
-
-
 async def test_the_result_has_the_text_that_passed() -> None:
     """The event of the guardrail has its name."""
     rail = Guardrail(lambda held: held.text.replace("Ann", "***"), window=Window.block(), name="names")
@@ -286,8 +268,7 @@ def message(*blocks: tuple[str, list[str]], signature: str | None = None) -> lis
         else:
             events.append(ThinkingDelta("", signature, index, "msg"))
             content.append(ThinkingBlock("".join(fragments), signature))
-    usage = TokenUsage(1, 1)
-    return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", usage, "msg")]
+    return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", TokenUsage(1, 1), "msg")]
 
 
 BLOCK = st.sampled_from(["text", "thinking"]), st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5)
@@ -323,9 +304,7 @@ def test_a_pattern_is_found_for_every_cut_of_the_text(fragments: list[str], size
 def test_changed_thinking_loses_its_signature() -> None:
     """The provider would refuse changed thinking with its signature. Unchanged thinking keeps its signature."""
     events = message(("thinking", ["the plan"]), signature="signed")
-    rail = Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block())
-    end = through(rail, events, [])[-1]
-    assert isinstance(end, MessageComplete)
+    end = through(Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block()), events, [])[-1]
     assert end.final_content == (ThinkingBlock("***"),)
     kept = through(Guardrail(lambda held: held.text, kinds=("thinking",)), events, [])
     assert kept[-1] == events[-1]
@@ -333,7 +312,6 @@ def test_changed_thinking_loses_its_signature() -> None:
 
 
 def test_provider_events_do_not_pass() -> None:
-    """A provider event can contain the text that is held."""
     start, *rest = message(("text", ["My number is 12."]))
     told = ProviderEvent("repeated", {"text": "My number is 12."}, "m")
     passed = through(Guardrail(masked), [start, told, *rest], [])
@@ -359,7 +337,6 @@ def pieces_of(window: Window, fragments: list[str]) -> list[str]:
 
 @given(WINDOWS, st.lists(TEXTS, max_size=8))
 def test_the_pieces_are_the_same_for_every_cut_of_the_text(window: Window, fragments: list[str]) -> None:
-    """The pieces together are the text."""
     text = "".join(fragments)
     pieces = pieces_of(window, [text])
     assert pieces_of(window, fragments) == pieces
@@ -383,7 +360,6 @@ def test_the_end_of_a_piece(window: Window, pieces: list[str]) -> None:
 
 
 def test_sentences_without_spaces_end_at_their_mark_and_long_lines_are_cut() -> None:
-    """Chinese and Japanese sentences end at their mark or its closing bracket. A long line is cut at a limit."""
     assert pieces_of(Window.sentences(), ["你好。（再见。）好！"]) == ["你好。", "（再见。）", "好！"]
     pieces = pieces_of(Window.sentences(), ["x" * 500] * 20)
     assert [len(piece) for piece in pieces] == [MOST_CHARACTERS, MOST_CHARACTERS, 2000]

@@ -14,7 +14,6 @@ from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 16
-
 server: MCPServer = MCPServer("library")
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 NAME = sys.argv[1]
 OPTIONS = sys.argv[2:]
-
 TEXT = {"type": "string"}
 TOOLS: dict[str, dict[str, Any]] = {
     "echo": {"text": TEXT},
@@ -43,7 +42,6 @@ FORM = {
 writing = threading.Lock()
 answers: dict[int, SimpleQueue[Any]] = {}
 cancelled: dict[Any, threading.Event] = {}
-roots_changed = threading.Event()
 
 
 def value_of(option: str) -> str | None:

@@ -22,7 +22,6 @@ from tests.engine.tools.rounds import result_of
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 pytestmark = pytest.mark.anyio
-
 NO_RESTART = RestartPolicy(max_failures=1)
 
 
@@ -143,7 +142,6 @@ async def test_a_login_is_stored_and_used_again(guarded: Guarded, tmp_path: Path
 
 
 async def test_a_stored_login_that_has_expired_is_renewed(guarded: Guarded, tmp_path: Path, redirect: str) -> None:
-    """The authorization server renews the login without a browser."""
     guarded.expires_in = -1
     path = tmp_path / "logins.json"
     await tools_of(guarded, McpOAuth(McpTokenFile(path), open_url=browse, redirect_uri=redirect))
@@ -155,7 +153,6 @@ async def test_a_stored_login_that_has_expired_is_renewed(guarded: Guarded, tmp_
 
 
 async def test_a_login_that_expires_during_use_is_repeated(guarded: Guarded, redirect: str) -> None:
-    """The new login happens within the tool call."""
     opened: list[str] = []
     auth = McpOAuth(open_url=lambda url: (opened.append(url), browse(url)), redirect_uri=redirect)
     async with mcp_servers({"far": {"url": f"{guarded.url}/mcp"}}, auth=auth, restarts=NO_RESTART) as servers:

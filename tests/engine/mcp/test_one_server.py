@@ -54,9 +54,7 @@ async def test_a_servers_tools_are_tools(tools: tuple[Tool, ...]) -> None:
 
 @pytest.mark.deep("another start of a server")
 async def test_a_name_that_models_do_not_accept_is_replaced() -> None:
-    """The call uses the original name, and the warning has both names. The connection also works without `async
-    with`.
-    """
+    """The call uses the original name, and the warning has both names."""
     connection = mcp_tools(COMMAND)
     with captured_logs() as logged:
         tools = await connection.__aenter__()
@@ -72,7 +70,6 @@ async def test_a_name_that_models_do_not_accept_is_replaced() -> None:
 
 
 async def test_images_structures_and_errors_keep_their_kind(tools: tuple[Tool, ...]) -> None:
-    """Results become content blocks, JSON text, and error results."""
     picture = await result_of(named(tools, "cover"))
     assert isinstance(picture.content, tuple)
     assert picture.content[0] == TextBlock("the cover:")
@@ -85,7 +82,6 @@ async def test_images_structures_and_errors_keep_their_kind(tools: tuple[Tool, .
 
 
 async def test_arguments_are_checked_before_the_call(tools: tuple[Tool, ...]) -> None:
-    """The tool has the server's schema."""
     result = await result_of(named(tools, "count"), {"numbers": ["x"]})
     assert result.is_error
     assert "$.numbers[0]" in result.text
@@ -119,15 +115,14 @@ async def test_progress_and_cancellation_are_passed_on(tools: tuple[Tool, ...], 
 
 async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
     """Later calls are errors too. Leaving the context raises nothing."""
-    async with mcp_tools(COMMAND) as tools:
-        died = await result_of(named(tools, "die"))
+    async with mcp_tools([sys.executable, str(Path(__file__).with_name("old_server.py")), "lib"]) as tools:
+        died = await result_of(named(tools, "die_in_call"))
         assert died.is_error
         assert "stopped during this call" in died.text
-        after = await result_of(named(tools, "find"), {"title": "Emma"})
+        after = await result_of(named(tools, "echo"), {"text": "hi"})
         assert after.is_error
         assert "the server has stopped" in after.text
-    closed = await result_of(named(tools, "find"), {"title": "Emma"})
-    assert "is closed" in closed.text
+    assert "is closed" in (await result_of(named(tools, "echo"), {"text": "hi"})).text
 
 
 @pytest.fixture
@@ -140,7 +135,6 @@ def url() -> Iterator[str]:
 
 
 async def test_a_server_behind_a_url_works_the_same(url: str) -> None:
-    """The transport is streamable HTTP, with custom headers."""
     async with mcp_tools(
         url, headers={"Authorization": "Bearer x"}, prefix="lib_", include={"find"}.__contains__
     ) as tools:
@@ -162,20 +156,17 @@ async def test_a_server_that_cannot_be_reached_is_an_error(server: object) -> No
 
 
 async def test_a_server_that_does_not_answer_is_given_up() -> None:
-    """The connection fails after `connect_seconds`."""
     with pytest.raises(CallboardError, match=r"no answer within 0\.01 s"):
         async with mcp_tools([sys.executable, "-c", "import sys; sys.stdin.read()"], connect_seconds=0.01):
             pass
 
 
 async def test_a_command_in_one_string_is_refused() -> None:
-    """The error shows the list to write."""
     with pytest.raises(ConfigurationError, match=r"as a list of its parts: \['npx', \.\.\.\]"):
         mcp_tools("npx server")
 
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the command that installs the extra."""
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'callboard\[mcp\]'"):
         mcp_tools(COMMAND)

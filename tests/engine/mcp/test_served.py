@@ -21,7 +21,6 @@ from mcp import MCPError
 from mcp.client import Client
 
 pytestmark = pytest.mark.anyio
-
 OLD_SERVER = Path(__file__).parent / "old_server.py"
 PNG = b"\x89PNG\r\n\x1a\n"
 OLD, NEW = "legacy", "auto"

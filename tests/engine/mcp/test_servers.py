@@ -34,9 +34,7 @@ from tests.support.scripted import Say
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 pytestmark = pytest.mark.anyio
-
 OLD = str(Path(__file__).with_name("old_server.py"))
-
 QUICK = RestartPolicy(max_failures=3, backoff_base=0.001, backoff_cap=0.001)
 
 
@@ -64,7 +62,6 @@ async def text_of(servers: McpServers, name: str, arguments: dict[str, Any] | No
 
 
 async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None:
-    """Other names do not change. Each call goes to its own server."""
     settings = {"one": old("one", "--tools", "echo,left"), "two": old("two", "--tools", "echo,right")}
     async with mcp_servers(settings) as servers:
         assert [tool.name for tool in servers] == ["one_echo", "left", "two_echo", "right"]
@@ -75,14 +72,11 @@ async def test_a_name_of_two_servers_gets_the_servers_name_as_a_prefix() -> None
 
 
 async def test_allowed_tools_are_offered_unless_they_are_denied() -> None:
-    """The patterns match the server's own names."""
     async with one(settings={"allow": ["die_*", "echo"], "deny": ["*_in_call"]}) as servers:
         assert [tool.name for tool in servers] == ["echo", "die_after_call"]
 
 
 async def test_a_tool_of_the_host_takes_precedence() -> None:
-    """The server's tool of the same name is left out with a warning."""
-
     def echo(text: str) -> str:
         """The host's tool."""
         return f"mine: {text}"
@@ -108,13 +102,6 @@ async def test_a_changed_list_of_tools_is_followed_between_the_steps_of_a_turn(f
         assert "fresh" in [tool.name for tool in session.tools]
 
 
-async def test_generate_accepts_servers() -> None:
-    replies = Say(calls=[("echo", {"text": "hi"})]), Say("done")
-    async with one() as servers, running(*replies) as (engine, _):
-        result = await engine.generate("s:m", "go", tools=servers)
-        assert result.messages[2].content[0].text == "lib: hi"  # type: ignore[union-attr]
-
-
 # -- Servers that die.
 
 
@@ -132,7 +119,6 @@ async def test_a_server_that_dies_in_a_call_is_an_error_for_the_model_and_restar
 
 @pytest.mark.parametrize("how", ["after a call", "between calls"])
 async def test_a_server_that_dies_between_calls_is_not_noticed_by_the_model(how: str) -> None:
-    """The next call waits for the restart."""
     async with one() as servers:
         if how == "after a call":
             assert await text_of(servers, "die_after_call") == "last words"
@@ -171,7 +157,6 @@ async def test_a_server_that_failed_at_its_first_start_offers_its_tools_later(tm
 
 
 async def test_servers_are_part_of_the_engines_supervision() -> None:
-    """Each open server is an actor below "mcp servers"."""
     async with running() as (engine, _):
         async with one("--tools", "echo", engine=engine):
             tree = engine.statistics().supervisor
@@ -212,7 +197,6 @@ async def test_servers_open_once() -> None:
 
 
 async def test_a_server_that_accepts_only_initialize_first_can_be_used() -> None:
-    """Some servers exit if the first message is another one."""
     async with one("--strict") as servers:
         assert await text_of(servers, "echo", {"text": "hi"}) == "lib: hi"
 
@@ -221,7 +205,6 @@ async def test_a_server_that_accepts_only_initialize_first_can_be_used() -> None
 
 
 async def test_a_long_result_is_cut_for_the_model_and_stored_completely(tmp_path: Path) -> None:
-    """The start and the end stay, with a note that names the file."""
     async with one(settings={"max_result_chars": 40}, results_folder=tmp_path) as servers:
         cut = await text_of(servers, "big", {"size": 1000})
         path = tmp_path / "tu_1.txt"
@@ -233,38 +216,35 @@ async def test_a_long_result_is_cut_for_the_model_and_stored_completely(tmp_path
 # -- Requests of a server.
 
 
-@pytest.mark.parametrize(
-    ("answer", "seen"),
-    [
-        ({"name": "Emma"}, {"action": "accept", "content": {"name": "Emma", "age": 30}}),
-        ("decline", {"action": "decline"}),
-        (None, {"action": "decline"}),
-        ("cancel", {"action": "cancel"}),
-        ({"name": 5}, "does not follow the schema"),
-    ],
-    ids=["filled in", "declined", "nothing", "cancelled", "wrong"],
-)
-async def test_an_elicitation_goes_to_the_hosts_hook(answer: Any, seen: Any) -> None:
-    """Defaults fill in missing fields. An answer that does not follow the schema is an error."""
-    asked: list[Elicitation] = []
+ANSWERS: list[tuple[Any, Any]] = [
+    ({"name": "Emma"}, {"action": "accept", "content": {"name": "Emma", "age": 30}}),
+    ("decline", {"action": "decline"}),
+    (None, {"action": "decline"}),
+    ("cancel", {"action": "cancel"}),
+    ({"name": 5}, "does not follow the schema"),
+]
+"""Answers of a host to a form, and the texts that the server gets."""
 
-    def elicit(question: Elicitation) -> Any:
+
+async def test_an_elicitation_goes_to_the_hosts_hook() -> None:
+    """Defaults fill in missing fields. An answer that does not follow the schema is an error. A page to open is an
+    elicitation, too.
+    """
+    asked: list[Elicitation] = []
+    answers = [answer for answer, _ in ANSWERS] + ["accept"]
+
+    async def elicit(question: Elicitation) -> Any:
         asked.append(question)
-        return answer
+        return answers.pop(0)
 
     async with one(elicit=elicit) as servers:
-        text = await text_of(servers, "ask", {"mode": "form"})
-    assert [(each.server, each.message, each.tool_name) for each in asked] == [("lib", "Who?", "ask")]
-    assert seen in text if isinstance(seen, str) else json.loads(text) == seen
-
-
-async def test_a_page_to_open_is_an_elicitation() -> None:
-    async def elicit(question: Elicitation) -> str:
-        assert (question.url, question.schema) == ("https://example.com/", None)
-        return "accept"
-
-    async with one(elicit=elicit) as servers:  # type: ignore[arg-type]
+        for _, seen in ANSWERS:
+            text = await text_of(servers, "ask", {"mode": "form"})
+            assert seen in text if isinstance(seen, str) else json.loads(text) == seen
         assert json.loads(await text_of(servers, "ask", {"mode": "url"})) == {"action": "accept"}
+    *forms, page = asked
+    assert {(each.server, each.message, each.tool_name) for each in forms} == {("lib", "Who?", "ask")}
+    assert (page.url, page.schema) == ("https://example.com/", None)
 
 
 async def test_a_sampling_request_is_a_child_of_the_turn() -> None:
@@ -295,7 +275,6 @@ async def test_roots_are_sent_and_changed(tmp_path: Path) -> None:
 
 
 async def test_log_messages_are_forwarded() -> None:
-    """A message goes to the log and to the host's hook."""
     heard: list[tuple[str, object]] = []
     with captured_logs() as logged:
         async with one(on_log=lambda message: heard.append((message.level, message.data))) as servers:
@@ -321,7 +300,6 @@ async def test_resources_and_prompts_are_listed_and_read() -> None:
 
 
 def test_a_program_without_an_event_loop_uses_servers() -> None:
-    """The program uses `with mcp_servers(...)`."""
     with mcp_servers({"lib": old("lib")}) as servers:
         tool = named(servers, "echo")
         context = ToolContext(tool_call_id="tu_1", tool_name="echo")

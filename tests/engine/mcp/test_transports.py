@@ -34,7 +34,6 @@ from tests.support.scripted import Say
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
 pytestmark = pytest.mark.anyio
-
 FOLDER = Path(__file__).parent
 QUICK = RestartPolicy(max_failures=100, backoff_base=0.01, backoff_cap=0.1)
 
@@ -125,7 +124,6 @@ async def add(a: int, context: ToolContext) -> int:
 
 
 async def test_tools_are_served_with_their_schema_progress_and_errors() -> None:
-    """The test uses the client of this library."""
     events: Told = []
     async with mcp_tools(mcp_service([add])._server) as (tool,):
         assert (tool.name, tool.definition.description) == ("add", "Add one.")
@@ -160,10 +158,7 @@ async def test_a_server_over_http_checks_the_token_and_the_host(headers: dict[st
     info = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": info}
     sent = {"accept": "application/json, text/event-stream", "host": "localhost:8374", **headers}
-    async with (
-        app.router.lifespan_context(app),
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as client,
-    ):
+    async with app.router.lifespan_context(app), httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as client:
         reply = await client.post("http://localhost:8374/mcp", json=body, headers=sent)
     assert reply.status_code == status
 

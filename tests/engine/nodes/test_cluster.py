@@ -39,14 +39,12 @@ STORE = "postgresql://u@127.0.0.1:1/d"
     ids=str,
 )
 def test_wrong_options_of_a_cluster_are_refused(wrong: dict[str, Any]) -> None:
-    """The error has no password."""
     with pytest.raises(ConfigurationError) as refused:
         Cluster(**wrong)
     assert "p@ss" not in str(refused.value)
 
 
 def test_the_trace_is_shipped_to_the_store_of_the_cluster() -> None:
-    """Only a trace in a file is shipped."""
     cluster = Cluster(store=STORE)
     assert cluster.ships_to(None, from_file=True) == STORE
     assert cluster.ships_to(STORE, from_file=True) == STORE
@@ -114,7 +112,7 @@ async def test_a_part_that_crashes_is_restarted(tmp_path: Path) -> None:
     assert part.said[:3] == ["run", "run", "stopped"]
 
 
-async def test_a_part_that_hangs_delays_the_end_for_a_limited_time(
+async def test_a_part_that_hangs_delays_the_end_for_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part is cancelled, and the other steps follow."""
@@ -194,7 +192,6 @@ async def test_the_health_report_has_the_broker_and_the_sent_events(server: Nats
 
 @with_nats
 async def test_the_check_of_an_unusable_broker_has_no_password(server: NatsServer) -> None:
-    """One broker is down, and one has no JetStream."""
     port = server.port
     server.stop()
     (check,) = await check_broker(f"nats://user:secret@127.0.0.1:{port}", "callboard")

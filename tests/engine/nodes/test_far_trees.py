@@ -35,7 +35,6 @@ from ...support.nats_server import NatsServer
 from ...support.scripted import Say
 
 pytestmark = pytest.mark.anyio
-
 PRICES = PriceTable([PriceRow(model=f"{name}:m", input=1_000_000, output=1_000_000) for name in "sa"], "test")
 A_CALL = 15_000
 """The cost of a scripted call of 15 tokens, in nano-USD."""
@@ -126,7 +125,6 @@ async def test_costs_of_children_on_another_node_are_in_the_tree(server: NatsSer
 
 
 async def test_the_text_of_a_tree_has_the_text_of_children_on_another_node(server: NatsServer) -> None:
-    """The text arrives while the children run, and includes the text of their children."""
     delivered = anyio.Event()
 
     async def deep(engine: Engine) -> str:
@@ -192,7 +190,6 @@ async def test_a_turn_that_is_cancelled_cancels_its_children_on_another_node(ser
 
 @pytest.mark.parametrize("by_budget", [False, True], ids=["limits of the turn", "a budget per root"])
 async def test_money_of_a_tree_is_spent_once_over_all_nodes(server: NatsServer, by_budget: bool) -> None:
-    """Many calls start concurrently on the other node. The remaining money decides how many are made."""
     most = Decimal(24 * A_CALL).scaleb(-9)
     answers: list[str] = []
 

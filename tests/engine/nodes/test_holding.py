@@ -26,7 +26,6 @@ def held(**sessions: int) -> Holding:
 
 
 def test_a_node_without_a_lease_cannot_act() -> None:
-    """The node has not registered yet."""
     holding = Holding(9.0)
     assert not holding.lives(0)
     assert holding.pause(0) == 0.0
@@ -42,7 +41,6 @@ def test_a_lease_counts_from_before_its_request() -> None:
 
 
 def test_a_lease_is_renewed_after_a_third_and_soon_after_a_failure() -> None:
-    """The last pause ends with the lease."""
     holding = held()
     assert holding.pause(0) == 3.0
     holding.not_renewed(3 * SECOND)
@@ -76,7 +74,6 @@ def test_only_a_broken_lease_loses_sessions_of_other_nodes() -> None:
 
 
 def test_a_late_answer_does_not_shorten_the_lease() -> None:
-    """Two renewals can overlap."""
     holding = held()
     early, late = holding.asks(SECOND), holding.asks(3 * SECOND)
     holding.renewed(late, UNBROKEN)
@@ -215,9 +212,7 @@ def test_one_node_acts_for_a_session_and_writes_in_its_own_epoch(steps: list[Any
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.lists(st.integers(-3600, 3600), min_size=80, max_size=80))
-def test_a_jump_of_the_databases_clock_lets_one_node_write_in_each_epoch(
-    steps: list[Any], jumps: list[int]
-) -> None:
+def test_if_the_databases_clock_jumps_one_node_writes_in_each_epoch(steps: list[Any], jumps: list[int]) -> None:
     """Two nodes may both act as the owner. The store accepts the later claim."""
     story = Story()
     for step, jump in zip(steps, jumps, strict=False):

@@ -38,10 +38,10 @@ class Wire:
 
     def __init__(self) -> None:
         self.receivers: list[Callable[[str, bytes, str], None]] = []
-        self.sent_at: list[float] = []
+        self.sent = 0
 
     def publish(self, subject: str, payload: bytes, /) -> bool:
-        self.sent_at.append(anyio.current_time())
+        self.sent += 1
         for receive in self.receivers:
             receive(subject, payload, "")
         return True
@@ -49,6 +49,18 @@ class Wire:
     async def subscribe(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
         self.receivers.append(receive)
         return self
+
+
+class TimedWire(Wire):
+    """The same, with the times of the messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent_at: list[float] = []
+
+    def publish(self, subject: str, payload: bytes, /) -> bool:
+        self.sent_at.append(anyio.current_time())
+        return super().publish(subject, payload)
 
 
 class Host:
@@ -105,11 +117,11 @@ def test_a_refusal_of_one_node_pauses_the_others(used: bool) -> None:
     run_virtual(work)
 
 
-def test_the_remaining_requests_are_published_once_a_second() -> None:
+def test_the_remaining_requests_are_published_once_a_second_and_a_refusal_immediately() -> None:
     """If several replies report the remaining requests, the last report counts."""
 
     async def work() -> None:
-        wire = Wire()
+        wire = TimedWire()
 
         async def say(one: Host, _: Host) -> None:
             for number in range(20):
@@ -120,22 +132,14 @@ def test_the_remaining_requests_are_published_once_a_second() -> None:
         assert [round(at, 1) for at in wire.sent_at] == [0.0, 1.0, 2.0]
         assert [other.goes() for _ in range(2)] == [True, False]
 
-    run_virtual(work)
-
-
-def test_a_refusal_is_published_immediately() -> None:
-    """A refusal does not wait for the pause between other messages."""
-
-    async def work() -> None:
-        wire = Wire()
-
-        async def say(one: Host, _: Host) -> None:
+        async def refuse(one: Host, _: Host) -> None:
             for observation in (left(5.0), left(4.0), refused(5.0)):
                 one.part.note("s", "", observation)
                 await anyio.sleep(0.1)
 
-        await both(wire, say)
-        assert [round(at, 1) for at in wire.sent_at] == [0.0, 0.2]
+        wire = TimedWire()
+        await both(wire, refuse)
+        assert [round(at - wire.sent_at[0], 1) for at in wire.sent_at] == [0.0, 0.2]
 
     run_virtual(work)
 
@@ -145,7 +149,6 @@ def test_a_refusal_is_published_immediately() -> None:
 async def test_an_engine_sends_nothing_to_a_provider_that_refused_another_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the time until a request is possible."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     config = AdapterConfig(max_wait_seconds=0)
     refusal = Say(fails=RateLimitError("slow down", retry_after_seconds=30.0, retryable=True, provider="s"))
@@ -172,28 +175,10 @@ SECOND = 1_000_000
 REASON = "server_error: ServerError"
 
 
-class ProbeWire:
-    """A broker that delivers each message immediately to all receivers."""
-
-    def __init__(self) -> None:
-        self.receivers: list[Callable[[str, bytes, str], None]] = []
-        self.sent = 0
-
-    def publish(self, subject: str, payload: bytes, /) -> bool:
-        self.sent += 1
-        for receive in self.receivers:
-            receive(subject, payload, "")
-        return True
-
-    async def subscribe(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
-        self.receivers.append(receive)
-        return self
-
-
 class ProbeHost:
     """A node with a clock that can be wrong."""
 
-    def __init__(self, wire: ProbeWire, name: str, clock_is_wrong_by: float = 0.0) -> None:
+    def __init__(self, wire: Wire, name: str, clock_is_wrong_by: float = 0.0) -> None:
         self.clock = FakeClock()
         self.clock.now_us = lambda: self.now  # type: ignore[method-assign]
         self.now = round((1_000_000 + clock_is_wrong_by) * SECOND)
@@ -222,7 +207,7 @@ class ProbeHost:
 @pytest.mark.parametrize("hours", [0, 1, -1])
 def test_a_provider_that_is_unavailable_for_one_node_is_avoided_by_all(hours: int) -> None:
     """The pause has the same length on every node, even with a wrong clock."""
-    wire = ProbeWire()
+    wire = Wire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other", hours * 3600.0)
     changes = other.bus.subscribe("provider.availability_changed")
     one.finds("unavailable", 30.0)
@@ -235,14 +220,14 @@ def test_a_provider_that_is_unavailable_for_one_node_is_avoided_by_all(hours: in
 @pytest.mark.parametrize("reason", ["network: NetworkError", "adapter_crashed", "key refused"])
 def test_local_reasons_are_not_published(reason: str) -> None:
     """Such reasons are the host's network, its process and its key."""
-    wire = ProbeWire()
+    wire = Wire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     one.finds("unavailable", 30.0, reason)
     assert other.waits == 0.0
 
 
 def test_a_received_state_is_not_published_again() -> None:
-    wire = ProbeWire()
+    wire = Wire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     changes = other.bus.subscribe("provider.availability_changed")
     one.finds("unavailable", 30.0)
@@ -254,7 +239,7 @@ def test_a_received_state_is_not_published_again() -> None:
 
 def test_a_provider_that_is_available_again_for_one_node_is_probed_by_all() -> None:
     """The other node makes one probe call immediately. The state of another node is no proof."""
-    wire = ProbeWire()
+    wire = Wire()
     one, other = ProbeHost(wire, "one"), ProbeHost(wire, "other")
     one.finds("unavailable", 30.0)
     one.finds("available")
@@ -280,8 +265,6 @@ told = st.tuples(st.sampled_from(["degraded", "unavailable"]), st.integers(1, 10
 
 @given(st.lists(told, min_size=1, max_size=8), st.data())
 def test_the_latest_time_counts_in_any_order(said: list[tuple[str, int]], data: Any) -> None:
-    """Messages can arrive in any order and repeatedly."""
-
     def heard(order: list[tuple[str, int]]) -> float | None:
         table = AvailabilityTable()
         for state, seconds in order:
@@ -294,9 +277,7 @@ def test_the_latest_time_counts_in_any_order(said: list[tuple[str, int]], data: 
 
 
 @pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")
-async def test_engines_of_a_cluster_share_the_state_of_providers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engines_share_the_state_of_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state goes over the broker. A node that starts later receives it too."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(availability, "REPEAT_SECONDS", 0.1)

@@ -35,7 +35,6 @@ from ...support.present import present
 from ...support.scripted import Say
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-
 LEASE = 1.5
 
 
@@ -83,8 +82,6 @@ async def lease_over(engine: Engine) -> AsyncIterator[None]:
 
 
 async def test_nodes_with_traces_on_the_server_share_sessions(postgres_dsn: str, tmp_path: Path) -> None:
-    """Nothing is shipped. Messages are available when they are committed."""
-
     def node(name: str, *replies: Say) -> Engine:
         return Engine(
             models=registry(*replies),
@@ -113,7 +110,6 @@ async def test_nodes_with_traces_on_the_server_share_sessions(postgres_dsn: str,
 
 
 async def test_the_doctor_lists_the_nodes_that_share_a_trace(postgres_dsn: str, tmp_path: Path) -> None:
-    """The command needs only the server. A node lists the other nodes."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -128,7 +124,6 @@ async def test_the_doctor_lists_the_nodes_that_share_a_trace(postgres_dsn: str, 
 
 
 async def test_an_engine_without_content_reads_the_shared_trace(postgres_dsn: str, tmp_path: Path) -> None:
-    """`preview` works on any node for a session of another node."""
     async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
         session = a.session("s:m")
         await session.send("Hi")
@@ -322,9 +317,7 @@ async def test_messages_before_a_deletion_never_return(postgres_dsn: str, tmp_pa
     await shared.database.close()
 
 
-async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_live_node(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
+async def test_an_engine_outside_takes_no_session_from_a_live_node(postgres_dsn: str, tmp_path: Path) -> None:
     """The engine can take a released session, and the node then writes nothing to that session."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
     await shared.ownership.renew(NodeInfo(node="run_a"), 0)

@@ -104,7 +104,6 @@ async def test_without_the_store_each_node_probes_by_itself() -> None:
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: str, tmp_path: Path) -> None:
-    """The lease is in PostgreSQL, and no call waits for the probe."""
     all_wait, answered = asyncio.Event(), asyncio.Event()
     steps = itertools.count(1)  # Each call waits in its first step until all calls have started.
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from callboard.adapters.operations import background
 from callboard.adapters.videos import PollPolicy
-from callboard.bus.errors import CancelledError
-from callboard.engine import Engine
 from tests.book.snippets import DOCS, definitions
 from tests.support.background_engines import MODEL, engine_at
 from tests.support.background_server import WORDS, BackgroundServer, background_server
 from tests.support.virtual_time import runs_on
+
+from .test_taking_up import closed_in_a_reply
 
 anyio_backend = runs_on("asyncio")
 
@@ -35,26 +34,12 @@ async def test_the_pages_programs_start_a_reply_and_resume_it(
     page: dict[str, Any] = definitions(DOCS / "how-to" / "background.md")
     store = tmp_path / "trace.db"
     async with engine_at(server.url, store) as engine:
-        await left(engine, lambda: page["research"](engine, MODEL, "the moon?"))
+        await closed_in_a_reply(engine, page["research"](engine, MODEL, "the moon?"))
     async with engine_at(server.url, store) as engine:
-        await left(engine, lambda: engine.generate(MODEL, "the sun?", background=True))
+        await closed_in_a_reply(engine, engine.generate(MODEL, "the sun?", background=True))
     async with engine_at(server.url, store) as engine:
         assert await page["after_a_restart"](engine) == WORDS
         assert await page["after_a_restart"](engine) is None
         await page["take_up_all"](engine)
     (line,) = capsys.readouterr().out.splitlines()
     assert WORDS in line
-
-
-async def left(engine: Engine, ask: Callable[[], Awaitable[object]]) -> None:
-    """Close the engine after the provider has accepted the request."""
-
-    async def asking() -> None:
-        with pytest.raises(CancelledError):
-            await ask()
-
-    async with anyio.create_task_group() as tasks:
-        with engine.bus.subscribe("llm.call_accepted") as events:
-            tasks.start_soon(asking)
-            await anext(aiter(events))
-        await engine.aclose()

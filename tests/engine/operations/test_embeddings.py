@@ -83,7 +83,6 @@ class Embedder(ScriptedAdapter):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        assert on_attempt is not None
         kind = type(self)
         on_attempt(AttemptStarted(1))
         kind.at_once += 1
@@ -152,9 +151,7 @@ async def test_texts_become_vectors_in_order_with_one_call_for_each_batch() -> N
     async with engine_of(serving(small("a"), a=embedder_type("Plain"))) as (engine, events):
         result = await engine.embed(texts, model="a:small")
         assert [vector[0] for vector in result.vectors] == [float(n) for n in range(1, 9)]
-        assert result.usage.input_tokens == 8000
-        assert result.model == "a:small"
-        assert result.dimensions == 1
+        assert (result.usage.input_tokens, result.model, result.dimensions) == (8000, "a:small", 1)
         assert result.matrix() == array("f", range(1, 9))
         assert len(result.calls) == len(set(result.calls)) == 3
         published = await seen(events, engine)
@@ -165,24 +162,40 @@ async def test_texts_become_vectors_in_order_with_one_call_for_each_batch() -> N
 
 
 async def test_a_single_text_needs_no_list_and_no_text_costs_nothing() -> None:
-    """Unsupported dimensions are refused before a call."""
     async with engine_of(serving(small("a"), a=embedder_type("Alone"))) as (engine, events):
         assert [vector[0] for vector in (await engine.embed("four", model="a:small")).vectors] == [4.0]
         nothing = await engine.embed([], model="a:small")
         assert (nothing.vectors, nothing.cost.nano_usd, nothing.calls) == ((), 0, ())
         assert (await engine.embed(["x"], model="a:small", dimensions=2)).dimensions == 2
-        with pytest.raises(CapabilityError, match="does not support 3 dimensions: it offers 1, 2"):
-            await engine.embed(["x"], model="a:small", dimensions=3)
         assert len(await seen(events, engine)) == 4
 
 
-async def test_an_adapter_without_embeddings_or_key_is_refused_before_any_call() -> None:
-    locked = entry("b", embedder_type("Locked"), missing_key="A_KEY")
-    async with engine_of(serving(small("a"), small("b"), a=f"{__name__}:Talker", b=locked)) as (engine, events):
-        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter supports only conversations"):
-            await engine.embed(["x"], model="a:small")
-        with pytest.raises(ConfigurationError, match="A_KEY"):
-            await engine.embed(["x"], model="b:small")
+LARGE = small("c", id="c:large", wire_name="large")
+
+
+@pytest.mark.parametrize(("model", "inputs", "options", "error", "why"), [
+    ("t:small", ["x"], {}, CapabilityError, "t:small can't embed: its adapter supports only conversations"),
+    ("b:small", ["x"], {}, ConfigurationError, "A_KEY"),
+    ("a:small", [(5, 6)], {}, CapabilityError, "a:small embeds only texts, not tokens"),
+    ("a:small", ["x"], {"dimensions": 3}, CapabilityError, "does not support 3 dimensions: it offers 1, 2"),
+    ("a:small", ["x"], {"fallback": ["c:large"]}, ConfigurationError, "c:large can't replace a:small"),
+    ("d:small", ["x"], {}, ConfigurationError, "c:large can't replace d:small"),
+])  # fmt: skip
+async def test_a_call_that_its_model_cannot_make_is_refused_before_it_is_sent(
+    model: str, inputs: Any, options: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    kind = embedder_type("Refusing")
+    adapters = dict.fromkeys("acd", kind) | {"t": f"{__name__}:Talker"}
+    models = serving(
+        *(small(name) for name in "abt"),
+        LARGE,
+        small("d", fallback=("c:large",)),
+        b=entry("b", kind, missing_key="A_KEY"),
+        **adapters,
+    )
+    async with engine_of(models) as (engine, events):
+        with pytest.raises(error, match=why):
+            await engine.embed(inputs, model=model, **options)
         assert await seen(events, engine) == []
 
 
@@ -197,13 +210,6 @@ async def test_a_budget_counts_token_inputs_exactly(tokens: list[list[int]], ref
         else:
             result = await engine.embed(tokens, model="a:small")
             assert [vector[0] for vector in result.vectors] == [2.0, 1.0]
-
-
-async def test_tokens_go_to_no_provider_that_accepts_only_texts() -> None:
-    async with engine_of(serving(small("a"), a=embedder_type("Texts"))) as (engine, events):
-        with pytest.raises(CapabilityError, match="a:small embeds only texts, not tokens"):
-            await engine.embed([(5, 6)], model="a:small")
-        assert await seen(events, engine) == []
 
 
 @pytest.mark.parametrize(
@@ -228,21 +234,6 @@ async def test_a_batch_that_fails_is_one_failed_call_and_the_others_are_kept() -
         published = await seen(events, engine)
     ends = [type(event) for event in published if not isinstance(event, LlmCallStarted)]
     assert ends == [LlmCallCompleted, LlmCallFailed, LlmCallCompleted]
-
-
-async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
-    models = serving(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
-    async with engine_of(models) as (engine, events):
-        await engine.embed(["x"], model="a:small", max_retries=1)
-        published = await seen(events, engine)
-    assert [type(event) for event in published] == [
-        LlmCallStarted,
-        LlmCallFailed,
-        LlmCallStarted,
-        LlmCallCompleted,
-    ]
-    assert isinstance(published[1], LlmCallFailed)
-    assert published[1].will_retry
 
 
 async def test_cancelling_embed_ends_every_call_in_progress() -> None:
@@ -300,22 +291,6 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
     assert [event.model for event in published if isinstance(event, LlmCallStarted)] == ["a:small"] * 3
 
 
-@pytest.mark.parametrize("listed", [True, False])
-async def test_a_fallback_to_another_model_is_refused(listed: bool) -> None:
-    """A fallback in models.yaml and one in the `fallback` argument are refused."""
-    other = small("b", id="b:large", wire_name="large")
-    models = serving(
-        small("a", fallback=("b:large",) if listed else ()),
-        other,
-        a=embedder_type("First"),
-        b=embedder_type("Other"),
-    )
-    async with engine_of(models) as (engine, events):
-        with pytest.raises(ConfigurationError, match="b:large can't replace a:small"):
-            await engine.embed(["x"], model="a:small", fallback=None if listed else ["b:large"])
-        assert await seen(events, engine) == []
-
-
 async def test_models_yaml_sets_the_embedding_space_of_a_name(tmp_path: Path) -> None:
     """A deployment may have a name without the name of its model."""
     down = embedder_type("Broken", faults=[ServerError("down")])
@@ -350,13 +325,6 @@ async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
     kinds = {"a": embedder_type("Never"), "b": scripted_type(Say("hello"))}
     models = serving(small("a", kind="embedding"), small("b"), **kinds)
     assert [named.model for named in expand(models, ModelChoice()).named] == ["b:small"]
-
-
-def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "models.yaml"
-    path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: sound}}\n")
-    with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat, embedding, image or video"):
-        read_models_yaml(path, {})
 
 
 async def test_a_refused_key_makes_the_provider_unavailable() -> None:
@@ -437,14 +405,12 @@ async def test_batch_size_can_be_below_the_providers_limit_and_not_above() -> No
 
 
 async def test_the_function_is_the_engine_s_method() -> None:
-    """The function accepts the options of the method, and an engine."""
     async with engine_of(serving(small("a"), a=embedder_type("Function"))) as (engine, _):
         result = await embed(["four"], model="a:small", engine=engine, dimensions=2)
         assert [list(vector) for vector in result.vectors] == [[4.0, 4.0]]
 
 
 def test_the_sync_function_reports_progress() -> None:
-    """Progress is reported in the sync thread before the function returns."""
     reported: list[tuple[int, int]] = []
 
     def report(done: int, total: int) -> None:
@@ -458,8 +424,7 @@ def test_the_sync_function_reports_progress() -> None:
 async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:
     text = "my number is 4711 0815, and Ada is my name"
     fault = InvalidRequestError(f"input 0 is refused: {text}.")
-    models = serving(small("a"), a=embedder_type("Quoting", faults=[fault]))
-    async with engine_of(models) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Quoting", faults=[fault]))) as (engine, events):
         with pytest.raises(InvalidRequestError, match="4711"):
             await engine.embed([text], model="a:small")
         (failed,) = (event for event in await seen(events, engine) if isinstance(event, LlmCallFailed))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from callboard.adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
-from callboard.bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
+from callboard.bus import ConfigurationError, Lossless, OutcomeUnknownError
 from callboard.engine import AdapterEntry, Engine
 from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import entry, model, serving
@@ -65,8 +65,6 @@ async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaSer
             started, completed = [envelope.data for envelope in events.take()]
         assert result.cost.nano_usd == (12 * 5_000_000 + 8 * 8_000_000 + 272 * 30_000_000) // 1000
         assert (result.operation, result.image.media_type, result.image.width) == ("generate", "image/png", 2)
-        assert isinstance(started, LlmCallStarted)
-        assert isinstance(completed, LlmCallCompleted)
         assert started.operation == "image"
         assert completed.cost == result.cost
         await engine.flush()
@@ -121,7 +119,6 @@ async def test_an_image_with_a_lost_reply_is_not_made_again(server: MediaServer,
 
 
 async def test_a_paid_request_is_not_resent_after_a_kept_connection_broke(server: MediaServer) -> None:
-    """The transport resends other requests over a new connection."""
     server.faults["image"] = ["", "lost"]
     async with engine_at(server) as engine:
         await engine.generate_image("A red boat.", model=GPT)

@@ -52,8 +52,7 @@ class World:
                 after.append(ticket)
 
     def settle_down(self) -> None:
-        admitted = self.limiter.admit(self.now)
-        self.note(admitted)
+        self.note(self.limiter.admit(self.now))
         self.check()
 
     def send(self, ticket: Ticket) -> None:
@@ -175,7 +174,6 @@ def test_no_window_exceeds_the_limit_and_no_request_waits_without_a_reason(
 
 
 def test_earlier_turns_go_first() -> None:
-    """A later request of an earlier turn is sent before a request of a later turn."""
     world = World(requests=5, tokens=None)
     for ticket in [world.ask(1, "a", 1, 1) for _ in range(5)]:
         world.send(ticket)
@@ -187,7 +185,6 @@ def test_earlier_turns_go_first() -> None:
 
 
 def test_a_model_with_a_used_limit_delays_no_other() -> None:
-    """A limit that was learned for one model does not apply to another."""
     limiter = RateLimiter()
     first = Ticket("a", 0, 1, 1)
     limiter.force(first, 0)
@@ -231,7 +228,6 @@ def test_a_limit_refills_evenly_until_the_time_of_the_provider() -> None:
 
 
 def test_a_fixed_window_refills_at_its_end() -> None:
-    """Until the end of a fixed window, no request becomes free."""
     learned = Learned(Reading(10, 4, MINUTE, fixed=True))
     assert learned.goes(9, 0) == 4
     assert learned.goes(9, MINUTE - 1) == 0
@@ -239,7 +235,6 @@ def test_a_fixed_window_refills_at_its_end() -> None:
 
 
 def test_requests_that_were_sent_later_are_subtracted_from_the_headers() -> None:
-    """The header of a reply counts the requests before it. Requests that were sent later are not in its number."""
     limiter = RateLimiter()
     tickets = [Ticket("a", 0, 1, 1) for _ in range(5)]
     for ticket in tickets:
@@ -250,16 +245,6 @@ def test_requests_that_were_sent_later_are_subtracted_from_the_headers() -> None
     assert [room.left for room in limiter.rooms(0)] == [5]
     limiter.answered(tickets[2], Headers(Reading(10, 7, MINUTE)), 0)
     assert [room.left for room in limiter.rooms(0)] == [5], "an older reply changes nothing"
-
-
-def test_unused_tokens_are_released() -> None:
-    """A request reserves its possible tokens, and settles with the actual ones."""
-    limiter = RateLimiter(tokens=100)
-    first, second = Ticket("a", 0, 10, 80), Ticket("a", 1, 10, 80)
-    limiter.force(first, 0)
-    assert not limiter.ask(second, 0)
-    limiter.over(first, (10, 0), SECOND)
-    assert limiter.admit(SECOND) == [second]
 
 
 def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_counts() -> None:
@@ -411,7 +396,6 @@ def test_of_two_readings_the_later_one_counts(observed_us: int, left: float) -> 
 
 
 def test_a_reply_after_the_pause_opens_the_limiter_here() -> None:
-    """Only a reply to a request after the refusal opens the limiter. During the pause no reply opens it."""
     caller = Caller()
     caller.limiter.refused_elsewhere("m", 5 * SECOND, 0)
     caller.observed(left=9.0, observed_us=SECOND, now_us=SECOND)

@@ -58,9 +58,6 @@ async def test_each_call_has_a_key_of_its_own() -> None:
 
 
 async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:
-    """A process that resumes or imports the session gives the call the same key. A fork gives the call another
-    key.
-    """
     path = tmp_path / "trace.db"
     models = registry(PAY, Say("done"), Say("done"))
     async with keeping(path, models=models) as engine:
@@ -103,7 +100,6 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
 async def test_a_call_whose_process_was_killed_has_the_same_key_again(tmp_path: Path) -> None:
-    """The next process finds the open call and runs it with the same key. A payment service can then pay once."""
     killed = ended(KILLED, tmp_path / "trace.db")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(tmp_path / "trace.db", Say("done")) as engine:
@@ -113,7 +109,6 @@ async def test_a_call_whose_process_was_killed_has_the_same_key_again(tmp_path: 
 
 
 async def test_steering_a_turn_changes_no_key() -> None:
-    """A steering message between two tools is no part of the key."""
     async with running(TWICE, Say("done")) as (engine, _):
         session = engine.session("s:m", tools=[pay])
         async with session.stream("go") as turn:
@@ -125,15 +120,12 @@ async def test_steering_a_turn_changes_no_key() -> None:
 
 
 def test_a_context_that_a_test_makes_has_a_key() -> None:
-    """A test can make a context and call a function alone."""
     one, other = (ToolContext(tool_call_id=name, tool_name="pay").idempotency_key for name in ("tu_1", "tu_2"))
     assert one != other
 
 
 def test_the_key_never_changes() -> None:
-    """A call may wait for its approval in a trace file. The next version of Callboard must give that call the same
-    key.
-    """
+    """A call may wait for its approval in a trace file."""
     reply = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "pay", {}),), id="msg_1")
     assert idempotency_key("ses_1", [reply], "tu_1") == "a1043eb1-c0d9-5e45-bc79-401386d90aa9"
     nameless = msgspec.structs.replace(reply, id=None)
@@ -145,7 +137,6 @@ ids = st.text(max_size=6)
 
 @given(one=st.tuples(ids, ids, ids), other=st.tuples(ids, ids, ids))
 def test_different_calls_have_different_keys(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    """Different sessions, messages and ids of calls give different keys, with any characters in them."""
 
     def key(session: str, message: str, call: str) -> str:
         return idempotency_key(session, [Message(Role.ASSISTANT, (), id=message or "m")], call)
@@ -170,7 +161,6 @@ def make(ran: list[str], **options: object):  # type: ignore[no-untyped-def]
 
 
 async def test_the_hook_sees_the_call_and_the_tools_annotations() -> None:
-    """The hook gets the request in a thread, before any tool runs."""
     ran: list[str] = []
     asked: list[ApprovalRequest] = []
 
@@ -184,8 +174,7 @@ async def test_the_hook_sees_the_call_and_the_tools_annotations() -> None:
 
     await run([call("delete", {"path": "a"})], [make(ran)], approve=approve, session_id="ses_1")
     assert ran == ["a"]
-    assert asked[0].arguments == {"path": "a"}
-    assert asked[0].session_id == "ses_1"
+    assert (asked[0].arguments, asked[0].session_id) == ({"path": "a"}, "ses_1")
     assert asked[0].definition.annotations == ToolAnnotations(destructive=True)
 
 
@@ -208,7 +197,6 @@ async def test_a_denied_call_does_not_run_and_the_model_gets_the_reason(approve:
 
 
 async def test_a_pending_call_waits_and_the_others_run() -> None:
-    """A pending call has neither a result nor events. The other calls have results."""
     ran: list[str] = []
     events: Told = []
 
@@ -224,7 +212,6 @@ async def test_a_pending_call_waits_and_the_others_run() -> None:
 
 
 async def test_a_tool_that_needs_approval_waits_without_a_hook() -> None:
-    """The call runs after its approval."""
     ran: list[str] = []
     made = await run([call("delete", {"path": "a"})], [make(ran, needs_approval=True)])
     assert (made.results, len(made.waiting), ran) == ((), 1, [])
@@ -233,7 +220,6 @@ async def test_a_tool_that_needs_approval_waits_without_a_hook() -> None:
 
 
 async def test_a_tool_decides_for_each_call_whether_it_needs_approval() -> None:
-    """`needs_approval` can be a function of the request. With False, the hook is not called."""
     ran: list[str] = []
     careful = make(ran, needs_approval=lambda request: request.arguments["path"].startswith("/etc"))
     calls = [call("delete", {"path": path}, tool_use_id=path) for path in ("/etc/x", "/tmp/y")]

@@ -19,15 +19,7 @@ import pydantic
 import pytest
 
 from callboard.adapters import ImageBlock, Message, Role, ServerError, TextBlock, ToolDefinition, ToolResultBlock
-from callboard.bus import (
-    CallboardError,
-    CancelledError,
-    StepFinish,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
-    TurnComplete,
-)
+from callboard.bus import CallboardError, CancelledError, ToolFinished, ToolProgress, ToolStarted, TurnComplete
 from callboard.engine import (
     AbortSignal,
     Approved,
@@ -43,7 +35,7 @@ from callboard.engine import (
 from callboard.engine.tools import running as threads
 
 from ...definition_of_done.rows import row
-from ...support.engines import keeping, registry, requests_of, running, talking, topics
+from ...support.engines import requests_of, running, talking, topics
 from ...support.present import present
 from ...support.programs import ended
 from ...support.scripted import Say
@@ -55,7 +47,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 8
 
 
 async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> None:
-    """The loop runs on meanwhile. The thread has the context variables of the caller."""
     WHO.set("me")
     released = threading.Event()
 
@@ -65,10 +56,8 @@ async def test_a_plain_function_runs_in_a_thread_with_the_callers_context() -> N
         assert released.wait(10)
         return WHO.get()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(anyio.to_thread.run_sync, lambda: None)
-        asyncio.get_running_loop().call_soon(released.set)
-        assert (await result_of(wait)).text == "me"
+    asyncio.get_running_loop().call_soon(released.set)
+    assert (await result_of(wait)).text == "me"
 
 
 async def test_a_plain_function_can_run_its_own_event_loop() -> None:
@@ -88,7 +77,6 @@ async def test_a_plain_function_can_run_its_own_event_loop() -> None:
 
 
 async def test_a_thread_past_its_timeout_gets_the_signal_and_its_result_is_dropped() -> None:
-    """The result of the call is an error. Progress after the timeout is dropped too."""
     heard = threading.Event()
     over = threading.Event()
 
@@ -152,10 +140,10 @@ async def test_cancelling_the_round_sets_every_signal() -> None:
         finally:
             cancelled.append("other")
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(run, [call("plain"), call("other", tool_use_id="tu_2")], [plain, other])
-        await running.wait()
-        group.cancel_scope.cancel()
+    calls = asyncio.ensure_future(run([call("plain"), call("other", tool_use_id="tu_2")], [plain, other]))
+    await running.wait()
+    calls.cancel()
+    await asyncio.wait([calls])
     assert await anyio.to_thread.run_sync(heard.wait, 10)
     assert cancelled == ["other"]
 
@@ -224,9 +212,7 @@ async def test_an_exception_of_a_tool_is_an_error_for_the_model(
 
 
 async def test_one_bad_tool_does_not_touch_the_others() -> None:
-    """8.7: every call has a result, in the order of the calls. The model gets errors for failures and unknown
-    names.
-    """
+    """8.7: every call has a result, in the order of the calls."""
 
     @tool
     async def fine(n: int) -> int:
@@ -239,9 +225,7 @@ async def test_one_bad_tool_does_not_touch_the_others() -> None:
 
     calls = [call("fine", {"n": 1}, tool_use_id="a"), call("bad", tool_use_id="b"), call("none", tool_use_id="c")]
     made = await run([*calls, call("fine", {"n": 2}, tool_use_id="d")], [fine, bad])
-    assert [(r.tool_use_id, r.is_error) for r in made.results] == [
-        *zip("abcd", (False, True, True, False), strict=True)
-    ]
+    assert [f"{r.tool_use_id} {r.is_error}" for r in made.results] == ["a False", "b True", "c True", "d False"]
     assert "There is no tool named 'none'. Available tools: fine, bad." in made.results[2].text
 
 
@@ -275,16 +259,11 @@ class Model(pydantic.BaseModel):
     ],
 )
 async def test_results_become_text(value: Any, text: str) -> None:
-    """Text stays as it is. Other values become JSON."""
     result = await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
     assert (result.content, result.is_error) == (text, False)
 
 
 async def test_results_can_be_blocks() -> None:
-    """A result is one block, or several with text between them. A value that JSON lacks gives an error with
-    advice.
-    """
-
     async def given(value: Any) -> ToolResultBlock:
         return await result_of(Tool(ToolDefinition("give"), lambda arguments: value))
 
@@ -360,14 +339,10 @@ async def test_submitted_answers_continue_the_turn() -> None:
         message = await session.submit({open_["ask"]: {"age": 7}, open_["pay"]: Approved()})
         assert message.text == "done"
         assert session.pending_calls == ()
-        assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
-            "the results must be in the order of the calls"
-        )
+        assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], "the calls' order"
         sent = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
         assert sum(len(each) for each in sent) == 3
-        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], (
-            "only the approved call must run here"
-        )
+        assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], "only the approved call runs"
 
 
 async def test_some_answers_leave_the_rest_open() -> None:
@@ -387,9 +362,7 @@ async def test_some_answers_leave_the_rest_open() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_calls_are_approved_and_denied_as_they_were_shown(streamed: bool) -> None:
-    """The host passes the call itself. The model is called when all calls have an answer. A call with an answer is
-    refused.
-    """
+    """The host passes the call itself. The model is called when all calls have an answer."""
     both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
     async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
         await session.send("go")
@@ -421,31 +394,6 @@ async def test_an_approval_without_the_waiting_call_is_refused() -> None:
         await session.approve(waiting)
         with pytest.raises(CallboardError, match="is not waiting for an answer"):
             await session.deny(waiting)
-
-
-async def test_a_submitted_turn_can_be_streamed() -> None:
-    """The tool events come first, then the events of the reply, then the end of the turn."""
-    async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
-        await session.send("go")
-        async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
-            types = [event.type async for event in turn]
-        assert types[:3] == ["tool.started", "tool.finished", "message.start"]
-        assert types[-2:] == ["step.finish", "turn.complete"]
-
-
-async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
-    """The state is in the history. Another engine on the same store approves and runs the call."""
-    path = tmp_path / "trace.db"
-    models = registry(Say(calls=[("pay", {"euros": 9})]), Say("done"))
-    async with keeping(path, models=models) as engine:
-        session = engine.session("s:m", tools=[pay], session_id="ses_1")
-        await session.send("go")
-    async with keeping(path, models=models) as engine:
-        session = await engine.resume("ses_1", tools=[pay])
-        (waiting,) = session.pending_calls
-        assert waiting.input == {"euros": 9}
-        assert (await session.submit({waiting.id: Approved()})).text == "done"
-        assert results(session.messages[2]) == [("paid 9", False)]
 
 
 async def test_a_turn_can_replace_the_approval_hook_of_its_session() -> None:
@@ -499,14 +447,6 @@ async def test_wrong_answers_are_refused_with_the_open_calls() -> None:
         assert len(session.pending_calls) == 2, "no tool must have run"
 
 
-async def test_no_call_of_a_reply_that_failed_waits() -> None:
-    async with running(Say("a", calls=[("pay", {"euros": 1})], fails=ServerError("cut"))) as (engine, _):
-        session = engine.session("s:m", tools=[pay])
-        with pytest.raises(ServerError):
-            await session.send("go")
-        assert session.pending_calls == ()
-
-
 # -- rounds
 
 
@@ -554,16 +494,6 @@ async def test_rounds_are_limited(rounds: int, calls: int) -> None:
         assert events[-1] == TurnComplete("max_tool_rounds")
         assert len(requests_of(engine)) == calls
         assert list(pending(session)) == ["add"]
-
-
-async def test_a_step_ends_after_its_tools() -> None:
-    """`step.finish` comes between the tool events and the next message."""
-    async with running(*again(1), Say("1")) as (engine, _):
-        async with engine.session("s:m", tools=[add]).stream("go") as turn:
-            types = [event.type async for event in turn if not event.type.startswith("text")]
-    first = types.index("step.finish")
-    assert types[first - 2 : first + 2] == ["tool.started", "tool.finished", "step.finish", "message.start"]
-    assert types.count(StepFinish.type) == 2
 
 
 async def test_progress_text_is_in_the_stream_and_on_the_bus_but_is_not_stored(tmp_path: Path) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import enum
 import functools
-import json
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import attrs
 import msgspec
 import pydantic
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from callboard.adapters.providers.anthropic.settings import fit_schema as fit_for_anthropic
 from callboard.adapters.providers.gemini.request import fit_schema
@@ -27,21 +28,88 @@ from callboard.engine.generation.objects import ObjectSchema
 from callboard.engine.tools import tool
 from callboard.engine.type_schema import SchemaError, check, convert, json_schema
 
-from .sample_types import (
-    Address,
-    Box,
-    Cat,
-    Colour,
-    Customer,
-    Dog,
-    Folder,
-    Household,
-    Item,
-    Person,
-    Place,
-    Point,
-    Tree,
-)
+T = TypeVar("T")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Person(msgspec.Struct):
+    """A person whom the text names."""
+
+    name: Annotated[str, msgspec.Meta(description="as it is written", min_length=1)]
+    age: int | None = None
+
+
+@dataclasses.dataclass
+class Tree:
+    """A node of a tree, with its children."""
+
+    label: str
+    children: list[Tree] = dataclasses.field(default_factory=list)
+
+
+class Place(TypedDict):
+    """The place of an event."""
+
+    city: str
+    street: NotRequired[str]
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+
+
+class Address(BaseModel):
+    """The address of a person."""
+
+    city: str = Field(description="without the country")
+    zip_code: int = Field(gt=0)
+
+
+class Household(BaseModel):
+    address: Address
+    members: list[Address] = []
+
+
+class Folder(BaseModel):
+    name: str
+    folders: list[Folder] = []
+
+
+@dataclasses.dataclass
+class Customer:
+    """A dataclass with fields of all the other types."""
+
+    person: Annotated[Person, msgspec.Meta(description="who buys")]
+    address: Address
+    favourite: Colour
+    level: Literal["basic", "pro"]
+    since: datetime.date
+    places: dict[str, Place] = dataclasses.field(default_factory=dict)
+    address_before: Address | None = None
+
+
+@attrs.define
+class Item:
+    sku: str
+    price: decimal.Decimal
+
+
+class Box(msgspec.Struct, Generic[T]):
+    content: T
+
+
+class Cat(msgspec.Struct, tag=True):
+    lives: int
+
+
+class Dog(msgspec.Struct, tag=True):
+    tricks: list[str]
+
 
 CUSTOMER: JsonObject = {
     **{"person": {"name": "Ada"}, "address": {"city": "London", "zip_code": 3}, "favourite": "red"},
@@ -84,9 +152,6 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("of", "value", "expected"), SAMPLES, ids=lambda value: name_of(value)[:30])
 def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value: Json, expected: object) -> None:
-    """Each provider accepts the schema. It has no reference at the root, and every other reference has its
-    definition.
-    """
     schema = json_schema(of)
     check(value, schema)
     converted = convert(value, of)
@@ -113,8 +178,7 @@ def test_classes_without_free_keys_can_be_strict(of: object) -> None:
 def test_a_schema_has_the_texts_of_docstrings_and_annotations() -> None:
     """The description has no indentation. Changes to a returned schema do not reach the next one."""
     schema = json_schema(Person)
-    assert schema["title"] == "Person"
-    assert schema["description"] == "A person whom the text names."
+    assert (schema["title"], schema["description"]) == ("Person", "A person whom the text names.")
     name = {"type": "string", "description": "as it is written", "minLength": 1}
     assert schema["properties"]["name"] == name  # type: ignore[call-overload, index]
     assert schema["required"] == ["name"]
@@ -163,24 +227,14 @@ def test_dates_and_times_have_a_format() -> None:
     schema = json_schema(list[Meeting])
     moment: JsonObject = {"type": "string", "format": "date-time"}
     properties = schema["$defs"]["Meeting"]["properties"]  # type: ignore[call-overload, index]
+    time: JsonObject = {"type": "string", "format": "time", "description": "of that day"}
+    pair = {"minItems": 2, "maxItems": 2, "prefixItems": [moment, {"type": "integer"}], "items": False}
     assert properties == {
         "type": {"enum": ["Meeting"]},
         "begins": moment,
         "ends": {"anyOf": [moment, {"type": "null"}]},
-        "reminders": {
-            "type": "array",
-            "items": {"type": "string", "format": "time", "description": "of that day"},
-        },
-        "by_name": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "array",
-                "minItems": 2,
-                "maxItems": 2,
-                "prefixItems": [moment, {"type": "integer"}],
-                "items": False,
-            },
-        },
+        "reminders": {"type": "array", "items": time},
+        "by_name": {"type": "object", "additionalProperties": {"type": "array", **pair}},
         "local": {"type": "string"},
         "free": {"anyOf": [{"type": "string"}, {"type": "array", "items": moment}], "default": ""},
     }
@@ -212,15 +266,13 @@ def test_two_models_of_one_name_have_separate_definitions() -> None:
         inner = type("Inner", (BaseModel,), {"__annotations__": {"value": kind}, "__module__": __name__})
         return type("Outer", (BaseModel,), {"__annotations__": {"inner": inner}, "__module__": __name__})
 
-    both = msgspec.defstruct("Both", [("first", model(int)), ("second", model(str))])
-    schema = json_schema(both)
+    schema = json_schema(msgspec.defstruct("Both", [("first", model(int)), ("second", model(str))]))
     check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": "x"}}}, schema)
     with pytest.raises(ValueError, match=r"\$\.second\.inner\.value"):
         check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": 1}}}, schema)
 
 
 def test_a_json_schema_is_returned_unchanged() -> None:
-    """A mapping that is no JSON Schema is refused."""
     schema_: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
     assert json_schema(schema_) == schema_
     assert json_schema(types.MappingProxyType({"type": "object"})) == {"type": "object"}
@@ -330,7 +382,6 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
 
 
 def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
-    """Patterns are those of JavaScript. The provider or the tool checks them."""
     schema: JsonObject = {
         "type": "object",
         "properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}, "code": {"pattern": "^[A-Z]$"}},
@@ -344,10 +395,7 @@ def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (
-            {"$ref": "https://example.com/schema"},
-            "refers to 'https://example.com/schema', which it does not define",
-        ),
+        ({"$ref": "https://x.test/schema"}, "refers to 'https://x.test/schema', which it does not define"),
         ({"$ref": "#/$defs/None"}, "refers to '$defs/None', which it does not define"),
         ({"type": 3}, "not a JSON Schema: $.type"),
         ({"type": "object", "properties": []}, "not a JSON Schema: $.properties"),
@@ -431,8 +479,6 @@ PAIRS: list[tuple[Any, Any, Any]] = [
     (StructCat, StructDog, StructDog("dog", True)),
     (TaggedCat, TaggedDog, TaggedDog(True)),
     (ModelCat, DataDog, DataDog("dog", True)),
-    (StructCat, ModelDog, ModelDog(kind="dog", barks=True)),
-    (DataCat, StructDog, StructDog("dog", True)),
     (DictCat, DataDog, DataDog("dog", True)),
 ]
 
@@ -479,8 +525,7 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
 
     take.__annotations__ = {"what": hint, "more": int}
     made_of = tool(take)
-    schema = made_of.definition.input_schema
-    assert schema["required"] == ["what"]
+    assert made_of.definition.input_schema["required"] == ["what"]
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
     read: ObjectSchema[Any] = ObjectSchema(hint)
     wrapped = "value" in read.sent.get("properties", {})  # type: ignore[operator]
@@ -493,9 +538,7 @@ def test_a_value_that_fits_no_member_is_refused_with_the_reason() -> None:
             convert({"kind": "dog", "barks": "loudly"}, cat | dog)
 
 
-def test_a_value_becomes_the_member_that_has_its_field_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_value_becomes_the_member_that_has_its_field_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members may have only optional fields. A union of dataclasses works without pydantic."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 
@@ -513,7 +556,6 @@ def test_a_value_becomes_the_member_that_has_its_field_names(
 
 
 def test_a_path_can_have_a_default() -> None:
-    """The default is text in the schema."""
 
     @tool
     def read(path: Path = Path("/etc")) -> str:
@@ -549,12 +591,3 @@ def test_a_callable_object_can_have_a_name() -> None:
     assert tool(part).definition.name == "read"
     part.__name__ = "read_text"  # type: ignore[attr-defined]
     assert tool(part).definition.name == "read_text"
-
-
-def test_a_value_without_the_wrapper_is_accepted() -> None:
-    """The schema was wrapped, and the reply has the value without the wrapper."""
-    hints: list[tuple[Any, Any]] = [(list[int], [1, 2]), (int, 3), (float, 2.5), (str, "Rome")]
-    for hint, value in [*hints, (Literal["a", "b"], "a"), (ModelCat | ModelDog, DOG)]:
-        schema: ObjectSchema[Any] = ObjectSchema(hint)
-        assert schema.read(value) == schema.read({"value": value})
-        assert schema.read(json.loads(json.dumps(value))) is not None

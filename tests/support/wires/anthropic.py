@@ -122,13 +122,10 @@ class AnthropicWire(Wire):
 # -- the words of the protocol
 
 START_USAGE: JsonObject = {
-    "input_tokens": 20,
-    "cache_creation_input_tokens": 0,
-    "cache_read_input_tokens": 0,
-    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-    "output_tokens": 2,
+    "input_tokens": 20, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}, "output_tokens": 2,
     "service_tier": "standard",
-}
+}  # fmt: skip
 
 
 def event(kind: str, **fields: Json) -> JsonObject:

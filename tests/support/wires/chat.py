@@ -49,12 +49,9 @@ class ChatWire(Wire):
             ]
         choice = {"index": 0, "message": message, "finish_reason": self._word(stop)}
         return {
-            "id": "chatcmpl-1",
-            "object": "chat.completion",
-            "model": "gpt-served",
-            "choices": [choice],
+            "id": "chatcmpl-1", "object": "chat.completion", "model": "gpt-served", "choices": [choice],
             "usage": self._usage,
-        }
+        }  # fmt: skip
 
     def unknown_event(self) -> tuple[str, JsonObject]:
         return "", {"id": "chatcmpl-1", "object": "mood", "mood": "cheerful"}
@@ -146,12 +143,8 @@ def reply(finish: Json = "stop", **message: Json) -> JsonObject:
     """A complete reply."""
     choice: JsonObject = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
     return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "model": "test-2026",
-        "choices": [choice],
-        "usage": USAGE,
-    }
+        "id": "chatcmpl-1", "object": "chat.completion", "model": "test-2026", "choices": [choice], "usage": USAGE,
+    }  # fmt: skip
 
 
 def body(events: Iterable[Event]) -> bytes:

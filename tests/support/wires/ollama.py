@@ -48,13 +48,9 @@ class OllamaWire(Wire):
 
     def _last(self, stop: str, **fields: Json) -> JsonObject:
         return {
-            **self._line(**fields),
-            "done": True,
-            "done_reason": self._word(stop),
-            "total_duration": 5_000_000,
-            "prompt_eval_count": 12,
-            "eval_count": 7,
-        }
+            **self._line(**fields), "done": True, "done_reason": self._word(stop), "total_duration": 5_000_000,
+            "prompt_eval_count": 12, "eval_count": 7,
+        }  # fmt: skip
 
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         fields: JsonObject = {"content": text}
@@ -114,13 +110,9 @@ class OllamaWire(Wire):
 # -- the words of the protocol
 
 METRICS: JsonObject = {
-    "total_duration": 174560334,
-    "load_duration": 101397084,
-    "prompt_eval_count": 11,
-    "prompt_eval_duration": 13074791,
-    "eval_count": 18,
-    "eval_duration": 52479709,
-}
+    "total_duration": 174560334, "load_duration": 101397084, "prompt_eval_count": 11,
+    "prompt_eval_duration": 13074791, "eval_count": 18, "eval_duration": 52479709,
+}  # fmt: skip
 
 
 def line(**message: Json) -> JsonObject:

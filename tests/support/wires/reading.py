@@ -124,14 +124,9 @@ def in_short(block: ContentBlock) -> object:
 def asked(wire: Wire, **changes: object) -> CanonicalRequest:
     """A small request to a wire's model."""
     fields: dict[str, object] = {
-        "request_id": "req_1",
-        "message_id": "msg_1",
-        "messages": (),
-        "model": f"{wire.name}:{wire.model}",
-        "max_output_tokens": 64,
-        "max_retries": 0,
-        **changes,
-    }
+        "request_id": "req_1", "message_id": "msg_1", "messages": (), "model": f"{wire.name}:{wire.model}",
+        "max_output_tokens": 64, "max_retries": 0, **changes,
+    }  # fmt: skip
     if not fields["messages"]:
         fields["messages"] = (wire.hello,)
     return CanonicalRequest(**fields)  # type: ignore[arg-type]  # a test names its own fields

@@ -65,15 +65,11 @@ class ResponsesWire(Wire):
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         why = _INCOMPLETE.get(stop)
         return {
-            "id": "resp_1",
-            "object": "response",
-            "model": "gpt-served",
+            "id": "resp_1", "object": "response", "model": "gpt-served",
             "status": "incomplete" if why else self._word(stop),
-            "incomplete_details": {"reason": why} if why else None,
-            "error": None,
-            "output": self._items(text, calls, thought),
-            "usage": self._usage,
-        }
+            "incomplete_details": {"reason": why} if why else None, "error": None,
+            "output": self._items(text, calls, thought), "usage": self._usage,
+        }  # fmt: skip
 
     def unknown_event(self) -> tuple[str, JsonObject]:
         return "response.mood", {"type": "response.mood", "output_index": 0, "mood": "cheerful"}
@@ -135,12 +131,9 @@ class ResponsesWire(Wire):
 # -- the words of the protocol
 
 USAGE: JsonObject = {
-    "input_tokens": 100,
-    "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
-    "output_tokens": 20,
-    "output_tokens_details": {"reasoning_tokens": 5},
-    "total_tokens": 120,
-}
+    "input_tokens": 100, "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
+    "output_tokens": 20, "output_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 120,
+}  # fmt: skip
 
 
 def event(kind: str, **fields: Json) -> JsonObject:
@@ -150,16 +143,9 @@ def event(kind: str, **fields: Json) -> JsonObject:
 def response(status: str | None = "completed", **fields: Json) -> JsonObject:
     """A response object. `output` is empty, as one backend leaves it at the end of a stream."""
     return {
-        "id": "resp_1",
-        "object": "response",
-        "model": "gpt-test-2026",
-        "status": status,
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": USAGE,
-        **fields,
-    }
+        "id": "resp_1", "object": "response", "model": "gpt-test-2026", "status": status, "error": None,
+        "incomplete_details": None, "output": [], "usage": USAGE, **fields,
+    }  # fmt: skip
 
 
 CREATED = event("created", response=response("in_progress", usage=None))
@@ -172,36 +158,23 @@ def ending(status: str = "completed", **fields: Json) -> JsonObject:
 def message(*texts: str, item_id: str = "msg_1", **fields: Json) -> JsonObject:
     parts: list[Json] = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
     return {
-        "type": "message",
-        "id": item_id,
-        "role": "assistant",
-        "status": "completed",
-        "content": parts,
-        **fields,
-    }
+        "type": "message", "id": item_id, "role": "assistant", "status": "completed", "content": parts, **fields,
+    }  # fmt: skip
 
 
 def call(name: str, arguments: str, number: int = 1, **fields: Json) -> JsonObject:
     return {
-        "type": "function_call",
-        "id": f"fc_{number}",
-        "call_id": f"call_{number}",
-        "name": name,
-        "arguments": arguments,
-        "status": "completed",
-        **fields,
-    }
+        "type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "name": name,
+        "arguments": arguments, "status": "completed", **fields,
+    }  # fmt: skip
 
 
 def reasoning(*summary: str, number: int = 1, **fields: Json) -> JsonObject:
     parts: list[Json] = [{"type": "summary_text", "text": text} for text in summary]
     return {
-        "type": "reasoning",
-        "id": f"rs_{number}",
-        "summary": parts,
-        "encrypted_content": f"secret {number}",
+        "type": "reasoning", "id": f"rs_{number}", "summary": parts, "encrypted_content": f"secret {number}",
         **fields,
-    }
+    }  # fmt: skip
 
 
 def added(index: int, item: JsonObject) -> JsonObject:
@@ -219,14 +192,9 @@ def done(index: int, item: JsonObject) -> JsonObject:
 
 def text_delta(index: int, delta: Json, part: int = 0, **fields: Json) -> JsonObject:
     return event(
-        "output_text.delta",
-        item_id="msg_1",
-        output_index=index,
-        content_index=part,
-        delta=delta,
-        logprobs=[],
+        "output_text.delta", item_id="msg_1", output_index=index, content_index=part, delta=delta, logprobs=[],
         **fields,
-    )
+    )  # fmt: skip
 
 
 def arguments_delta(index: int, delta: Json, number: int = 1) -> JsonObject:

@@ -25,7 +25,6 @@ from .conftest import Place
 
 
 async def test_a_saved_session_has_its_setup_ids_and_metadata(store: Store, make: Maker) -> None:
-    """The saved session has everything that resuming needs."""
     created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
     await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
     saved = await store.saved_session("s")
@@ -36,9 +35,7 @@ async def test_a_saved_session_has_its_setup_ids_and_metadata(store: Store, make
 
 
 async def test_writing_captured_events_again_changes_nothing(store: Store, make: Maker) -> None:
-    """The same events can be written again in any order, as after a spill that was committed twice. Stored events
-    only have positions, roles and ids.
-    """
+    """The same events can be written again in any order, as after a spill that was committed twice."""
     envelopes = captured(configured(make), *appended(make, CONVERSATION))
     await store.write(envelopes)
     first = await store.saved_session("s")
@@ -54,9 +51,7 @@ async def test_writing_captured_events_again_changes_nothing(store: Store, make:
 
 
 async def test_an_earlier_message_never_overwrites_a_later_one(store: Store, make: Maker) -> None:
-    """The later of two messages at one position stays, and the later of two setups. The order of writing does not
-    matter.
-    """
+    """The later of two messages at one position stays, and the later of two setups."""
     other = msgspec.structs.replace(SETUP, model="opus")
     begun = captured(configured(make), *appended(make, CONVERSATION))
     first = captured(configured(make, history=2), *appended(make, [Message.user("First")], first=1))
@@ -80,7 +75,6 @@ async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: Store,
 
 
 async def test_a_clock_that_steps_back_loses_nothing(store: Store, make: Maker) -> None:
-    """Later events count as later, even if their time is earlier."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     again = Maker("run_later")
     early = {"ts_us": T0 - 10**12}
@@ -109,11 +103,7 @@ async def test_content_that_is_not_json_is_withheld(store: Store, make: Maker) -
     assert saved.missing == ("message 1 was not stored (can't be stored: TypeError)",)
 
 
-# -- Expiry
-
-
 async def test_a_session_that_has_lost_its_beginning_reports_it(store: Store, make: Maker) -> None:
-    """The saved session lists its missing parts and can't be resumed."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     cut = make.started().ts_us
     await store.write(captured(*appended(make, [Message.user("More")], first=2)))
@@ -126,15 +116,8 @@ async def test_a_session_that_has_lost_its_beginning_reports_it(store: Store, ma
     assert not row.resumable
 
 
-# -- Files of earlier versions
-
-# -- One writer at a time
-
-
 async def test_events_of_a_former_owner_go_to_a_branch(store: Store, make: Maker) -> None:
-    """If two runs continue one session, the store ends up with two complete sessions. No message is lost or
-    mixed.
-    """
+    """If two runs continue one session, the store ends up with two complete sessions."""
     created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
     await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
     other = Maker("run_other")
@@ -203,9 +186,6 @@ async def positions(store: Store, text: str | None, **where: object) -> list[int
 
 
 async def test_messages_are_found_by_their_words(store: Store, make: Maker) -> None:
-    """Case and accents are ignored. Text, reasoning, arguments and results of tools and large blocks are
-    searched.
-    """
     await store.write(conversation(make))
     expected = {
         **{"cafe": [0], "CAFÉ müller": [0], "old muller cafe": [0], '"old muller"': [0], '"muller old"': []},
@@ -239,12 +219,8 @@ async def test_new_messages_are_found_by_the_next_search(store: Store, make: Mak
     assert await positions(store, "cafe", since_us=T0 + 10**12) == []
 
 
-async def test_a_readonly_store_lists_messages_but_does_not_search(
-    place: Place, store: Store, make: Maker
-) -> None:
-    """A search must update the index, so it needs a writing store. Without a text, the latest messages are
-    returned. Expired messages are left out.
-    """
+async def test_a_readonly_store_lists_but_does_not_search(place: Place, store: Store, make: Maker) -> None:
+    """A search must update the index, so it needs a writing store."""
     await store.write(conversation(make))
     async with place.store(readonly=True) as reader:
         assert len(await reader.search(SearchFilter())) == 5
@@ -277,7 +253,6 @@ async def test_words_of_a_deleted_session_are_gone(place: Place, store: Store, m
 
 
 async def test_without_capture_nothing_is_found(store: Store, make: Maker) -> None:
-    """Stored events have no content."""
     await store.write(appended(make, SAID))
     assert await positions(store, "harbour") == []
     assert await positions(store, None) == []

@@ -93,10 +93,7 @@ async def test_entries_are_found_by_client_and_key_in_their_order(tables: Gatewa
 
 
 @pytest.mark.parametrize(("rows", "size", "left"), [(3, 10_000, 3), (100, 250, 2), (100, 10_000, 6)])
-async def test_the_oldest_entries_are_removed_above_the_limit(
-    tables: GatewayTables, rows: int, size: int, left: int
-) -> None:
-    """The limit is a number of entries, or a number of bytes of their bodies."""
+async def test_the_oldest_entries_are_removed(tables: GatewayTables, rows: int, size: int, left: int) -> None:
     names = [f"key {number}" for number in range(6)]
     await tables.keep([kept(name, body=b"x" * 100) for name in names])
     await tables.trim_kept(rows, size)
@@ -104,9 +101,7 @@ async def test_the_oldest_entries_are_removed_above_the_limit(
     assert [each.key.decode() for each in found] == names[6 - left :]
 
 
-async def test_stored_entries_of_a_conversation_are_deleted_with_its_content(
-    store: Store, tables: GatewayTables, make: Maker
-) -> None:
+async def test_entries_are_deleted_with_their_content(store: Store, tables: GatewayTables, make: Maker) -> None:
     """Entries are deleted with their session, by age, and with pruned calls."""
     await store.write([*call(make, 1, 1), *call(make, 2, 3, session="t")])
     await tables.keep([kept("a", "s"), kept("b", "t", T0 + 10), kept("c", "t", T0 + 20), kept("d", "t", T0 + 30)])
@@ -123,7 +118,6 @@ async def test_stored_entries_of_a_conversation_are_deleted_with_its_content(
 
 
 async def test_another_process_reads_the_written_rows(place: Place) -> None:
-    """A command can add a client while a gateway runs."""
     async with place.store() as one, place.store() as other:
         await one.gateway.add_client(ACME, key("one"))  # type: ignore[attr-defined]
         assert await other.gateway.clients() == [ACME]  # type: ignore[attr-defined]

@@ -37,9 +37,6 @@ async def fill(store: Store) -> None:
 
 
 async def test_old_calls_are_deleted_with_their_events_and_costs(store: Store) -> None:
-    """Events, costs, a session and a run are deleted. A call without an end and its event stay, and sums stay
-    correct.
-    """
     await fill(store)
     before = {row.request_id: row.cost for row in await store.calls()}
     dry = await store.prune(before=OCTOBER + 60 * SECOND, dry_run=True)
@@ -56,7 +53,6 @@ async def test_old_calls_are_deleted_with_their_events_and_costs(store: Store) -
 
 
 async def test_events_can_be_added_after_pruning(store: Store) -> None:
-    """Late events of a pruned month are stored, and the numbers of events continue."""
     await fill(store)
     last = await store.last_event_id()
     await store.prune(before=OCTOBER)
@@ -70,7 +66,6 @@ async def test_events_can_be_added_after_pruning(store: Store) -> None:
 
 
 async def test_the_last_event_always_stays(store: Store, make: Maker) -> None:
-    """The last call also stays, and no number is used twice."""
     await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
     last = await store.last_event_id()
     await store.prune(before=NOVEMBER)
@@ -79,7 +74,6 @@ async def test_the_last_event_always_stays(store: Store, make: Maker) -> None:
 
 
 async def test_the_condition_of_a_store_has_size_and_runs(store: Store) -> None:
-    """A run without a living process is lost, and its call is open."""
     await fill(store)
     condition = await store.condition()
     assert (condition.living, condition.lost, condition.open_calls) == (0, 1, 1)

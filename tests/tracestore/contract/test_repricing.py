@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
+from callboard.bus import Cost, CostSource, StoreError, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.sql import repricing
 
 from ...support.present import present
-from ..changing import CHUNK, MODELS, TABLES, Interrupted, do, stop
 from ..trace_making import DAY_US, T0, Maker
 from .conftest import Place
 
@@ -40,10 +39,14 @@ def costs_of(rows: list[object]) -> list[Cost | None]:
 
 
 async def test_repricing_adds_and_never_edits(store: Store, make: Maker) -> None:
-    """The new cost is next to the cost at call time, and both can be queried."""
+    """The new cost is next to the cost at call time. A dry run has the same report and writes nothing."""
     await fill(store, make)
-    events = await store.events()
+    events, before = await store.events(), await store.calls()
+    dry = await store.reprice(SECOND, dry_run=True)
+    assert (await store.calls(), await store.price_tables(), await store.reprice_runs()) == (before, [], [])
     report = await store.reprice(SECOND)
+    assert (dry.dry_run, report.dry_run) == (True, False)
+    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (4, report.sum_after_nano_usd, report.models)
     assert (report.calls, report.unpriced, report.unpriced_before) == (4, 2, 2)
     assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (2 * 120_000, 2 * 350_000)
     told = [(m.model, m.calls, m.after_nano_usd) for m in report.models]
@@ -75,45 +78,6 @@ async def test_there_and_back_restores_every_cost(store: Store, make: Maker) -> 
     assert costs_of(await store.calls(under=FIRST.version)) == costs_of(first)
 
 
-async def test_a_dry_run_leaves_the_file_alone(store: Store, make: Maker) -> None:
-    """The report equals that of the real run, and no row is written."""
-    await fill(store, make)
-    before = await store.calls()
-    dry = await store.reprice(SECOND, dry_run=True)
-    assert await store.calls() == before
-    assert await store.price_tables() == []
-    assert await store.reprice_runs() == []
-    real = await store.reprice(SECOND)
-    assert dry.dry_run
-    assert not real.dry_run
-    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (real.calls, real.sum_after_nano_usd, real.models)
-
-
-async def test_a_filter_limits_the_repriced_calls(store: Store, make: Maker) -> None:
-    """Other calls keep their cost, even the cost of another repricing."""
-    await fill(store, make)
-    await store.reprice(FIRST)
-    report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
-    assert (report.calls, report.sum_before_nano_usd, report.sum_after_nano_usd) == (1, 120_000, 350_000)
-    (inside,) = await store.calls(CallFilter(session_id="s1"))
-    (outside,) = await store.calls(CallFilter(session_id="s3"))
-    assert present(inside.cost).pricing_version == SECOND.version
-    assert present(outside.cost).pricing_version == FIRST.version
-    (run, _) = await store.reprice_runs()
-    assert (run.where, run.calls, run.sum_after_nano_usd) == (CallFilter(session_id="s1"), 1, 350_000)
-
-
-async def test_calls_made_later_keep_their_own_cost(store: Store, make: Maker) -> None:
-    """A call after the repricing has its cost at call time."""
-    await fill(store, make)
-    await store.reprice(SECOND)
-    late = Cost(1, CostSource.COMPUTED, "eeeeeeeeeeee")
-    later = SYSTEM_CLOCK.now_us() + 2_000_000
-    await store.write([make.started("late", ts_us=later), make.completed("late", cost=late, ts_us=later)])
-    (row,) = await store.calls(CallFilter(request_id="late"))
-    assert row.cost == late
-
-
 async def test_what_would_it_have_cost_on_another_model(store: Store, make: Maker) -> None:
     """as_model prices every call as another model, and stores nothing."""
     await fill(store, make)
@@ -129,9 +93,6 @@ async def test_what_would_it_have_cost_on_another_model(store: Store, make: Make
 
 
 async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
-    """A price table that was used once is stored completely. For an unknown version, the error lists the known
-    ones.
-    """
     await fill(store, make)
     await store.reprice(SECOND)
     await store.use_prices(None)
@@ -144,40 +105,14 @@ async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
             await attempt
 
 
-async def test_an_interrupted_repricing_is_resumed(
-    store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A repricing that died between two chunks has no visible effect. The next repricing completes it."""
-    monkeypatch.setattr(repricing, "CHUNK", 2)
-    await fill(store, make, 10)
-    before = await store.calls()
-    price, chunks = repricing.Repricing._price, []
-
-    def dies(self: repricing.Repricing, *arguments: object) -> object:
-        chunks.append(arguments)
-        if len(chunks) == 3:
-            raise StoreError("the power is gone")
-        return price(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(repricing.Repricing, "_price", dies)
-    with pytest.raises(StoreError, match="power"):
-        await store.reprice(SECOND)
-    assert await store.calls() == before
-    report = await store.reprice(SECOND)
-    assert (report.calls, report.sum_after_nano_usd) == (10, 5 * 350_000)
-    died, done = reversed(await store.reprice_runs())
-    assert died.finished_us is None
-    assert done.finished_us is not None
-
-
 async def test_writing_goes_on_between_chunks(store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repricing locks the trace for one chunk at a time. Two repricings take turns."""
     monkeypatch.setattr(repricing, "CHUNK", 1)
-    await fill(store, make, 20)
+    await fill(store, make, 8)
     async with anyio.create_task_group() as group:
         group.start_soon(store.reprice, FIRST)
         group.start_soon(store.reprice, SECOND)
-        for number in range(20):
+        for number in range(8):
             await store.write([make.started(f"new{number}")])
     assert await store.current_version() == SECOND.version
     assert len(await store.price_tables()) == 2
@@ -258,6 +193,7 @@ _schemas = count()
             st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]),
             st.none() | st.sampled_from(["a:x", "b:y", "c:x"]),
             any_usage(),
+            st.sampled_from(["completed", "completed", "failed", "without a start"]),
         ),
         min_size=1,
         max_size=12,
@@ -268,18 +204,24 @@ async def test_sql_and_table_agree_to_the_nano_dollar(
     place: Place,
     tmp_path_factory: pytest.TempPathFactory,
     table: PriceTable,
-    calls: list[tuple[str, str | None, str | None, TokenUsage]],
+    calls: list[tuple[str, str | None, str | None, TokenUsage, str]],
 ) -> None:
-    """For every table and call, cost and reason are the same, and the report has their sums."""
+    """For every table and call, cost and reason are the same, and the report has their sums. A call that failed
+    may have used tokens. A call without a start is priced for the time before its latency.
+    """
     make = Maker()
     async with another(place, tmp_path_factory.mktemp("agree")) as store:
         expected = {}
-        for number, (model, served, priced_as, usage) in enumerate(calls):
+        for number, (model, served, priced_as, usage, how) in enumerate(calls):
             start = make.started(f"r{number}", model, priced_as=priced_as)
-            await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
-            billed = served or model.partition(":")[2]
-            names = {"served_model": billed, "priced_as": priced_as}
-            expected[f"r{number}"] = table.price(model, usage, start.ts_us, **names)
+            end = make.completed(f"r{number}", model, usage=usage, served_model=served)
+            names, at_us = {"served_model": served or model.partition(":")[2], "priced_as": priced_as}, start.ts_us
+            if how == "failed":
+                end, names = make.failed(f"r{number}", model, usage=usage), {"priced_as": priced_as}
+            elif how == "without a start":
+                names, at_us = {"served_model": names["served_model"]}, end.ts_us - 900_000
+            await store.write([end] if how == "without a start" else [start, end])
+            expected[f"r{number}"] = table.price(model, usage, at_us, **names)
         report = await store.reprice(table)
         assert {row.request_id: row.cost for row in await store.calls()} == expected
         assert (await store.price_tables())[0] == table
@@ -289,29 +231,23 @@ async def test_sql_and_table_agree_to_the_nano_dollar(
         assert report.unpriced == nano.count(None)
 
 
-@pytest.mark.parametrize(
-    ("usage", "nano"),
-    [
+async def test_sql_and_table_agree_at_the_edges(store: Store, make: Maker) -> None:
+    """Random calls rarely reach half a nano-dollar, the threshold of a tier and the end of 64 bits."""
+    cases: list[tuple[TokenUsage, int | None]] = [
         (TokenUsage(input_tokens=4), 0),  # 400 pico-USD
         (TokenUsage(input_tokens=5), 1),  # 500
         (TokenUsage(input_tokens=99_990, cached_input_tokens=10), 9_999),
         (TokenUsage(input_tokens=99_991, cached_input_tokens=10), 19_998),
         (TokenUsage(input_tokens=2**62, cache_creation_input_tokens=2**62), None),
-    ],
-)
-async def test_sql_and_table_agree_at_the_edges(
-    store: Store, make: Maker, usage: TokenUsage, nano: int | None
-) -> None:
-    """The cases are half a nano-dollar, the threshold of a tier and the end of 64 bits, which random calls rarely
-    reach.
-    """
+    ]
     rate = {"model": "openai:*", "cache_read": 0}
     table = PriceTable([PriceRow(input=100, **rate), PriceRow(input=200, above=100_000, **rate)])  # type: ignore[arg-type]
-    await store.write([make.started(), make.completed(usage=usage)])
+    for number, (usage, _) in enumerate(cases):
+        await store.write([make.started(f"r{number}"), make.completed(f"r{number}", usage=usage)])
     await store.reprice(table)
-    (row,) = await store.calls()
-    assert row.cost == table.price("openai:gpt-5", usage, T0)
-    assert present(row.cost).nano_usd == nano
+    for row, (usage, nano) in zip(reversed(await store.calls()), cases, strict=True):
+        assert row.cost == table.price("openai:gpt-5", usage, T0)
+        assert present(row.cost).nano_usd == nano
 
 
 # Single repricings: undone one at a time, limited by a filter, and reported in parts that add up.
@@ -325,6 +261,8 @@ async def test_undo_goes_back_one_repricing_at_a_time(store: Store, make: Maker)
     for table, where in ((FIRST, None), (SECOND, CallFilter(session_id="s1")), (third, None)):
         await store.reprice(table, where=where)
         seen.append(await store.calls())
+    (_, run, _) = await store.reprice_runs()
+    assert (run.where, run.calls, run.sum_after_nano_usd) == (CallFilter(session_id="s1"), 1, 350_000)
     while len(seen) > 1:
         assert await store.calls() == seen.pop()
         await store.undo_reprice()
@@ -344,37 +282,6 @@ async def test_undo_is_refused_after_other_costs_were_chosen(store: Store, make:
         await store.undo_reprice()
 
 
-async def test_undo_removes_only_the_last_run_of_a_version(store: Store, make: Maker) -> None:
-    """The costs of the later run are removed. Those of the earlier run with the same price version stay."""
-    await fill(store, make)
-    await store.reprice(SECOND, where=CallFilter(session_id="s1"))
-    before = await store.calls()
-    await store.reprice(SECOND)
-    assert await store.calls() != before
-    await store.undo_reprice()
-    assert await store.calls() == before
-
-
-async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: Store, make: Maker) -> None:
-    """An earlier run of the same version may have priced all calls, and may be undone or replaced."""
-    await fill(store, make)
-    third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
-    for before in (((SECOND, None), "undo"), ((SECOND, None), (third, None))):
-        for act in before:
-            if isinstance(act, str):
-                await store.undo_reprice()
-            else:
-                await store.reprice(act[0], where=act[1])
-        outside = await store.calls(CallFilter(session_id="s3"))
-        ((old,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
-        report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
-        assert report.calls == 1
-        assert await store.calls(CallFilter(session_id="s3")) == outside
-        ((new,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
-        assert new - old == report.sum_after_nano_usd - report.sum_before_nano_usd
-        await store.use_prices(None)
-
-
 async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: Maker) -> None:
     """The three comparisons have the same sums, for dry and real runs."""
     await fill(store, make, 6)
@@ -388,25 +295,26 @@ async def test_the_report_adds_up_by_model_day_and_session(store: Store, make: M
         assert [row.session_id for row in report.sessions[:3]] == ["s1", "s3", "s5"]
 
 
-# Repricings that are interrupted, resumed, undone and repeated while the store changes.
-
-
-async def test_a_call_that_is_pruned_before_its_turn_is_in_no_sum(
+async def test_a_call_that_is_pruned_is_in_no_sum(
     store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is pruned while a second repricing is interrupted. The report has neither its old cost nor its
-    model.
-    """
-    monkeypatch.setattr(repricing, "CHUNK", CHUNK)
-    usage, cost = TokenUsage(100, 10), Cost(77, CostSource.COMPUTED, "0123456789ab")
-    await do(store, make, [(number, "both", T0, usage, cost) for number in (0, 3, 6)])
-    await do(store, make, [(number, "both", T0 - DAY_US, usage, cost) for number in (12, 15, 1)])
-    await do(store, make, [(9, "both", T0, usage, cost)])
-    await store.reprice(TABLES[0])
-    with pytest.raises(Interrupted):
-        await store.reprice(TABLES[1], progress=stop)
+    monkeypatch.setattr(repricing, "CHUNK", 3)
+    old, new, mini = T0 - DAY_US, "openai:gpt-5", "openai:gpt-5-mini"
+    for number, (model, at_us) in enumerate(
+        [(new, T0), (new, T0), (new, T0), (new, old), (new, old), (mini, old), (new, T0)]
+    ):
+        about = {"ts_us": at_us, "session_id": f"s{number % 2}"}
+        end = make.completed(f"r{number}", model, usage=USAGE, **about)  # type: ignore[arg-type]
+        await store.write([make.started(f"r{number}", model, **about), end])  # type: ignore[arg-type]
+
+    def stop(_done: int, _last: int) -> None:
+        raise InterruptedError
+
+    await store.reprice(FIRST)
+    with pytest.raises(InterruptedError):
+        await store.reprice(SECOND, progress=stop)
     assert (await store.prune(before=T0)).attempts == 3
     report = await store.resume_reprice()
-    assert [(of.model, of.calls) for of in report.models] == [(MODELS[0], 4)]
+    assert [(of.model, of.calls) for of in report.models] == [(new, 4)]
     assert len(report.days) == 1
-    assert (report.sum_before_nano_usd, report.unpriced_before) == (4 * 120_150, 0)
+    assert (report.sum_before_nano_usd, report.unpriced_before) == (4 * 120_000, 0)

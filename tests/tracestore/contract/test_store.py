@@ -30,6 +30,7 @@ from callboard.tracestore.export import export_calls
 from callboard.tracestore.sql import batches
 
 from ...support.programs import started
+from ..content_making import configured
 from ..trace_making import DAY_US, T0, Maker, fill
 from .conftest import Place
 
@@ -43,7 +44,6 @@ class HostEvent(Event, frozen=True, kw_only=True, tag="host.weird"):
 
 
 async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
-    """The row of an attempt has all values of its start and of its end."""
     usage = TokenUsage(70, 30, 20, 10, 4, 12, UsageSource.REPORTED, raw=msgspec.Raw(b'{"prompt_tokens":100}'))
     cost = Cost(5_000, CostSource.COMPUTED, "abcdefabcdef")
     ids = {"session_id": "ses_1", "turn_id": "trn_1", "message_id": "msg_1", "caused_by": "req_0"}
@@ -68,7 +68,6 @@ async def test_a_completed_call_is_one_row(store: Store, make: Maker) -> None:
 
 
 async def test_every_attempt_is_a_row(store: Store, make: Maker) -> None:
-    """A retried call has a row for the failed attempt and one for the successful attempt."""
     first_attempt = [make.started(), make.failed(will_retry=True)]
     await store.write([*first_attempt, make.started(attempt=2), make.completed(attempt=2)])
     second, first = await store.calls(CallFilter(request_id="req_1"))
@@ -114,9 +113,7 @@ async def test_writing_twice_changes_nothing(store: Store, make: Maker) -> None:
     assert (cost.key, cost.calls, cost.cost_nano_usd, before[4]) == (("openai:gpt-5",), 2, 1234, 4)
 
 
-async def test_other_tasks_run_while_a_batch_is_prepared(
-    store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_is_prepared_in_parts(store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks on the loop wait for a few events of a large batch, never for all of them."""
     turn = 0
     made: Counter[int] = Counter()
@@ -141,9 +138,7 @@ async def test_other_tasks_run_while_a_batch_is_prepared(
     assert max(made.values()) <= 32
 
 
-async def test_a_write_that_is_cancelled_while_preparing_is_committed(
-    store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_write_is_committed(store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that is cancelled between two parts of its batch continues to the commit, and only then raises."""
     made = 0
 
@@ -162,17 +157,7 @@ async def test_a_write_that_is_cancelled_while_preparing_is_committed(
     assert len(await store.calls()) == 250
 
 
-async def test_an_end_before_its_start_gives_the_same_row(store: Store, make: Maker) -> None:
-    """The order of the two events does not matter."""
-    start, end = make.started(), make.completed()
-    await store.write([end])
-    await store.write([start])
-    (row,) = await store.calls()
-    assert (row.status, row.started_us, row.requested_model) == ("completed", start.ts_us, "alias")
-
-
 async def test_events_are_read_back_unchanged(store: Store, make: Maker) -> None:
-    """Envelope and data are read back in order."""
     state = StoreStateChanged(previous="ok", current="retrying", reason="disk full", lost=3)
     sent = [make.started(session_id="s", tags={"k": "v"}), make(state), make.completed(session_id="s")]
     await store.write(sent)
@@ -184,18 +169,24 @@ async def test_events_are_read_back_unchanged(store: Store, make: Maker) -> None
 
 
 async def test_content_is_never_stored(store: Store, make: Maker) -> None:
-    """For an appended message, the file only has position, role and id."""
+    """For an appended message, the trace only has position, role and id. The session can't be resumed."""
     message = Message.user("a very secret sentence")
     message = msgspec.structs.replace(message, id="msg_9", name="secret name")
-    await store.write([make(SessionMessageAppended(position=4, message=message), session_id="s")])
-    (envelope,) = await store.events()
+    await store.write(
+        [configured(make), make(SessionMessageAppended(position=4, message=message), session_id="s")]
+    )
+    _, envelope = await store.events()
     assert isinstance(envelope.data, SessionMessageAppended)
     assert envelope.data.position == 4
     assert (envelope.data.message.id, envelope.data.message.role) == ("msg_9", "user")
     assert envelope.data.message.content == ()
+    assert (await store.saved_session("s"), await store.messages("s")) == (None, [])
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (0, False)
     await store.close()
     everything = b"".join(path.read_bytes() for path in store.path.parent.iterdir())
     assert b"secret" not in everything
+    assert b"You are brief" not in everything
 
 
 async def test_an_event_of_an_unknown_topic_is_read_back_unchanged(store: Store, make: Maker) -> None:
@@ -211,28 +202,16 @@ async def test_an_event_of_an_unknown_topic_is_read_back_unchanged(store: Store,
     assert (again.topic, bytes(again.raw)) == ("host.weird", bytes(envelope.data.raw))
 
 
-@pytest.mark.parametrize("value", [object(), "half a pair \ud83d", 2**80, {1: {2: object()}}])
-async def test_an_event_that_cannot_be_encoded_stops_no_batch(store: Store, make: Maker, value: object) -> None:
+async def test_an_event_that_cannot_be_encoded_stops_no_batch(store: Store, make: Maker) -> None:
     """A host's event that can't be encoded is stored as far as possible. Its batch is committed."""
-    await store.write([make.started(), make(HostEvent(value=value)), make.completed()])
-    assert len(await store.events()) == 3
-    assert len(await store.calls(CallFilter(status="completed"))) == 1
-
-
-async def test_broken_text_and_impossible_numbers_are_stored(store: Store, make: Maker) -> None:
-    """Half surrogate pairs and counts beyond 64 bits do not stop the store."""
-    usage = TokenUsage(input_tokens=2**70, output_tokens=5)
-    routing = RoutingDecision("x\ud800", "openai:gpt-5", "openai", "alias")
-    start = make.started(session_id="s\udfff", tags={"k": "\ud800"})
-    event = msgspec.structs.replace(start.data, routing=routing)
-    await store.write([msgspec.structs.replace(start, data=event), make.completed(usage=usage)])
-    (row,) = await store.calls()
-    assert row.session_id == "s?"
-    assert (row.usage.input_tokens, row.usage.output_tokens) == (0, 5)
+    for number, value in enumerate((object(), "half a pair \ud83d", 2**80, {1: {2: object()}}), 1):
+        request = f"req_{number}"
+        await store.write([make.started(request), make(HostEvent(value=value)), make.completed(request)])
+        assert len(await store.events()) == 3 * number
+        assert len(await store.calls(CallFilter(status="completed"))) == number
 
 
 async def test_every_condition_of_a_filter_applies(store: Store, make: Maker) -> None:
-    """Each condition of a filter applies, alone and together with others."""
     batch = []
     for number, (model, session, team) in enumerate(
         [("openai:gpt-5", "s1", "red"), ("openai:gpt-5-mini", "s1", "blue"), ("local-chat:smol", "s2", "red")]
@@ -280,24 +259,6 @@ async def test_sessions_sum_up_their_calls(store: Store, make: Maker) -> None:
     assert (row.cost_nano_usd, row.unpriced) == (1234, 1)
 
 
-async def test_costs_group_and_count_the_unpriced(store: Store, make: Maker) -> None:
-    """A sum has the number of calls without a price. An unknown cost is not zero."""
-    await store.write(
-        [
-            make.completed("a"),
-            make.completed("b", cost=Cost(None, CostSource.UNPRICED, "v", "no price")),
-            make.completed("c", "local-chat:smol", usage=TokenUsage(1, 1, source=UsageSource.ESTIMATED)),
-        ]
-    )
-    (total,) = await store.costs(by=())
-    assert (total.calls, total.cost_nano_usd, total.unpriced, total.estimated) == (3, 2468, 1, 1)
-    rows = await store.costs(by=("provider", "day"))
-    assert [row.key[0] for row in rows] == ["local-chat", "openai"]
-    assert rows[0].key[1] == "2026-09-21"
-    with pytest.raises(ValueError, match="grouped by"):
-        await store.costs(by=("model; DROP TABLE calls",))  # type: ignore[arg-type]
-
-
 async def test_the_events_of_a_run_are_read_by_their_numbers(store: Store) -> None:
     """The events after a number are read in pages. Each run has its own numbers."""
     first, second = Maker("run_a"), Maker("run_b")
@@ -337,7 +298,6 @@ async def test_usage_with_the_providers_own_figures_is_read_back(store: Store, m
 
 
 async def test_a_call_that_went_through_the_spill_file_has_its_end(store: Store, make: Maker) -> None:
-    """Events that were spilled as lines give the same rows as other events."""
     # stored unchanged, even if it is no valid text
     usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens": 7}'))
     spilled = [encode_line(envelope) for envelope in (make.started(), make.completed(usage=usage))]
@@ -349,13 +309,18 @@ async def test_a_call_that_went_through_the_spill_file_has_its_end(store: Store,
 # The rows of a call do not depend on the order or the number of its events.
 
 
-async def test_one_batch_with_two_starts_of_a_call_gives_one_row(store: Store, make: Maker) -> None:
+async def test_events_of_a_call_in_any_order_or_number_give_one_row(store: Store, make: Maker) -> None:
     await store.write([make.started(), make.started(), make.failed(), make.failed()])
     (call,) = await store.calls()
     assert (call.status, call.error_class) == ("failed", "server_error")
+    start, end = make.started("req_2"), make.completed("req_2")
+    await store.write([end])
+    await store.write([start])
+    (row,) = await store.calls(CallFilter(request_id="req_2"))
+    assert (row.status, row.started_us, row.requested_model) == ("completed", start.ts_us, "alias")
 
 
-async def test_text_that_a_database_cannot_store_stops_no_batch(store: Store, make: Maker) -> None:
+async def test_text_and_numbers_that_a_database_cannot_store_stop_no_batch(store: Store, make: Maker) -> None:
     """A text is found even if the database can only store it in another form."""
     ids = {"session_id": "ses_\0"}
     awkward = make.started("req_\ud800", tags={"a\0": "b\ud800\0"}, **ids), make.completed("req_\ud800", **ids)
@@ -366,6 +331,12 @@ async def test_text_that_a_database_cannot_store_stops_no_batch(store: Store, ma
     found = [{"session_id": "ses_\0"}, {"request_id": "req_\0"}, {"tags": {"a\0": "b\0"}}]
     assert [len(await store.calls(CallFilter(**each))) for each in found] == [2, 1, 1]  # type: ignore[arg-type]
     assert len(await store.events(session_id="ses_\0")) == 3
+    start = make.started("req_3", session_id="s\udfff")
+    routed = msgspec.structs.replace(start.data, routing=RoutingDecision("x\ud800", "openai:gpt-5", "openai", "a"))
+    usage = TokenUsage(input_tokens=2**70, output_tokens=5)
+    await store.write([msgspec.structs.replace(start, data=routed), make.completed("req_3", usage=usage)])
+    (row,) = await store.calls(CallFilter(request_id="req_3"))
+    assert (row.session_id, row.usage.input_tokens, row.usage.output_tokens) == ("s?", 0, 5)
 
 
 async def test_groups_of_the_same_cost_are_sorted_by_name(store: Store, make: Maker) -> None:
@@ -393,7 +364,6 @@ MORE_ON_A_SERVER = {("runs", "shipped_from")}
 
 
 async def test_every_table_and_every_column_has_a_description(place: Place, store: Store) -> None:
-    """No other table or column is described."""
     if place.kind == "sqlite":  # statements of users cannot read its own tables
         with closing(sqlite3.connect(place.folder / "trace.db")) as connection:
             rows = connection.execute(COLUMNS["sqlite"]).fetchall()
@@ -406,9 +376,7 @@ async def test_every_table_and_every_column_has_a_description(place: Place, stor
 
 
 async def test_call_rows_have_the_names_and_values_of_an_export(store: Store, make: Maker) -> None:
-    """The rows equal an export as JSON lines, without its formatted texts. The current cost is next to the one at
-    call time.
-    """
+    """The rows equal an export as JSON lines, without its formatted texts."""
     await fill(store, make, 7)
     await store.reprice(PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second"))
     file = io.BytesIO()
@@ -432,7 +400,6 @@ def test_columns_of_call_rows_are_named_as_in_python() -> None:
 
 
 def test_each_description_is_a_sentence() -> None:
-    """A description begins with a capital letter and ends with a full stop."""
     meanings = [table.meaning for table in TABLES.values()] + list(BOOKKEEPING.values())
     meanings += [column.meaning for table in TABLES.values() for column in table.columns.values()]
     assert [each for each in meanings if not re.fullmatch(r"[A-Z][^|]*\.", each)] == []
@@ -472,7 +439,6 @@ HOLDS_UNTIL_KILLED = """
 
 
 async def test_the_block_is_entered_by_one_at_a_time(place: Place) -> None:
-    """Each of many tasks in two stores enters the block, never two at the same time."""
     inside = most = turns = 0
 
     async def enter(store: Store) -> None:

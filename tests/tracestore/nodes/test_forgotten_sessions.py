@@ -20,7 +20,6 @@ from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabas
 from ...support.postgres_server import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-
 A = NodeInfo(node="run_a", lease_seconds=600.0)
 OLD_US, LATER_US = 1_790_000_000_000_000, 1_795_000_000_000_000
 SESSIONS = ("released", "dead", "of no node", "living")
@@ -146,12 +145,8 @@ async def test_statements_wait_until_the_tables_are_created(postgres_dsn: str) -
     await database.close()
 
 
-async def test_an_idle_transaction_ends_after_ten_seconds(
-    postgres_dsn: str,
-) -> None:
-    """PostgreSQL ends a transaction that is idle for 10 s. Otherwise its locks would block leases and
-    takeovers.
-    """
+async def test_an_idle_transaction_ends_after_ten_seconds(postgres_dsn: str) -> None:
+    """PostgreSQL ends a transaction that is idle for 10 s."""
     database = SharedDatabase(postgres_dsn)
     ((seconds,),) = await database.statement("SELECT current_setting('idle_in_transaction_session_timeout')")
     assert seconds == "10s"

@@ -81,9 +81,7 @@ async def test_a_repeated_request_adds_nothing(ledger: LedgerTables) -> None:
 
 
 async def test_late_requests_change_nothing(ledger: LedgerTables) -> None:
-    """A grant or a return that is older than the node's last request is ignored. A return never increases a
-    slice.
-    """
+    """A grant or a return that is older than the node's last request is ignored."""
     slot = (await ledger.grant("a", 3, wanting((MONEY, (300, 0))))).balances[0].slot
     await ledger.give_back("a", 2, [(MONEY, slot, (0, 0))])
     assert await size(ledger, "a", MONEY) == [(300, 0)]
@@ -108,7 +106,6 @@ async def test_forced_amounts_count_beyond_the_limit(ledger: LedgerTables) -> No
 
 
 async def test_different_budgets_have_different_accounts(ledger: LedgerTables) -> None:
-    """Budgets differ by what they count, by their window, and by their limit."""
     others = [
         Budget(max_cost_usd="0.000002"),
         Budget(max_cost_usd="0.000001", window="day"),

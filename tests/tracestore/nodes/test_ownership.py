@@ -11,7 +11,6 @@ import pytest
 from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, ProbeTables, TurnEnding
 from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
 
-from ...support.postgres_server import own_server, why_not
 from ...support.shared_tables import ProbeModel
 from .conftest import Place
 
@@ -23,6 +22,14 @@ def ending(by: NodeInfo, *, session: str = "s", epoch: int = 1) -> TurnEnding:
     return TurnEnding(
         stream_id="trn_1", session_id=session, epoch=epoch, status="outcome_unknown", decided_by=by.node
     )
+
+
+@pytest.fixture
+async def owned(place: Place) -> Place:
+    """Rows in which node A owns the session s."""
+    await place.tables.renew(A, 0)
+    await place.tables.claim("s", A.node)
+    return place
 
 
 async def test_a_lease_is_renewed_until_it_runs_out(place: Place) -> None:
@@ -100,9 +107,6 @@ async def test_a_released_session_can_be_claimed_immediately(place: Place) -> No
 
 
 async def test_a_forgotten_session_keeps_raising_its_epoch(place: Place) -> None:
-    """Each claim raises the epoch, also a claim by the owner. A node only forgets a session that it owns at that
-    epoch.
-    """
     await place.tables.renew(A, 0)
     assert [(await place.tables.claim("s", A.node)).epoch for _ in range(3)] == [1, 2, 3]
     await place.tables.forget(A.node, "s", 2)
@@ -113,12 +117,10 @@ async def test_a_forgotten_session_keeps_raising_its_epoch(place: Place) -> None
     assert await place.tables.claim("s", B.node) == Claimed(epoch=4)
 
 
-async def test_a_node_that_leaves_is_no_longer_listed(place: Place) -> None:
-    await place.tables.renew(A, 0)
-    await place.tables.claim("s", A.node)
-    await place.tables.leave(A.node)
-    assert isinstance(await place.tables.claim("s", B.node), Claimed)
-    assert await place.tables.nodes() == []
+async def test_a_node_that_leaves_is_no_longer_listed(owned: Place) -> None:
+    await owned.tables.leave(A.node)
+    assert isinstance(await owned.tables.claim("s", B.node), Claimed)
+    assert await owned.tables.nodes() == []
 
 
 async def test_an_owner_is_notified_of_takeover_requests(place: Place) -> None:
@@ -137,69 +139,51 @@ async def test_an_owner_is_notified_of_takeover_requests(place: Place) -> None:
     assert list((await place.tables.renew(A, 0)).wanted) == []
 
 
-async def test_the_end_of_a_turn_is_decided_once(place: Place) -> None:
+async def test_the_end_of_a_turn_is_decided_once(owned: Place) -> None:
     """While the owner's lease lasts and it owns the session, no other node can end its turn."""
-    await place.tables.renew(A, 0)
-    await place.tables.claim("s", A.node)
-    assert await place.tables.end_turn(ending(B), A.node) is None
-    assert await place.tables.ending("trn_1") is None
-    await place.passes(11)
-    assert await place.tables.end_turn(ending(B), A.node) == ending(B)
-    await place.tables.renew(A, 0)
-    assert await place.tables.end_turn(ending(A), A.node) == ending(B)
-    assert await place.tables.ending("trn_1") == ending(B)
+    assert await owned.tables.end_turn(ending(B), A.node) is None
+    assert await owned.tables.ending("trn_1") is None
+    await owned.passes(11)
+    assert await owned.tables.end_turn(ending(B), A.node) == ending(B)
+    await owned.tables.renew(A, 0)
+    assert await owned.tables.end_turn(ending(A), A.node) == ending(B)
+    assert await owned.tables.ending("trn_1") == ending(B)
 
 
-async def test_the_turn_of_a_former_owner_can_be_ended(place: Place) -> None:
+async def test_the_turn_of_a_former_owner_can_be_ended(owned: Place) -> None:
     """Another node owns the session, so the former owner can't end the turn itself."""
-    await place.tables.renew(A, 0)
-    await place.tables.claim("s", A.node)
-    await place.passes(11)
-    await place.tables.renew(B, 0)
-    await place.tables.claim("s", B.node)
-    await place.tables.renew(A, 0)
-    assert await place.tables.end_turn(ending(B), A.node) == ending(B)
+    await owned.passes(11)
+    await owned.tables.renew(B, 0)
+    await owned.tables.claim("s", B.node)
+    await owned.tables.renew(A, 0)
+    assert await owned.tables.end_turn(ending(B), A.node) == ending(B)
 
 
 async def test_a_turn_without_a_session_can_be_ended_after_its_node_s_lease(place: Place) -> None:
-    """Without a session, only the node's lease counts."""
     await place.tables.renew(A, 0)
     assert await place.tables.end_turn(ending(B, session=""), A.node) is None
     await place.passes(11)
     assert await place.tables.end_turn(ending(B, session=""), A.node) == ending(B, session="")
 
 
-async def test_living_nodes_are_listed_first_and_dead_ones_for_a_day(place: Place) -> None:
-    """The list has the number of sessions of each node."""
-    await place.tables.renew(A, 0)
-    await place.tables.claim("s", A.node)
-    await place.passes(11)
-    await place.tables.renew(B, 0)
-    rows = await place.tables.nodes()
+async def test_living_nodes_are_listed_first_and_dead_ones_for_a_day(owned: Place) -> None:
+    await owned.passes(11)
+    await owned.tables.renew(B, 0)
+    rows = await owned.tables.nodes()
     assert [(row.node, row.lives, row.sessions) for row in rows] == [(B.node, True, 0), (A.node, False, 1)]
-    await place.passes(86_500)
-    await place.tables.renew(B, 0)
-    assert [row.node for row in await place.tables.nodes()] == [B.node]
-    assert isinstance(await place.tables.claim("s", B.node), Claimed)
+    await owned.passes(86_500)
+    await owned.tables.renew(B, 0)
+    assert [row.node for row in await owned.tables.nodes()] == [B.node]
+    assert isinstance(await owned.tables.claim("s", B.node), Claimed)
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-async def test_after_a_start_of_the_server_leases_last_longer() -> None:
-    """No node could renew its lease while the server was down."""
-    with own_server() as server, server.database() as dsn:
-        database = SharedDatabase(dsn)
-        tables = PostgresOwnership(database)
-        await tables.renew(NodeInfo(node="run_a", lease_seconds=600.0), 0)
-        await tables.claim("s", "run_a")
-        await database.statement("UPDATE nodes SET lease_until = lease_until - interval '1 day'")
-        assert isinstance(await tables.claim("s", "run_b"), HeldSession)
-        await database.statement("UPDATE nodes SET lease_seconds = 0")
-        assert isinstance(await tables.claim("s", "run_b"), Claimed)
-        await database.close()
+async def test_after_a_start_of_the_server_leases_last_longer(owned: Place) -> None:
+    await owned.passes(11)
+    await owned.restarts()
+    assert isinstance(await owned.tables.claim("s", B.node), HeldSession)
 
 
 async def test_of_many_concurrent_claims_one_succeeds(postgres_dsn: str) -> None:
-    """The claims after the first one take a released session. No two claims have the same epoch."""
     databases = [SharedDatabase(postgres_dsn) for _ in range(4)]
     nodes = [PostgresOwnership(database) for database in databases]
     for number, tables in enumerate(nodes):
@@ -229,9 +213,6 @@ async def probes(request: Any) -> AsyncIterator[ProbeTables]:
 
 
 async def test_one_node_has_the_lease_until_it_releases_it(probes: ProbeTables) -> None:
-    """There is one lease for each provider and each model. Its owner can extend it, and other nodes get its
-    remaining time.
-    """
     left = await asyncio.gather(*(probes.take(node, "p", "", 30.0) for node in "abc"))
     assert [each == 0 for each in left].count(True) == 1
     owner = "abc"[left.index(0)]

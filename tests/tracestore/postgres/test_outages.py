@@ -7,7 +7,10 @@ import random
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import psycopg
@@ -17,7 +20,6 @@ from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.events.calls import LlmCallFailed
 from callboard.engine import Engine
 from callboard.tracestore import PostgresStore, PriceTable
-from callboard.tracestore.postgres import database as database_module
 from callboard.tracestore.postgres import database as link
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.statements import Statements
@@ -31,6 +33,7 @@ from ...support.postgres_server import StartedServer
 from ...support.programs import started
 from ...support.scripted import Say
 from ..trace_making import Maker
+from ..writer_rig import until
 
 # A server that stops, starts again, or cuts connections: calls continue, and no event is lost or stored twice.
 
@@ -42,9 +45,7 @@ async def asked(engine: Engine, times: int) -> None:
         assert message.text == "Hello."
 
 
-async def test_an_engine_continues_while_the_server_is_down(
-    server: StartedServer, dsn: str, tmp_path: Path
-) -> None:
+async def test_calls_continue_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
     """Events wait in memory and in files. They are written in order after the server is up."""
     store = PostgresStore(dsn, path=tmp_path / "trace")
     async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store, capture_content=True) as engine:
@@ -71,38 +72,23 @@ async def test_an_engine_continues_while_the_server_is_down(
         assert leftovers(again.path) == []
 
 
-async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """The first successful write creates the tables."""
-    store = PostgresStore(dsn, path=tmp_path / "trace")
+async def test_engines_start_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
+    """The first successful write creates the tables. The next engine also writes the spilled events."""
+    first, second = (PostgresStore(dsn, path=tmp_path / "trace") for _ in range(2))
     server.stop()
     try:
-        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
+        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=first) as engine:
+            await asked(engine, 4)
+        assert leftovers(first.path)
+        async with Engine(models=registry(*[Say("Hello.")] * 1000), store=second) as engine:
             await asked(engine, 2)
             server.start()
             await engine.flush()
-            assert len(await store.calls()) == 2
+            await until(lambda: not leftovers(first.path))
+            assert [call.status for call in await second.calls()] == ["completed"] * 6
     finally:
         if server.process_id is None:
             server.start()
-
-
-async def test_the_next_engine_writes_the_spilled_events(server: StartedServer, dsn: str, tmp_path: Path) -> None:
-    """The events are in the spill file next to the path of the store."""
-    store = PostgresStore(dsn, path=tmp_path / "trace")
-    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
-        await asked(engine, 1)
-        await engine.flush()
-        server.stop()
-        await asked(engine, 4)
-    assert leftovers(store.path)
-    server.start()
-    again = PostgresStore(dsn, path=tmp_path / "trace")
-    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=again) as engine:
-        await asked(engine, 1)
-        await engine.flush()
-        async with PostgresStore.open_readonly(dsn) as reader:
-            assert [call.status for call in await reader.calls()] == ["completed"] * 6
-    assert leftovers(store.path) == []
 
 
 _PROGRAM = """
@@ -153,7 +139,7 @@ async def statuses(store: PostgresStore) -> list[str]:
     return [call.status for call in await store.calls(limit=None)]
 
 
-async def test_a_transaction_whose_connection_is_cut_is_rolled_back(
+async def test_a_cut_transaction_is_rolled_back(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
     """The write fails with StoreUnavailable, and the next batch uses a new connection."""
@@ -175,9 +161,7 @@ async def test_a_transaction_whose_connection_is_cut_is_rolled_back(
 
 
 @pytest.mark.more("more cuts")
-async def test_no_event_is_lost_or_doubled_if_connections_are_cut(
-    server: StartedServer, dsn: str, tmp_path: Path, make: Maker
-) -> None:
+async def test_cut_connections_lose_no_event(server: StartedServer, dsn: str, tmp_path: Path, make: Maker) -> None:
     """If a writer repeats each batch until it succeeds, every event is stored once."""
     chance = random.Random(16)
     written = [make.started(f"req_{number}") for number in range(100 if is_quick() else 300)]
@@ -201,16 +185,12 @@ async def test_no_event_is_lost_or_doubled_if_connections_are_cut(
         assert len(await reader.calls(limit=None)) == len(written)
 
 
-async def test_a_write_that_waits_too_long_for_a_lock_can_be_repeated(
-    dsn: str, tmp_path: Path, make: Maker
-) -> None:
+async def test_a_write_that_waits_too_long_can_be_repeated(dsn: str, tmp_path: Path, make: Maker) -> None:
     """If another writer's transaction takes too long, the write fails with StoreUnavailable and can be
     repeated.
     """
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store._database.alone(lambda connection: connection.execute("SET lock_timeout = 50"))
-        other = Database(dsn)
-        await other.open()
         entered = anyio.Event()
         loop = asyncio.get_running_loop()
 
@@ -218,17 +198,15 @@ async def test_a_write_that_waits_too_long_for_a_lock_can_be_repeated(
             loop.call_soon_threadsafe(entered.set)
             statements.run("SELECT pg_sleep(0.5)")
 
-        async with anyio.create_task_group() as group:
+        async with opened(dsn) as other, anyio.create_task_group() as group:
             group.start_soon(other.write, slow)
             await entered.wait()
             with pytest.raises(StoreUnavailable):
                 await store.write([make.started()])
         await store.write([make.started()])
-        await other.close()
 
 
 async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
-    """The server does not exist, or the DSN is invalid."""
     store = PostgresStore("postgresql://me:geheim@127.0.0.1:1/trace", path=tmp_path / "trace")
     with pytest.raises(StoreUnavailable) as refused:
         await store.open()
@@ -257,7 +235,6 @@ async def test_only_the_first_connection_waits_for_a_server_that_does_not_reply(
 
 
 async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """The store opens a new connection after a write was refused."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         await store._database.alone(
             lambda connection: connection.execute("SET default_transaction_read_only = on")
@@ -273,43 +250,35 @@ async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path,
 SOON = Patience(work=0.3, cancelled=0.3)
 
 
+@asynccontextmanager
+async def opened(dsn: str, **options: Any) -> AsyncIterator[Database]:
+    database = Database(dsn, **options)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
 def one(statements: Statements) -> int:
     ((found,),) = statements.run("SELECT 1")
     return int(found)
 
 
-async def test_work_that_is_not_answered_fails_in_time_and_is_not_tried_again_at_once(
+async def test_unanswered_work_fails_in_time_and_is_not_tried_again_immediately(
     server: StartedServer, dsn: str
 ) -> None:
-    database = Database(dsn, single=True, patience=SOON)
-    await database.open()
-    try:
+    async with opened(dsn, single=True, patience=SOON) as database:
         with server.hanging():
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="does not answer"):
                     await database.write(one)
-    finally:
-        await database.close()
-
-
-async def test_the_database_works_again_after_the_server_does(
-    server: StartedServer, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "_ASKED_AGAIN", 0.0)
-    database = Database(dsn, single=True)
-    await database.open()
-    try:
-        with server.hanging(), pytest.raises(StoreUnavailable, match="does not answer"):
-            await database.write(one, patience=SOON)
-        assert await database.write(one) == 1
-    finally:
-        await database.close()
+        database._writer._reach._ask_at = 0.0  # the wait is over
+        assert await database.write(one, patience=Patience()) == 1
 
 
 async def test_a_cancelled_caller_does_not_wait_for_the_server(server: StartedServer, dsn: str) -> None:
-    database = Database(dsn, patience=Patience(cancelled=0.3))
-    await database.open()
-    try:
+    async with opened(dsn, patience=Patience(cancelled=0.3)) as database:
         with server.hanging():
             began = time.monotonic()
             with anyio.move_on_after(0.1) as scope:
@@ -317,14 +286,12 @@ async def test_a_cancelled_caller_does_not_wait_for_the_server(server: StartedSe
             assert scope.cancelled_caught
             assert time.monotonic() - began < 4
         assert await database.look(one) == 1
-    finally:
-        await database.close()
 
 
-async def test_closing_does_not_wait_for_the_server(
+async def test_closing_waits_for_no_server(
     server: StartedServer, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(link, "_CLOSE_SECONDS", 0.3)
     store = PostgresStore(dsn, path=tmp_path / "trace")
     await store.open()
     await store.write([Maker("run_a").started("req_1")])
@@ -421,10 +388,7 @@ async def test_a_writing_store_looks_for_lost_runs_again(dsn: str, tmp_path: Pat
                 await anyio.sleep(0.05)
 
 
-async def test_a_run_with_spilled_events_on_this_machine_is_not_ended(
-    dsn: str, tmp_path: Path, make: Maker
-) -> None:
-    """The spilled events are written first."""
+async def test_a_run_with_spilled_events_here_is_not_ended(dsn: str, tmp_path: Path, make: Maker) -> None:
     await dead(dsn, tmp_path, make)
     spill = SpillFile(spill_path(tmp_path / "trace", make.run_id), 1 << 20)
     assert spill.append([make.completed()]) == 1
@@ -439,9 +403,6 @@ async def test_a_run_with_spilled_events_on_this_machine_is_not_ended(
 
 
 async def test_a_process_that_was_cut_off_continues_its_run(dsn: str, tmp_path: Path, make: Maker) -> None:
-    """Another process has ended the run's calls. The real end of a call replaces that end, and the run is open
-    again.
-    """
     async with store(dsn, tmp_path) as cut_off, store(dsn, tmp_path / "other") as other:
         cut_off.hold_run(make.run_id)
         await cut_off.write([make.started()])
@@ -456,7 +417,7 @@ async def test_a_process_that_was_cut_off_continues_its_run(dsn: str, tmp_path: 
         assert await other.close_lost_runs() == []
 
 
-async def test_no_lease_ends_right_after_a_start_of_the_server(
+async def test_no_lease_ends_after_the_servers_start(
     server: StartedServer, dsn: str, tmp_path: Path, make: Maker
 ) -> None:
     """Living processes could not renew their leases while the server was down."""

@@ -13,8 +13,6 @@ from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.shipping.marks import backlogs
-from callboard.tracestore.shipping.shipment import Origin
-from callboard.tracestore.shipping.shipper import receiver
 from tests.support.present import present
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured
@@ -67,12 +65,8 @@ async def bodies(store: PostgresStore) -> int:
     return int(str(count))
 
 
-async def test_a_session_that_is_deleted_in_the_file_is_deleted_in_the_store(
-    local: TraceStore, shared: str
-) -> None:
-    """Messages and bodies are deleted in the shared store. Calls and costs stay. The backlog counts the
-    deletion.
-    """
+async def test_a_session_that_a_file_deletes_is_deleted_in_the_store(local: TraceStore, shared: str) -> None:
+    """Messages and bodies are deleted in the shared store. Calls and costs stay."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     await say(local, make, "other", Message.user("Hi"))
@@ -90,9 +84,7 @@ async def test_a_session_that_is_deleted_in_the_file_is_deleted_in_the_store(
         assert await store.saved_session("other") == await local.saved_session("other") is not None
 
 
-async def test_waiting_events_of_a_deleted_session_are_shipped_without_content(
-    local: TraceStore, shared: str
-) -> None:
+async def test_waiting_events_of_a_deleted_session_have_no_content(local: TraceStore, shared: str) -> None:
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     await call(local, make, "s")
@@ -104,8 +96,7 @@ async def test_waiting_events_of_a_deleted_session_are_shipped_without_content(
         assert len(await store.calls()) == 1
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 2000])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("at_once", "before"), [(1, True), (3, False), (2000, True)])
 async def test_a_session_that_begins_again_after_its_deletion_has_no_old_content(
     local: TraceStore, shared: str, at_once: int, before: bool
 ) -> None:
@@ -122,9 +113,7 @@ async def test_a_session_that_begins_again_after_its_deletion_has_no_old_content
         lose_marks(local.path)  # all events are sent again, under another name
 
 
-async def test_content_that_is_forgotten_in_a_file_is_deleted_in_the_store(
-    local: TraceStore, shared: str, tmp_path: Path
-) -> None:
+async def test_content_that_a_file_forgets_is_deleted(local: TraceStore, shared: str, tmp_path: Path) -> None:
     await say(local, Maker("run_a"), "old", SECRET)
     await say(local, Maker("run_b"), "young", Message.user("Hi"), ts_us=LATER)
     async with TraceStore(tmp_path / "other.db") as other:
@@ -138,9 +127,7 @@ async def test_content_that_is_forgotten_in_a_file_is_deleted_in_the_store(
                 assert await store.saved_session(session) == await of.saved_session(session) is not None
 
 
-async def test_a_session_of_the_same_name_from_elsewhere_stays(
-    local: TraceStore, shared: str, tmp_path: Path
-) -> None:
+async def test_a_namesake_from_elsewhere_is_not_deleted(local: TraceStore, shared: str, tmp_path: Path) -> None:
     async with TraceStore(tmp_path / "other.db") as other:
         await say(local, Maker("run_a"), "main", Message.user("Here"))
         await say(other, Maker("run_b"), "main", Message.user("There"))
@@ -159,9 +146,7 @@ async def test_a_session_of_the_same_name_from_elsewhere_stays(
 
 
 async def test_a_session_that_is_deleted_in_the_store_is_not_restored(local: TraceStore, shared: str) -> None:
-    """Neither later messages nor a second shipment of all events restore it. Only a new session of that name can
-    exist.
-    """
+    """Neither later messages nor a second shipment of all events restore it."""
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
     async with shipped(local.path, shared) as store:
@@ -181,9 +166,7 @@ async def test_a_session_that_is_deleted_in_the_store_is_not_restored(local: Tra
         assert [row.first_us for row in await store.sessions(None)] == [2 * LATER]
 
 
-async def test_a_deleted_branch_of_a_session_is_not_restored(
-    local: TraceStore, shared: str, tmp_path: Path
-) -> None:
+async def test_a_deleted_branch_is_not_restored(local: TraceStore, shared: str, tmp_path: Path) -> None:
     async with TraceStore(tmp_path / "other.db") as other:
         await say(local, Maker("run_a"), "main", Message.user("Here"))
         make = Maker("run_b")
@@ -231,10 +214,7 @@ async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(local
         assert await bodies(store) == 0
 
 
-async def test_an_interrupted_deletion_is_completed(
-    local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shipper is killed before the bodies are deleted."""
+async def test_a_deletion_is_completed(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")
@@ -256,9 +236,7 @@ async def test_an_interrupted_deletion_is_completed(
 
 
 async def test_calls_that_the_store_has_pruned_are_not_restored(local: TraceStore, shared: str) -> None:
-    """All events are sent again in several pieces by several shippers. Events that were never stored arrive at any
-    age.
-    """
+    """All events are sent again in several pieces by several shippers."""
     old, young, late = Maker("run_old"), Maker("run_young"), Maker("run_late")
     for make, session, ts_us in ((old, "old", T0), (young, "young", LATER)):
         for _ in range(5):
@@ -283,12 +261,3 @@ async def test_calls_that_the_store_has_pruned_are_not_restored(local: TraceStor
         assert await store.saved_session("said") is None
         assert await bodies(store) == 0
         assert (await store.sql(EVENTS)).rows == ((int(str(kept[0][0])) + 2,),)
-
-
-async def test_an_unknown_file_has_the_first_position(shared: str) -> None:
-    target = receiver(shared)
-    await target.open()
-    try:
-        assert await target.erased(Origin("never heard of")) == 0
-    finally:
-        await target.close()

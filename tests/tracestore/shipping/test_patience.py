@@ -13,7 +13,6 @@ from callboard.bus.events.envelope import Event
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.tracestore import ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.shipping.shipment import START, Ending, Origin, Position, Shipment
-from callboard.tracestore.sql.expiry import Erasure
 from tests.support.virtual_time import FakeClock, runs_on
 from tests.tracestore.shipping.test_shipping import of_run
 
@@ -54,14 +53,8 @@ class Target:
         self.taken = shipment.last
         return shipment.last
 
-    async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
-        raise AssertionError("nothing here is unstorable")
-
     async def erased(self, origin: Origin) -> int:
         return 0
-
-    async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        raise AssertionError("nothing was deleted")
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
         return ()

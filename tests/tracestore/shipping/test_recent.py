@@ -71,23 +71,7 @@ async def same(local: TraceStore, shared: str) -> None:
         assert await everything(store) == await everything(local)
 
 
-async def test_recent_events_are_not_read_from_the_file(local: TraceStore, shared: str, reads: list[int]) -> None:
-    told = Told(local, shared)
-    events = of_run("one", 40)
-    for begin in range(0, len(events), 11):  # calls start and end in different batches
-        await local.write(events[begin : begin + 11])
-        if begin % 3 == 0:
-            await told.shipper.ship()
-    await told.shipper.ship()
-    await told.shipper.close()
-    assert reads == []
-    assert told.recent.behind(START) == ()
-    await same(local, shared)
-
-
-async def test_a_call_is_one_row_if_its_events_are_in_several_batches(
-    local: TraceStore, shared: str, reads: list[int]
-) -> None:
+async def test_a_call_in_several_batches_is_one_row(local: TraceStore, shared: str, reads: list[int]) -> None:
     """A start can come after its end or a second time, in separate batches, but in one shipment."""
     make = Maker("run_a")
     tags = {"team": "a"}
@@ -111,7 +95,9 @@ async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads:
     """Names include separators and the mark for NULL of the transfer, and texts that the file must clean."""
     told = Told(local, shared)
     make = Maker("None")
-    for number, name in enumerate(("None", "\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "", "é😀\u2028", "\ud800")):
+    for number, name in enumerate(
+        ("None", "\x02None\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "\\.", "", "é\u2028", "\ud800")
+    ):
         ids = {"session_id": name, "turn_id": name, "tags": {"k\t\\": name or "."}}
         await local.write([make.started(f"{name}{number}", **ids), make.completed(f"{name}{number}", **ids)])
         await told.shipper.ship()
@@ -120,9 +106,7 @@ async def test_any_name_and_value_arrives(local: TraceStore, shared: str, reads:
     await same(local, shared)
 
 
-async def test_events_of_another_writer_are_read_from_the_file(
-    local: TraceStore, shared: str, reads: list[int]
-) -> None:
+async def test_events_of_another_writer_are_read(local: TraceStore, shared: str, reads: list[int]) -> None:
     """The file is read for earlier events, for missing events in between, and for a batch with several runs."""
     one, two, three = (of_run(name, 12) for name in ("one", "two", "three"))
     await local.write(one[:5])
@@ -338,7 +322,6 @@ def test_invalid_parts_of_an_address_are_refused() -> None:
 
 
 async def test_a_lock_is_held_through_a_pooler(pooled: str, tmp_path: Path) -> None:
-    """The lock holds while many other transactions use the same connections."""
     entered = anyio.Event()
 
     async def enter(store: PostgresStore) -> None:
@@ -400,7 +383,6 @@ async def test_a_role_without_the_settings_gets_their_names(shared: str, trace: 
 
 
 async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, shared: str) -> None:
-    """Each schema has its own mark, and none has the other's rows."""
     teams = [f"{shared}?schema=team_{letter}" for letter in "ab"]
     await local.write(of_run("one", 10))
     await ship(local.path, teams[0])
@@ -420,12 +402,7 @@ async def test_one_file_goes_to_two_schemas_of_one_database(local: TraceStore, s
         assert await store.events(limit=None) == []
 
 
-async def test_of_two_hosts_the_writable_one_is_used(
-    request: pytest.FixtureRequest, local: TraceStore, shared: str
-) -> None:
-    """The first host refuses connections, like a failed primary. Then the second one becomes a standby and a
-    primary again.
-    """
+async def test_the_writable_host_is_used(request: pytest.FixtureRequest, local: TraceStore, shared: str) -> None:
     server: PostgresServer = request.getfixturevalue("postgres_server")
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening

@@ -55,7 +55,6 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_new_events_go_directly(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """Several shipments and several shippers of the file also go directly."""
     events = of_run("one", 40)
     for begin in range(0, len(events), 30):
         await local.write(events[begin : begin + 30])
@@ -64,9 +63,7 @@ async def test_new_events_go_directly(local: TraceStore, shared: str, ways: list
     await assert_arrives(local, shared)
 
 
-async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
-    local: TraceStore, shared: str, ways: list[str]
-) -> None:
+async def test_a_file_under_a_new_name_is_staged_at_first(local: TraceStore, shared: str, ways: list[str]) -> None:
     await local.write(of_run("one", 40))
     await ship(local.path, shared)
     lose_marks(local.path)
@@ -80,20 +77,6 @@ async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
         await shipper.ship()
     await shipper.close()
     assert ways == ["staged", "direct"]
-    await assert_arrives(local, shared)
-
-
-async def test_events_of_another_writer_are_not_doubled(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """The file's position in the shared store does not include these events."""
-    events = of_run("one", 40)
-    await local.write(events[:20])
-    await ship(local.path, shared)
-    await local.write(events[20:])
-    async with PostgresStore(shared, path=local.path.with_name("other")) as store:
-        await store.write(events[50:60])
-    ways.clear()
-    await ship(local.path, shared)
-    assert ways == ["direct", "staged"]
     await assert_arrives(local, shared)
 
 
@@ -119,9 +102,7 @@ async def test_a_copy_of_a_file_is_shipped_independently(local: TraceStore, shar
             assert len(await store.events(limit=None)) == len(kept)
 
 
-async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
-    local: TraceStore, shared: str, ways: list[str]
-) -> None:
+async def test_a_call_in_several_shipments_is_one_call(local: TraceStore, shared: str, ways: list[str]) -> None:
     make = Maker("run_a")
     tags = {"team": "a"}
     told = [make.started("req_1", tags=tags), make.completed("req_1", tags=tags), make.completed("req_2")]
@@ -132,34 +113,15 @@ async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
     await assert_arrives(local, shared)
 
 
-async def test_names_may_be_anything(local: TraceStore, shared: str, ways: list[str]) -> None:
-    """Names include separators and the mark for NULL of the transfer."""
-    make = Maker("None")
-    for number, name in enumerate(
-        ("None", "\x02", "\x02None\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "\\.", "", "é😀\u2028")
-    ):
-        request = f"{name}{number}"
-        ids = {"session_id": name, "turn_id": name, "tags": {"k\t\\": name or "."}}
-        await local.write([make.started(request, **ids), make.completed(request, **ids)])
-        await local.write([make.started(f"{request}x", model=f"openai:{name}x", **ids)])
-    await ship(local.path, shared)
-    assert ways == ["direct"]
+async def test_the_providers_usage_object_arrives_unchanged(local: TraceStore, shared: str) -> None:
+    make = Maker("run_a")
+    for number, raw in enumerate((None, b'{"n":1}', b'{\n  "n": [1]\n}', b'"text"')):
+        usage = TokenUsage(7, 1, raw=None if raw is None else msgspec.Raw(raw))
+        await local.write([make.completed(f"req_{number}", usage=usage)])
     await assert_arrives(local, shared)
 
 
-@pytest.mark.parametrize("raw", [None, b'{"n":1}', b'{\n  "n": [1]\n}', b'"text"'])
-async def test_the_providers_usage_object_arrives_unchanged(
-    local: TraceStore, shared: str, raw: bytes | None
-) -> None:
-    usage = TokenUsage(7, 1, raw=None if raw is None else msgspec.Raw(raw))
-    await local.write([Maker("run_a").completed("req_1", usage=usage)])
-    await ship(local.path, shared)
-    await assert_arrives(local, shared)
-
-
-async def test_characters_that_a_text_cannot_have_are_replaced(
-    local: TraceStore, shared: str, ways: list[str]
-) -> None:
+async def test_characters_that_no_text_has_are_replaced(local: TraceStore, shared: str, ways: list[str]) -> None:
     make = Maker("run_a")
     ids = {"session_id": "a\0b", "tags": {"k\0": "v"}}
     await local.write([make.started("req\0", **ids), make.completed("req\0", **ids), make.started("req_2")])
@@ -184,9 +146,7 @@ async def test_a_shipment_is_bounded_by_its_size_too(
     await assert_arrives(local, shared)
 
 
-async def test_a_failed_read_ahead_is_repeated(
-    local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_read_is_repeated(local: TraceStore, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second shipment is read while the first one is stored, and this read fails."""
     reads = 0
     read = source.Source.read

@@ -36,20 +36,7 @@ def page(after: int, last: int, size: int = 10) -> Page:
     return Page("run_a", after, last, b"x" * size)
 
 
-def test_one_page_is_sent_at_a_time() -> None:
-    """The next page is sent after the broker has acknowledged the previous page."""
-    machine = BridgeQueue()
-    machine.add([page(0, 2), page(2, 5)])
-    assert machine.next(0.0, connected=True) == Send(page(0, 2))
-    assert machine.next(0.0, connected=True) == Send(page(0, 2))
-    machine.acknowledged(page(0, 2))
-    assert (machine.cursor, machine.next(0.0, connected=True)) == (2, Send(page(2, 5)))
-    machine.acknowledged(page(2, 5))
-    assert (machine.cursor, machine.next(0.0, connected=True)) == (5, Pause(None))
-
-
 def test_the_wait_grows_with_each_failure() -> None:
-    """When the broker reconnects, the page is sent immediately."""
     machine = BridgeQueue()
     machine.add([page(0, 1)])
     waits = []
@@ -65,7 +52,6 @@ def test_the_wait_grows_with_each_failure() -> None:
 
 
 def test_pages_that_do_not_fit_into_memory_are_read_from_the_trace() -> None:
-    """The page that is being sent stays in memory."""
     machine = BridgeQueue()
     machine.add([page(n, n + 1, MOST_WAITING // 4) for n in range(6)])
     assert machine.is_behind
@@ -192,7 +178,6 @@ def said(seq: int, *, captured: bool) -> list[Envelope]:
 
 
 def test_a_decoded_page_equals_the_encoded_one() -> None:
-    """A page has its events and the number before its first event."""
     (page,) = pages_of("run_a", 3, events([5, 6, 9]), content=False, most_bytes=PLENTY)
     read = decode_page(encode_page(page))
     assert read == page
@@ -202,7 +187,6 @@ def test_a_decoded_page_equals_the_encoded_one() -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
-    """The broker gets no content even if the trace stores content."""
     (page,) = pages_of("run_a", 0, said(1, captured=captured), content=False, most_bytes=PLENTY)
     assert b"secret" not in encode_page(page)
     assert [envelope.topic for envelope in page.envelopes() or ()] == [
@@ -218,7 +202,6 @@ def test_content_is_not_sent_unless_the_host_allows_it(captured: bool) -> None:
 
 
 def test_pages_have_no_gap() -> None:
-    """The test sends many events, and large ones."""
     many = events(range(1, 3 * PAGE_EVENTS))
     assert [page.last for page in pages_of("run_a", 0, many, content=False, most_bytes=PLENTY)] == [
         PAGE_EVENTS,
@@ -246,6 +229,5 @@ def test_an_event_too_large_for_the_broker_is_a_page_without_content() -> None:
 
 @pytest.mark.parametrize("message", [b"", b"{}", b"\xff\n", b'{"run":1,"after":0,"last":1}\n'])
 def test_a_message_that_is_no_page_is_refused(message: bytes) -> None:
-    """The error is a ValueError, which readers handle."""
     with pytest.raises(ValueError):
         decode_page(message)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import anyio
 import pytest
 
-from callboard.bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
+from callboard.bus import CallboardError, StreamReset, TurnComplete, TurnEvent, UnknownStream
 from callboard.bus.errors import CancelledError
 from callboard.engine import Engine
 from tests.support.cluster_engines import node_of, until
@@ -69,7 +69,6 @@ async def test_a_reader_on_another_node_continues_after_the_last_event(nats: Nat
 
 
 async def test_the_tail_has_only_new_events(nats: NatsServer) -> None:
-    """The tail is the same on another node."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -108,7 +107,6 @@ async def test_a_completed_stream_is_read_from_its_frames(nats: NatsServer, wipe
 
 @pytest.mark.deep("another fault of the broker")
 async def test_a_broker_that_is_wiped_during_a_stream_loses_no_event(nats: NatsServer) -> None:
-    """A current reader continues, and a later reader gets every event."""
     gate = Gate(20)
     async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, late):
         seen: Seen = []
@@ -143,9 +141,6 @@ async def restart(nats: NatsServer, *engines: Engine) -> None:
 
 
 async def test_an_unknown_stream_is_an_error_of_the_first_read(nats: NatsServer) -> None:
-    """Attaching does not wait for other nodes. A number beyond the end fails at the read, and a negative number
-    fails at `attach`.
-    """
     async with nodes(nats, 2, Say("a")) as (owner, other):
         reader = other.attach("trn_nothing")
         with pytest.raises(UnknownStream, match="no node has it"):
@@ -163,7 +158,6 @@ async def test_an_unknown_stream_is_an_error_of_the_first_read(nats: NatsServer)
 
 
 async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
-    """Readers on all nodes see the same end."""
     gate = Gate(10)
     async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, third):
         async with owner.session("s:m").stream("Hi") as turn, anyio.create_task_group() as group:
@@ -186,16 +180,7 @@ async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
         assert not await third.cancel("trn_nothing")
 
 
-async def test_a_call_without_a_session_can_be_read_on_another_node(nats: NatsServer) -> None:
-    async with nodes(nats, 2, Say("Hel", "lo")) as (owner, other):
-        async with owner.stream("s:m", "Hi") as reply:
-            await reply.response()
-        seen = await read(other, reply.stream_id)
-        assert "".join(event.text for _, event in seen if isinstance(event, TextDelta)) == "Hello"
-
-
 async def test_a_mirror_without_readers_is_dropped(nats: NatsServer) -> None:
-    """A later reader gets the complete stream."""
     gate = Gate(11)
     async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -223,7 +208,6 @@ async def test_closing_an_engine_ends_its_readers(nats: NatsServer) -> None:
 
 
 async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) -> None:
-    """A long message is sent in parts."""
     text = "x" * 3_000_000
     async with nodes(nats, 2, Say(text, "end")) as (owner, other):
         async with owner.session("s:m").stream("Hi") as turn:
@@ -232,7 +216,6 @@ async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) ->
 
 
 async def test_no_frame_of_a_deleted_session_is_kept(nats: NatsServer) -> None:
-    """The broker keeps the frames of other sessions."""
     async with nodes(nats, 2, Say("a"), Say("b")) as (owner, other):
         sessions = [owner.session("s:m"), owner.session("s:m")]
         frames = node_of(other).frames

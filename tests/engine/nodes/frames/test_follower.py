@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -16,11 +16,9 @@ from callboard.engine.nodes.frames.exchange import (
     AskStore,
     Follower,
     OwnerAnswer,
-    Receiver,
     Replay,
     Stored,
     Subjects,
-    Subscription,
     Timing,
     encode,
     read_answer,
@@ -77,7 +75,6 @@ def test_while_frames_arrive_no_request_is_sent() -> None:
 
 
 def test_an_open_gap_is_requested_from_the_owner() -> None:
-    """The request is repeated if the missing frames do not arrive."""
     one = follower()
     first, _, third = frames(TextDelta("a"), TextDelta("b"), TextDelta("c"))
     one.frame(first, 0.0)
@@ -93,7 +90,6 @@ def test_an_open_gap_is_requested_from_the_owner() -> None:
 
 
 def test_a_gap_that_closes_is_not_requested() -> None:
-    """Frames can arrive in another order."""
     one = follower()
     first, second, third = frames(TextDelta("a"), TextDelta("b"), TextDelta("c"))
     one.replayed(0.0)
@@ -130,7 +126,6 @@ def test_if_the_owner_does_not_answer_the_store_is_asked_until_it_has_the_end() 
 
 
 def test_a_stream_without_owner_and_store_row_is_unknown() -> None:
-    """A read raises the error."""
     one = replayed()
     assert isinstance(one.question(0.0), AskOwner)
     one.owner_answered(None, 1.0)
@@ -141,9 +136,6 @@ def test_a_stream_without_owner_and_store_row_is_unknown() -> None:
 
 
 def test_a_new_stream_is_requested_for_some_time() -> None:
-    """A reader can get the id before the owner has published it. The follower asks for the owner until a time
-    limit.
-    """
     one = Follower(Mirror(StreamLog("s")), 0.0, TIMING, new=True)
     one.question(0.0)
     one.replayed(0.0)
@@ -169,7 +161,6 @@ def test_only_a_recent_id_can_be_new() -> None:
 
 
 def test_a_stream_that_ended_long_ago_comes_from_the_store() -> None:
-    """The store gives each block as one delta."""
     one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
@@ -181,7 +172,6 @@ def test_a_stream_that_ended_long_ago_comes_from_the_store() -> None:
 
 @pytest.mark.parametrize("answer", ["nothing", "no answer"])
 def test_frames_that_arrive_late_are_used(answer: str) -> None:
-    """The answer can arrive before the first frame."""
     one = replayed()
     one.question(0.0)
     one.owner_answered(None, 0.0)
@@ -195,7 +185,6 @@ def test_frames_that_arrive_late_are_used(answer: str) -> None:
 
 
 def test_without_a_store_the_wait_is_limited() -> None:
-    """A reader does not wait forever for a dead node."""
     one = replayed(TextDelta("a"))
     now = 3.0
     while not one.over:
@@ -278,27 +267,6 @@ class Wire:
         if not self.away:
             self.sent.append((subject, payload))
         return not self.away
-
-    async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        raise NotImplementedError
-
-    async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        raise NotImplementedError
-
-    def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
-        raise NotImplementedError
-
-    async def forget(self, subject: str) -> None:
-        raise NotImplementedError
-
-    async def drain(self) -> None:
-        """Do nothing."""
-
-    async def release(self) -> None:
-        """Do nothing."""
-
-    async def run(self) -> None:
-        """Do nothing."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self.back.append(callback)
@@ -399,7 +367,6 @@ async def test_no_frame_is_sent_for_a_session_of_another_node() -> None:
 
 
 async def test_a_turn_that_waits_for_its_session_gets_the_sessions_epoch() -> None:
-    """The turn was queued before the session was claimed."""
     owner = Owner()
     owner.begun()
     owner.epochs["ses"] = 2
@@ -429,7 +396,6 @@ async def test_after_a_reconnection_open_streams_are_sent_again() -> None:
 
 
 async def test_a_stream_that_cannot_be_encoded_stops_no_other() -> None:
-    """No more frames are sent for that stream."""
     owner = Owner()
     bad, good = owner.begun("trn_bad"), owner.begun("trn_good")
     bad.append(TextDelta("a", 0, "\ud800"))
@@ -472,7 +438,6 @@ async def test_a_node_answers_only_for_its_own_streams() -> None:
 
 
 async def test_an_ending_is_published_to_the_readers_of_its_stream() -> None:
-    """The subject is that of the stream's frames."""
     owner = Owner()
     owner.sender.announce("trn_1", "ses", Ending("outcome_unknown", "gone", 4))
     ((subject, payload),) = owner.wire.sent

@@ -96,10 +96,7 @@ def ends(mirror: Mirror) -> int:
     lost=st.floats(0, 0.6),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_mirror_is_a_prefix_of_the_log_until_it_is_complete(
-    events: list[TurnEvent], each: int, seed: int, lost: float
-) -> None:
-    """Frames are lost, repeated and reordered. Missing frames are requested at the end."""
+def test_a_mirror_is_a_prefix_of_its_log_first(events: list[TurnEvent], each: int, seed: int, lost: float) -> None:
     events = [*events, END]
     random = Random(seed)
     frames = [frame for frame in framed(events, each=each) if random.random() >= lost]
@@ -131,7 +128,6 @@ def test_frames_in_order_are_not_held() -> None:
 
 
 def test_the_number_of_held_frames_is_limited() -> None:
-    """The frames nearest to the gap are kept."""
     mirror = new_mirror()
     frames = framed([TextDelta(str(n)) for n in range(2 * MOST_HELD)], each=1)
     for frame in reversed(frames[1:]):
@@ -153,7 +149,6 @@ def test_frames_of_an_older_epoch_are_ignored() -> None:
 
 
 def test_held_frames_of_an_older_epoch_are_dropped() -> None:
-    """The events of two epochs are not mixed."""
     mirror = new_mirror()
     old = framed([TextDelta("1"), TextDelta("2"), TextDelta("3")], each=1, epoch=1)
     mirror.receive(old[2])
@@ -235,14 +230,12 @@ def test_the_mirror_of_a_completely_folded_log_has_its_end() -> None:
 
 
 def test_a_frame_with_wrong_counts_is_a_gap() -> None:
-    """The gap is requested again."""
     mirror = new_mirror()
     assert not mirror.receive(Frame("s", "", "n", 0, 0, 2, (Texts(b"abc", [1, 1], 0, "m"),)))
     assert (mirror.next_seq, mirror.behind) == (0, True)
 
 
 def test_stored_events_replace_a_partial_mirror() -> None:
-    """Readers get a reset."""
     mirror = mirror_of([MessageStart("m"), TextDelta("He", 0, "m")])
     complete = MessageComplete((TextBlock("Hello"),), StopReason.END_TURN, None, TokenUsage(), "m")
     mirror.complete([MessageStart("m"), TextDelta("Hello", 0, "m"), complete, END])
@@ -297,7 +290,6 @@ def test_every_event_is_unchanged_by_frames(events: list[TurnEvent], most_bytes:
 
 
 def test_deltas_of_a_block_are_one_entry() -> None:
-    """Each further delta adds one byte."""
     ((entries, count),) = chunks([TextDelta(f"{number} ", 0, "m") for number in range(100)], 4096)
     assert count == 100
     (entry,) = entries
@@ -316,7 +308,6 @@ def test_a_chunk_is_limited_unless_one_event_is_larger() -> None:
 
 
 def test_an_unknown_event_keeps_its_place() -> None:
-    """A newer node can send unknown events."""
     (event,) = unpacked([Whole(Packed(b'{"type": "of.tomorrow", "x": 1}'))])
     assert isinstance(event, UnknownEvent)
     assert event.topic == "of.tomorrow"
@@ -337,7 +328,6 @@ def test_a_frame_of_a_later_version_is_unreadable() -> None:
 
 
 def test_a_frame_with_fields_of_a_later_version_is_read() -> None:
-    """New fields are at the end."""
     (packet,) = packets(Frame("s", "", "n", 0, 0, 0), 1 << 20)
     later = msgspec.msgpack.encode([*msgspec.msgpack.decode(packet), "new"])
     assert read_packet(later) == Frame("s", "", "n", 0, 0, 0)
@@ -346,7 +336,6 @@ def test_a_frame_with_fields_of_a_later_version_is_read() -> None:
 @given(order=st.permutations(range(6)))
 @settings(max_examples=50, deadline=None)
 def test_parts_are_joined_in_any_order(order: list[int]) -> None:
-    """A part can arrive twice."""
     frame = Frame("s", "", "n", 0, 0, 1, (Texts(b"x" * 1000, [1000], 0, "m"),))
     parts = list(packets(frame, 256 + 180))
     assert len(parts) == 6
@@ -439,7 +428,6 @@ def test_a_complete_reply_that_is_not_in_the_history_is_kept() -> None:
 
 
 def test_a_steering_message_is_kept_with_its_reply() -> None:
-    """The messages keep their order."""
     first = Message(Role.ASSISTANT, "Well", id="msg_1")
     events = [
         MessageStart("msg_1"),
@@ -472,7 +460,6 @@ def test_late_messages_of_an_older_epoch_are_not_in_the_history() -> None:
 
 
 def test_a_turn_without_its_beginning_has_its_remaining_messages() -> None:
-    """The broker keeps frames for a limited time."""
     kept = retained_turns(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
     assert kept.unfinished.history is None
     assert [one.id for one in kept.unfinished.unanswered] == ["msg_re"]
@@ -481,7 +468,6 @@ def test_a_turn_without_its_beginning_has_its_remaining_messages() -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
 def test_the_order_of_frames_does_not_matter(seed: int) -> None:
-    """A repeated frame does not matter either."""
     texts: list[TurnEvent] = [TextDelta(str(number), 0, "msg_re") for number in range(9)]
     first = frames(END, stream_id="trn_0", history=0, appended=(HI, HI))
     second = frames(MessageStart("msg_re"), *texts, history=2)

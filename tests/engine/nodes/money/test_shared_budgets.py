@@ -25,7 +25,6 @@ from ....support.postgres_server import own_server, why_not
 from ....support.scripted import Say, ScriptedAdapter, scripted_type
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 SENT = 65
 """The upper end of an estimate of 10 tokens."""
@@ -55,7 +54,6 @@ def made(ended: list[object]) -> int:
 
 
 async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn: str, tmp_path: Path) -> None:
-    """Exactly ten calls are made, in any order."""
     budget = Budget(max_tokens=10 * (SENT + 100))
     refused = asyncio.Event()
     slow = [Say("x", pause=refused.wait)] * 50
@@ -74,12 +72,8 @@ async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn:
         assert made(list(await asyncio.gather(*calls))) == 10
 
 
-async def test_the_spend_of_one_node_counts_on_all_nodes_and_after_restarts(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
-    """The spend counts while the node runs, after its end, and on a node that starts later. All nodes report the
-    same figures.
-    """
+async def test_the_spend_of_one_node_counts_on_all_nodes_and_later(postgres_dsn: str, tmp_path: Path) -> None:
+    """The spend counts while the node runs, after its end, and on a node that starts later."""
     budget = Budget(max_cost_usd=Decimal(ONE + COSTS).scaleb(-9))
     async with node("a", postgres_dsn, tmp_path, budget, Say("x")) as a:
         async with node("b", postgres_dsn, tmp_path, budget, Say("x"), Say("x")) as b:
@@ -94,7 +88,7 @@ async def test_the_spend_of_one_node_counts_on_all_nodes_and_after_restarts(
         assert (state.spent.money, state.held.money) == (2 * COSTS, 0)
 
 
-async def test_the_command_shows_the_slices_of_each_node(
+async def test_the_command_shows_all_slices(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command shows slices before any spend, and marks a node that is gone."""
@@ -133,7 +127,6 @@ async def test_the_command_shows_the_slices_of_each_node(
 
 
 async def test_a_call_waits_for_the_slice_of_another_node(postgres_dsn: str, tmp_path: Path) -> None:
-    """The slice is available a few seconds after the other call's end."""
     budget = Budget(max_cost_usd=Decimal(ONE + 2 * COSTS).scaleb(-9), when_full="wait")
     async with (
         node("a", postgres_dsn, tmp_path, budget, Say("x", pause=a_moment)) as a,
@@ -144,9 +137,7 @@ async def test_a_call_waits_for_the_slice_of_another_node(postgres_dsn: str, tmp
 
 
 @pytest.mark.parametrize("without_store", ["refuse", "admit"])
-async def test_without_the_shared_store_calls_are_refused_unless_configured(
-    tmp_path: Path, without_store: str
-) -> None:
+async def test_without_the_shared_store_calls_are_refused_by_default(tmp_path: Path, without_store: str) -> None:
     """A call in progress continues. Admitted calls count when the store is back."""
     if (reason := why_not(own=True)) is not None:
         pytest.skip(reason)
@@ -196,9 +187,7 @@ async def counted(dsn: str) -> list[tuple[int, int]]:
 LIMIT = 5
 
 
-async def test_requests_of_two_engines_together_stay_within_a_declared_limit(
-    postgres_dsn: str, tmp_path: Path
-) -> None:
+async def test_requests_of_two_engines_stay_within_a_declared_limit(postgres_dsn: str, tmp_path: Path) -> None:
     """Of eight requests, five are sent, because the shares from the store add up to the limit."""
     sent: list[str] = []
     all_sent = anyio.Event()

@@ -26,7 +26,6 @@ from ....support.shared_tables import LedgerModel
 from ....support.virtual_time import FakeClock, run_virtual, runs_on
 
 anyio_backend = runs_on("virtual-asyncio")
-
 LIMIT = 1000
 BUDGET = Budget(max_cost_usd="0.000001")
 SCOPE = Scope(BUDGET, "")
@@ -209,7 +208,6 @@ async def test_an_idle_slice_is_given_back_when_another_node_needs_it() -> None:
 
 
 async def test_a_node_sends_no_request_while_its_slice_has_room() -> None:
-    """A slice of a scope in use is larger than the current call needs."""
     model = LedgerModel()
     node = Node(model, "run_a", 0)
     for _ in range(4):
@@ -221,7 +219,6 @@ async def test_a_node_sends_no_request_while_its_slice_has_room() -> None:
 
 @pytest.mark.parametrize("lost", ["answer", "call"])
 async def test_a_slice_that_the_node_never_received_is_given_back(lost: str) -> None:
-    """The answer was lost, or the call was cancelled."""
     model = LedgerModel()
     a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
     a.tables.lose = lost
@@ -306,6 +303,7 @@ class Rows(LedgerModel):
     """The rows by the loop's time. The rows can be unavailable."""
 
     gone = False
+    grants = 0
 
     @property
     def now(self) -> float:  # type: ignore[override]
@@ -319,6 +317,7 @@ class Rows(LedgerModel):
         if self.gone:
             raise StoreUnavailable("gone")
         await anyio.sleep(0.002)
+        self.grants += 1
         return await super().grant(node, number, wants)
 
 
@@ -371,7 +370,6 @@ async def test_requests_of_all_nodes_together_stay_within_the_limit_of_a_minute(
 
 
 async def test_one_node_can_use_the_unused_share_of_another() -> None:
-    """A minute later, the second node can use the share of the first."""
     rows = Rows()
     async with nodes(rows, 2, 10) as (a, b):
         began = anyio.current_time()
@@ -393,8 +391,10 @@ async def test_the_share_of_a_node_that_died_is_free_again() -> None:
         rows.dead.clear()
         b.shares._node = "run_b"
         began = anyio.current_time()
+        before = rows.grants
         await b.request()
         assert 60 <= anyio.current_time() - began <= 95
+        assert rows.grants - before < 300, "a waiting request causes few requests to the store"
 
 
 async def test_without_the_store_each_node_uses_an_even_part() -> None:

@@ -78,9 +78,7 @@ async def act(what: str, server: NatsServer, postgres: StartedServer) -> None:
 async def test_readers_have_every_event_once_and_in_order(
     server: NatsServer, postgres: StartedServer, tmp_path: Path, seed: int
 ) -> None:
-    """The broker is killed, wiped and suspended, and the database restarts. One reader starts first. Another one
-    starts later and reads all events.
-    """
+    """The broker is killed, wiped and suspended, and the database restarts. One reader starts first."""
     chance = random.Random(seed)
     done = anyio.Event()
 

@@ -40,25 +40,13 @@ def seqs(given: list[Envelope]) -> list[int]:
     return [envelope.seq for envelope in given]
 
 
-def test_pages_are_delivered_in_order_and_once() -> None:
-    """A missing number within a chain of pages is not a gap."""
-    run = Incoming(0, PATIENCE)
-    assert seqs(run.receive(arrived(0, 1, 3), 0.0)) == [1, 3]
-    assert seqs(run.receive(arrived(3, 5), 0.0)) == [5]
-    assert seqs(run.receive(arrived(0, 1, 3), 0.0)) == []
-    assert seqs(run.receive(arrived(3, 5, 6), 0.0)) == [6]
-    assert not run.lacking
-
-
 def test_a_reader_of_new_events_starts_with_the_first_page() -> None:
-    """Earlier events are not missing."""
     run = Incoming(None, PATIENCE)
     assert seqs(run.receive(arrived(70, 71), 0.0)) == [71]
     assert not run.lacking
 
 
 def test_a_gap_waits_for_its_page_or_the_store() -> None:
-    """Events after the gap are delivered after its events."""
     run = Incoming(0, PATIENCE)
     assert run.receive(arrived(4, 5, 6), 0.0) == []
     assert run.lacking
@@ -97,7 +85,6 @@ def test_events_that_never_arrive_are_skipped_in_the_end() -> None:
 
 
 def test_the_wait_can_be_unlimited() -> None:
-    """`stuck_since` has the start of the wait."""
     run = Incoming(0, math.inf)
     run.receive(arrived(6, 7), 1.0)
     assert run.answered([], 0, 1e9) == []
@@ -109,7 +96,6 @@ def test_the_wait_can_be_unlimited() -> None:
 
 
 def test_without_a_store_a_gap_is_skipped() -> None:
-    """The gap is counted."""
     run = Incoming(0, PATIENCE)
     run.receive(arrived(6, 7), 0.0)
     assert seqs(run.without_store(0.0)) == [7]
@@ -124,16 +110,7 @@ def test_pruned_events_are_no_gap() -> None:
     assert run.passed_over == 0
 
 
-def test_an_event_that_only_the_store_has_is_fetched() -> None:
-    """The event is too large for a page."""
-    run = Incoming(0, PATIENCE)
-    assert run.receive(Arrived(0, 1, None), 0.0) == []
-    assert seqs(run.receive(arrived(1, 2), 0.0)) == []
-    assert seqs(run.answered(events([1]), 1, 0.2)) == [1, 2]
-
-
 def test_events_found_in_the_store_get_time_to_arrive() -> None:
-    """The page of such an event can still arrive."""
     run = Incoming(0, PATIENCE)
     run.stored(4, 10.0)
     assert run.ask_at == 10.0 + GRACE_SECONDS
@@ -142,7 +119,6 @@ def test_events_found_in_the_store_get_time_to_arrive() -> None:
 
 
 def test_the_number_of_held_pages_is_limited() -> None:
-    """Further pages are requested from the store."""
     run = Incoming(0, PATIENCE)
     for n in range(1, 3 * MOST_HELD):
         run.receive(arrived(n, n + 1), 0.0)
@@ -231,7 +207,7 @@ class LateStore(TraceStore):
         return await super().run_positions(since_us)
 
 
-async def test_events_before_the_first_answer_of_the_store_are_not_missed(
+async def test_events_before_the_stores_first_answer_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker does not have these events. Events before the reader's start are not delivered."""

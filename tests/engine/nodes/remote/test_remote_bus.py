@@ -21,7 +21,6 @@ from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 
 pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
-
 TURNS = 30
 
 
@@ -119,7 +118,6 @@ async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_p
 
 
 async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> None:
-    """A bridge needs a trace."""
     with pytest.raises(ConfigurationError, match="automatically"):
         Bridge(node(server, tmp_path / "trace.db"), server.url)
     with pytest.raises(ConfigurationError, match="keeps no trace"):
@@ -127,9 +125,6 @@ async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> N
 
 
 async def test_subscriptions_are_as_on_a_bus(server: NatsServer, tmp_path: Path) -> None:
-    """A remote bus has the patterns and policies of a local one. A slow reader with a dropping policy delays no
-    other reader.
-    """
     remote = RemoteBus(server.url)
     slow = remote.subscribe(">", policy=DropOldest(4))
     async with node(server, tmp_path / "trace.db") as engine, reading(remote, "llm.*") as reader:
@@ -168,7 +163,6 @@ async def test_an_unavailable_broker_loses_no_event(server: NatsServer, tmp_path
 
 
 async def test_a_wiped_broker_loses_no_event(server: NatsServer, tmp_path: Path) -> None:
-    """The store has the events that the broker has lost."""
     async with node(server, tmp_path / "trace.db") as engine:
         await talk(engine)
         await engine.flush()
@@ -197,7 +191,6 @@ async def test_the_end_of_a_process_that_died_comes_from_the_store(server: NatsS
 
 
 async def test_a_reader_of_new_events_gets_no_earlier_event(server: NatsServer, tmp_path: Path) -> None:
-    """No later event is missing, even if the broker loses it."""
     engine = node(server, tmp_path / "trace.db")
     connected = engine.bus.subscribe("nodes.broker_changed")
     async with engine:
@@ -216,7 +209,7 @@ async def test_a_reader_of_new_events_gets_no_earlier_event(server: NatsServer, 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 @pytest.mark.parametrize("shipped", [True, False])
-async def test_gaps_are_filled_from_the_shared_store(
+async def test_the_shared_store_fills_gaps(
     server: NatsServer, tmp_path: Path, postgres_dsn: str, shipped: bool
 ) -> None:
     """The engine ships its file to the store, or writes to the store directly."""
