@@ -205,11 +205,11 @@ def test_an_empty_400_of_cerebras_is_an_overflow(quirks: str) -> None:
     assert type(error) is (ContextOverflowError if quirks == "cerebras" else InvalidRequestError)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>502</html>", b'"x"', b"[]", b"null", b'{"error":"x"}', b"\xff"])
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-def test_error_replies_of_any_shape(wire: Wire, body: bytes) -> None:
+def test_error_replies_of_any_shape(wire: Wire) -> None:
     """A proxy's page is an error like any other."""
-    assert type(failure(wire, 502, body, streamed=False)) is ServerError
+    for body in (b"", b"<html>502</html>", b'"x"', b"[]", b"null", b'{"error":"x"}', b"\xff"):
+        assert type(failure(wire, 502, body, streamed=False)) is ServerError, body
 
 
 HINTS: list[tuple[Wire, int, Json, dict[str, str], float | None]] = [

@@ -1,4 +1,4 @@
-"""Free-form tools on both of OpenAI's protocols, and tools that a vendor trained its models on."""
+"""Free-form tools on both of OpenAI's protocols, and the own fields of tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from callboard.adapters.config import AdapterConfig
-from callboard.adapters.contract import CanonicalRequest, ProviderAdapter
+from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
@@ -30,7 +30,8 @@ from ..support.wires.reading import read, read_whole
 
 pytestmark = pytest.mark.more("streams arrive byte by byte, too")
 
-_, RESPONSES, CHAT, *_ = WIRES
+CLAUDE, RESPONSES, CHAT, *_ = WIRES
+OPENAI, COMPATIBLE = OpenAIAdapter(AdapterConfig()), OpenAICompatibleAdapter(AdapterConfig())
 GRAMMAR: JsonObject = {"type": "grammar", "syntax": "lark", "definition": 'start: "SELECT " /.+/'}
 SCHEMA: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 FREE: JsonObject = {"type": "custom", "format": GRAMMAR}
@@ -59,19 +60,13 @@ def called(provider: str | None = None, **data: Json) -> tuple[Message, ...]:
     )
 
 
-def test_responses_offers_a_free_form_tool_with_its_grammar() -> None:
-    body = body_of(
-        OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", tool_choice=ToolChoice("named", "sql"))
-    )
-    offered = {"type": "custom", "name": "sql", "description": "Runs a query.", "format": GRAMMAR}
-    assert body["tools"] == [offered]
+def test_each_protocol_of_openai_offers_a_free_form_tool_with_its_grammar() -> None:
+    choice = ToolChoice("named", "sql")
+    body = body_of(OPENAI, asked("openai:gpt-6-sol", tool_choice=choice))
+    assert body["tools"] == [{"type": "custom", "name": "sql", "description": "Runs a query.", "format": GRAMMAR}]
     assert body["tool_choice"] == {"type": "custom", "name": "sql"}
     assert responses_faults(body) == []
-
-
-def test_chat_offers_the_same_tool_in_its_own_words() -> None:
-    model = "openai_compatible:gpt-6-sol"
-    body = body_of(OpenAICompatibleAdapter(AdapterConfig()), asked(model, tool_choice=ToolChoice("named", "sql")))
+    body = body_of(COMPATIBLE, asked("openai_compatible:gpt-6-sol", tool_choice=choice))
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": GRAMMAR["definition"]}}
     offered = {"name": "sql", "description": "Runs a query.", "format": grammar}
     assert body["tools"] == [{"type": "custom", "custom": offered}]
@@ -86,18 +81,14 @@ def test_anybody_else_is_offered_a_tool_with_one_argument() -> None:
     assert messages_faults(body) == []
 
 
-@pytest.mark.parametrize("issuer", ["openai", "anthropic", None])
-def test_responses_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
-    body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", *called(issuer)))
+@pytest.mark.parametrize("issuer", ["openai", "openai_compatible", "anthropic", None])
+def test_each_protocol_of_openai_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
+    body = body_of(OPENAI, asked("openai:gpt-6-sol", *called(issuer)))
     _, call, output = body["input"]
     assert (call["type"], call["input"], call["name"]) == ("custom_tool_call", TEXT, "sql")
     assert output == {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "3 rows"}
     assert responses_faults(body) == []
-
-
-@pytest.mark.parametrize("issuer", ["openai_compatible", "anthropic", None])
-def test_chat_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
-    body = body_of(OpenAICompatibleAdapter(AdapterConfig()), asked("openai_compatible:m", *called(issuer)))
+    body = body_of(COMPATIBLE, asked("openai_compatible:m", *called(issuer)))
     [call] = body["messages"][1]["tool_calls"]
     assert call == {"id": call["id"], "type": "custom", "custom": {"name": "sql", "input": TEXT}}
     assert body["messages"][2] == {"role": "tool", "tool_call_id": call["id"], "content": "3 rows"}
@@ -107,12 +98,12 @@ def test_chat_gets_every_call_as_a_free_form_one(issuer: str | None) -> None:
 def test_a_call_with_other_arguments_is_sent_as_a_function_call() -> None:
     """The call may be older than the tool's free-form definition."""
     history = (Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "sql", {"query": "x"})]))
-    body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", *history))
+    body = body_of(OPENAI, asked("openai:gpt-6-sol", *history))
     assert [item.get("type") for item in body["input"][1:]] == ["function_call", "function_call_output"]
     assert responses_faults(body) == []
 
 
-@pytest.mark.parametrize("adapter", [OpenAIAdapter(AdapterConfig()), OpenAICompatibleAdapter(AdapterConfig())])
+@pytest.mark.parametrize("adapter", [OPENAI, COMPATIBLE])
 def test_a_free_form_tool_with_other_arguments_is_refused(adapter: HttpAdapter) -> None:
     odd = msgspec.structs.replace(SQL, input_schema={"type": "object", "properties": {"query": {}}})
     with pytest.raises(InvalidRequestError, match="`input` must be its only argument"):
@@ -120,23 +111,25 @@ def test_a_free_form_tool_with_other_arguments_is_refused(adapter: HttpAdapter) 
 
 
 def test_a_tools_own_fields_go_to_their_provider_alone() -> None:
+    """Claude gets the type of a tool that it was trained on, and other models the tool's description."""
     later = ToolDefinition("look", "", SCHEMA, provider_options={"openai": {"defer_loading": True}})
-    body = body_of(OpenAIAdapter(AdapterConfig()), asked("openai:gpt-6-sol", tools=(later,)))
+    body = body_of(OPENAI, asked("openai:gpt-6-sol", tools=(later,)))
     assert body["tools"][0]["defer_loading"] is True
     assert responses_faults(body) == []
-    body = body_of(OpenAICompatibleAdapter(AdapterConfig()), asked("openai_compatible:m", tools=(later,)))
+    body = body_of(COMPATIBLE, asked("openai_compatible:m", tools=(later,)))
     assert "defer_loading" not in msgspec.json.encode(body).decode()
+    shell = ToolDefinition("bash", "Runs.", SCHEMA, provider_options={"anthropic": {"type": "bash_20250124"}})
+    body = body_of(AnthropicAdapter(AdapterConfig()), asked("anthropic:claude-opus-5", tools=(shell,)))
+    assert body["tools"] == [{"name": "bash", "type": "bash_20250124"}]
+    [offered] = body_of(OPENAI, asked("openai:gpt-6-sol", tools=(shell,)))["tools"]
+    assert (offered["type"], offered["description"]) == ("function", "Runs.")
 
 
 @pytest.mark.parametrize("options", [{"openai": {"name": "other"}}, {"openai": 3}])
 def test_a_tools_own_fields_are_an_object_that_does_not_rename_it(options: JsonObject) -> None:
     odd = ToolDefinition("look", "", SCHEMA, provider_options=options)
     with pytest.raises(InvalidRequestError, match="tool 'look'"):
-        OpenAIAdapter(AdapterConfig()).write_request(asked("openai:gpt-6-sol", tools=(odd,)), stream=False)
-
-
-def pieces(size: int) -> list[str]:
-    return [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
+        OPENAI.write_request(asked("openai:gpt-6-sol", tools=(odd,)), stream=False)
 
 
 def check_call(block: object) -> None:
@@ -149,33 +142,23 @@ def check_call(block: object) -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_a_streamed_call_on_chat_is_read_in_any_pieces(size: int) -> None:
-    def piece(**custom: Json) -> JsonObject:
-        return c.tools({"index": 0, "custom": custom})
-
+    """A function call after it stays apart."""
     head = c.tools({"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "sql", "input": ""}})
-    reading = read(CHAT, head, *(piece(input=text) for text in pieces(size)), c.chunk("tool_calls"), c.DONE)
-    check_call(*reading.content)
+    more = [c.tools({"index": 0, "custom": {"input": TEXT[at : at + size]}}) for at in range(0, len(TEXT), size)]
+    second = c.tools(c.tool(1, "call_2", "look", '{"x": 1}'))
+    reading = read(CHAT, head, *more, second, c.chunk("tool_calls"), c.DONE)
+    check_call(reading.content[0])
+    assert reading.said[1:] == [("look", {"x": 1}, "call_2")]
     assert reading.reply.stop_reason is StopReason.TOOL_USE
 
 
-def test_streamed_calls_of_both_kinds_on_chat_stay_apart() -> None:
-    first = c.tools({"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "sql", "input": TEXT}})
-    second = c.tools(c.tool(1, "call_2", "look", '{"x": 1}'))
-    reading = read(CHAT, first, second, c.chunk("tool_calls"), c.DONE)
-    check_call(reading.content[0])
-    assert reading.said[1] == ("look", {"x": 1}, "call_2")
-
-
-def test_a_whole_call_on_chat_and_one_without_any_text() -> None:
+def test_a_whole_call_is_read_and_one_without_any_text() -> None:
+    check_call(*read_whole(RESPONSES, r.response(output=[CALL])).content)
     check_call(*read_whole(CHAT, c.reply("tool_calls", content=None, tool_calls=[CHAT_CALL])).content)
     empty: JsonObject = {**CHAT_CALL, "custom": {"name": "sql", "input": ""}}
     [block] = read_whole(CHAT, c.reply("tool_calls", content=None, tool_calls=[empty])).content
     assert isinstance(block, ToolUseBlock)
     assert (block.input, block.incomplete) == ({"input": ""}, False)
-
-
-def test_a_call_on_responses_is_read_whole_and_in_pieces() -> None:
-    check_call(*read_whole(RESPONSES, r.response(output=[CALL])).content)
 
 
 def as_reply(body: Json) -> FakeReply:
@@ -256,68 +239,3 @@ def test_a_session_with_a_free_form_tool_survives_swaps() -> None:
     assert chat_faults(there) == []
     kinds = [call["type"] for message in there["messages"] for call in message.get("tool_calls", [])]
     assert kinds == ["custom"] * 3
-
-
-# -- A tool that a vendor trained its models on and that the host runs, through the engine and the real adapters.
-
-
-CLAUDE = WIRES[0]
-
-
-def reply(body: Json) -> FakeReply:
-    return FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
-
-
-def test_a_shell_of_anthropics_is_run_by_the_hosts_function_and_swaps() -> None:
-    """Claude gets the tool's type, and other models its description. Both call the same function."""
-    run: list[str] = []
-
-    @tool(name="bash", provider_options={"anthropic": {"type": "bash_20250124"}})
-    def shell(command: str = "", restart: bool = False) -> str:
-        """Run a command."""
-        run.append("restarted" if restart else command)
-        return "done"
-
-    def asks(given: JsonObject) -> JsonObject:
-        call: Json = {"type": "tool_use", "id": f"toolu_{len(given)}", "name": "bash", "input": given}
-        return {**CLAUDE.body("", 0, "tools"), "content": [call]}
-
-    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "bash", "status": "completed"}
-    home = FakeTransport(
-        reply(asks({"command": "ls"})), reply(asks({"restart": True})), reply(CLAUDE.body("Hi", 0, "end")),
-        reply(CLAUDE.body("Back", 0, "end")),
-    )  # fmt: skip
-    abroad = FakeTransport(
-        reply(r.response(output=[{**call, "arguments": '{"command": "pwd"}'}])),
-        reply(r.response(output=[r.message("There")])),
-    )
-
-    def make(kind: type[AnthropicAdapter] | type[OpenAIAdapter], transport: FakeTransport) -> AdapterEntry:
-        def adapter(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
-            return kind(config, transport=transport, clock=clock)
-
-        name = kind.wire_type.default_name
-        return AdapterEntry(name=name, type=adapter_type(adapter), config=AdapterConfig(max_retries=0))
-
-    async def go() -> None:
-        entries = {e.name: e for e in (make(AnthropicAdapter, home), make(OpenAIAdapter, abroad))}
-        names = {"anthropic:claude-opus-5": "anthropic", "openai:gpt-6-sol": "openai"}
-        models = {
-            id_: ModelEntry(id=id_, adapter=by, wire_name=id_.partition(":")[2]) for id_, by in names.items()
-        }
-        async with Engine(models=ModelRegistry(entries, models), trace=False) as engine:
-            session = engine.session("anthropic:claude-opus-5", tools=[shell])
-            await session.send("one", max_output_tokens=64, max_tool_rounds=3)
-            session.model = "openai:gpt-6-sol"
-            await session.send("two", max_output_tokens=64)
-            session.model = "anthropic:claude-opus-5"
-            assert (await session.send("three", max_output_tokens=64)).text == "Back"
-
-    run_virtual(go)
-    assert run == ["ls", "restarted", "pwd"]
-    bodies = [msgspec.json.decode(request.body) for request in home.requests]
-    assert [body["tools"][0].keys() - {"cache_control"} for body in bodies] == [{"name", "type"}] * 4
-    assert [messages_faults(body) for body in bodies] == [[]] * 4
-    [offered] = msgspec.json.decode(abroad.requests[0].body)["tools"]
-    assert (offered["type"], offered["description"]) == ("function", "Run a command.")
-    assert [responses_faults(request.body) for request in abroad.requests] == [[]] * 2

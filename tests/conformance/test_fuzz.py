@@ -44,7 +44,7 @@ from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import CALLING_WIRES, WIRES, Wire
 
 SECONDS = float(os.environ.get("CALLBOARD_FUZZ_SECONDS", "0"))
-QUICK_CASES, CASES = 50, 300
+QUICK_CASES, CASES = 30, 300
 """The number of cases for each wire in a quick and in a deep run without a time."""
 AT_ONCE = 50
 SLOWEST = 5.0

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-
 import msgspec
 import pytest
 
-from callboard.adapters import create_adapter
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.requests.history_target import WireCall
-from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import (
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from callboard.bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.base import JsonObject
+from callboard.bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
+from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 
 from ..support.fake_http import ask
 from ..support.judges import chat_faults, responses_faults
-from ..support.wires import WIRES, Wire
-from ..support.wires import gemini as g
+from ..support.wires import WIRES
 from ..support.wires import responses as r
-from ..support.wires.reading import Reading, read, read_pieces, read_whole
+from ..support.wires.reading import Reading, read_pieces, read_whole
 
 pytestmark = pytest.mark.more("streams arrive byte by byte, too")
 
@@ -119,15 +105,25 @@ def test_a_call_is_reported_and_sent_back_with_the_host_s_reply(call: JsonObject
 
 @each_pair
 def test_neither_half_goes_back_without_the_other(call: JsonObject, answer: JsonObject) -> None:
-    adapter = OpenAIAdapter(AdapterConfig())
-    wire, body = written(
-        adapter, Message.user("Go"), Message.assistant([opaque(call)]), Message.user("Never mind")
+    """After a swap, the call is bound to the first model's reasoning, so it is dropped with its reply."""
+    for history, kinds in (
+        ((Message.user("Go"), Message.assistant([opaque(call)]), Message.user("Never mind")), ["user", "user"]),
+        ((Message.user([TextBlock("Go"), opaque(answer)]),), ["user"]),
+    ):
+        lost, items = sent_by(MODEL, *history)
+        assert [item.get("role") for item in items] == kinds
+        assert len(lost) == 1
+    history = (
+        Message.user("Go"),
+        Message.assistant([opaque(call, model=MODEL), TextBlock("So.")]),
+        Message.user([opaque(answer), TextBlock("Go on")]),
     )
-    assert [one.get("role") for one in body["input"]] == ["user", "user"]
-    assert len(dropped(wire)) == 1
-    wire, body = written(adapter, Message.user([TextBlock("Go"), opaque(answer)]))
-    assert body["input"] == [{"role": "user", "content": "Go"}]
-    assert len(dropped(wire)) == 1
+    lost, items = sent_by("gpt-5.2", *history)
+    assert len(lost) == 2
+    assert [item.get("type", item.get("role")) for item in items] == ["user", "message", "user"]
+    lost, items = sent_by(MODEL, *history)
+    assert lost == []
+    assert answer in items
 
 
 def test_a_part_of_a_users_message_that_we_have_no_name_for_goes_as_it_is() -> None:
@@ -151,22 +147,6 @@ def sent_by(model: str, *messages: Message) -> tuple[list[str], list[JsonObject]
     return dropped(wire), body["input"]
 
 
-@each_pair
-def test_after_a_swap_a_reply_is_dropped_with_its_call(call: JsonObject, answer: JsonObject) -> None:
-    """The call is bound to the first model's reasoning. Without the call, the host's reply is not sent either."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([opaque(call, model=MODEL), TextBlock("So.")]),
-        Message.user([opaque(answer), TextBlock("Go on")]),
-    )
-    lost, items = sent_by("gpt-5.2", *history)
-    assert len(lost) == 2
-    assert [item.get("type", item.get("role")) for item in items] == ["user", "message", "user"]
-    lost, items = sent_by(MODEL, *history)
-    assert lost == []
-    assert answer in items
-
-
 PROGRAM = item("program", id="prog_1", call_id="call_p", code="look()", fingerprint="f")
 PROGRAMS_END = item("program_output", id="po_1", call_id="call_p", result="3", status="completed")
 CALLER: JsonObject = {"type": "program", "caller_id": "call_p"}
@@ -175,7 +155,9 @@ CALLED = r.call("look", "{}", caller=CALLER)
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_calls_and_the_end_of_a_program_are_sent_back(streamed: bool) -> None:
-    """The result of such a call also has its caller. Another model gets no program and no caller."""
+    """The result of such a call also has its caller. Another model gets no program and no caller. The end is
+    dropped without its program, because the host may cut the history between them.
+    """
     begun, over = (
         _read(streamed, *output).content for output in ((PROGRAM, CALLED), (PROGRAMS_END, r.message("3")))
     )
@@ -194,13 +176,8 @@ def test_the_calls_and_the_end_of_a_program_are_sent_back(streamed: bool) -> Non
     lost, items = sent_by("gpt-5.2", *history)
     assert len(lost) == 2
     assert [item for item in items if "caller" in item] == []
-
-
-def test_the_end_of_a_program_is_dropped_without_the_program() -> None:
-    """The host may cut the history between a program and its end."""
     lost, items = sent_by(MODEL, Message.user("Go"), Message.assistant([opaque(PROGRAMS_END), TextBlock("3")]))
-    assert len(lost) == 1
-    assert [item.get("type") for item in items] == [None, "message"]
+    assert (len(lost), [item.get("type") for item in items]) == (1, [None, "message"])
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -220,134 +197,3 @@ def _read(streamed: bool, *output: JsonObject) -> Reading:
         return read_whole(WIRES[1], r.response(output=list(output)), model=f"openai:{MODEL}")
     events = [event for n, one in enumerate(output) for event in (r.added(n, one), r.done(n, one))]
     return read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, *events, r.ending())], model=f"openai:{MODEL}")
-
-
-# -- A conversation with features that only Gemini has goes to every other provider and back. Each loss is
-# reported.
-
-
-GEMINI = WIRES[3]
-OTHERS = [wire for wire in WIRES if wire is not GEMINI]
-GEMINI_MODEL = "gemini-3-flash"
-PNG = b"\x89PNG\r\n\x1a\nof the model"
-OWN: dict[str, JsonObject] = {
-    "videoMetadata": {"startOffset": "40s", "endOffset": "80s", "fps": 0.5},
-    "mediaResolution": {"level": "MEDIA_RESOLUTION_HIGH"},
-    "partMetadata": {"from": "the archive"},
-}
-SIGNATURE = "c2lnbmVkLWJ5LWdlbWluaQ=="
-TOKEN = "dG9rZW4tb2YtZ2VtaW5p"
-LOOK = ToolDefinition(
-    "look", "Looks.", {"type": "object", "properties": {"input": {"type": "string"}}},
-    provider_options={"gemini": {"behavior": "NON_BLOCKING"}},
-)  # fmt: skip
-
-
-def mine(**fields: Json) -> ProviderRaw:
-    return ProviderRaw("gemini", fields)
-
-
-ASKED: list[ContentBlock] = [
-    DocumentBlock(url="https://www.youtube.com/watch?v=x", provider_raw=mine(videoMetadata=OWN["videoMetadata"])),
-    ImageBlock(data=b"\x89PNG\r\n\x1a\n", media_type="image/png",
-        provider_raw=mine(mediaResolution=OWN["mediaResolution"])),
-    OpaqueBlock("fileData", mine(fileData={"fileUri": "gs://mine/x", "mimeType": "image/png"})),
-    TextBlock("What is in these?", mine(partMetadata=OWN["partMetadata"])),
-]  # fmt: skip
-SAID: list[JsonObject] = [
-    g.thought("Hm.", SIGNATURE),
-    {"executableCode": {"language": "PYTHON", "code": "count()", "id": "x"}},
-    {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "3", "id": "x"}},
-    {**g.text("Three."), "partMetadata": OWN["partMetadata"]},
-    {"inlineData": {"mimeType": "image/png", "data": b64encode(PNG).decode()}},
-    g.call("look", SIGNATURE, id="call-of-gemini", args={"input": "closer"}),
-]
-ABOUT: JsonObject = {
-    "groundingMetadata": {"webSearchQueries": ["things"]},
-    "citationMetadata": {"citations": [{"uri": "https://x.test"}]},
-    "urlContextMetadata": {"urlMetadata": [{"retrievedUrl": "https://x.test"}]},
-    "logprobsResult": {"chosenCandidates": [{"token": "Three", "logProbability": -0.5}]},
-    "safetyRatings": [{"category": "HARM_CATEGORY_HARASSMENT", "probability": "NEGLIGIBLE"}],
-    "avgLogprobs": -0.5,
-}
-
-
-def conversation() -> list[Message]:
-    """The whole conversation: a question, replies, a tool's result, and a paused reply with its rest."""
-    answered = read_whole(
-        GEMINI, g.chunk(*SAID, finish="STOP", usage=g.USAGE, **ABOUT), model=f"gemini:{GEMINI_MODEL}"
-    )
-    [call] = answered.reply.tool_uses
-    shown = OpaqueBlock("fileData", mine(fileData={"fileUri": "gs://mine/y", "mimeType": "image/png"}))
-    result = ToolResultBlock(call.id, (TextBlock("Closer."), shown), provider_raw=mine(scheduling="SILENT"))
-    waiting = g.chunk(g.text("Once"), finish="CONTINUATION", usage=g.USAGE, continuationToken=TOKEN)
-    return [
-        Message.user(ASKED),
-        Message.assistant(answered.content),
-        Message(Role.TOOL, (result,)),
-        Message.assistant(read(GEMINI, waiting, model=f"gemini:{GEMINI_MODEL}").content),
-        Message.assistant(read(GEMINI, g.chunk(g.text(" more.")), g.END, model=f"gemini:{GEMINI_MODEL}").content),
-    ]
-
-
-def gemini_body(wire: Wire, messages: list[Message], model: str = "some-model") -> WireCall:
-    adapter = create_adapter(
-        wire.type_name, AdapterConfig(base_url=wire.base_url, options=wire.options), name=wire.name
-    )
-    assert isinstance(adapter, HttpAdapter)
-    full = f"{wire.name}:{model}"
-    tools = (LOOK,) if wire.calls_tools else ()
-    asked = ask(*messages, model=full, tools=tools, capabilities=adapter.get_capabilities(full))
-    return adapter.write_request(asked, stream=False)
-
-
-@pytest.mark.parametrize("abroad", OTHERS, ids=lambda wire: wire.name)
-def test_abroad_nothing_of_geminis_is_said_and_each_loss_is_reported(abroad: Wire) -> None:
-    history = conversation()
-    call = gemini_body(abroad, [*history, Message.user("And now?")])
-    assert abroad.faults(call.body) + abroad.judged(call.body) == []
-    text = call.body.decode()
-    for word in ("What is in these?", "Three.", "Once", " more.", "And now?"):
-        assert word in text
-    secrets = (*OWN, *ABOUT, SIGNATURE, TOKEN, "the archive", "gs://mine", "count()", "SILENT")
-    for secret in secrets:
-        assert secret not in text
-    assert ("NON_BLOCKING" in text) == (abroad.name == "interactions"), "which reads the options of its type, too"
-    opaque = [block for message in history for block in message.content if isinstance(block, OpaqueBlock)]
-    lost = [loss.block for loss in call.losses]
-    in_result = 1
-    assert sum(isinstance(block, OpaqueBlock) for block in lost) == len(opaque) + in_result
-    assert any(isinstance(block, ThinkingBlock) for block in lost)
-    film = ASKED[0]
-    assert ("youtube" in text) != (film in lost)
-    assert ("youtube" in text) == (abroad.name == "interactions")
-    made = b64encode(PNG).decode()
-    image = next(block for block in history[1].content if isinstance(block, ImageBlock))
-    assert image in lost, "as the user's, or not at all: told either way"
-    assert (made in text) == ("image/png" in text or "image_url" in text or '"images"' in text)
-
-
-@pytest.mark.parametrize("abroad", OTHERS, ids=lambda wire: wire.name)
-def test_back_at_gemini_the_contents_are_unchanged(abroad: Wire) -> None:
-    """The request begins with the same contents as before."""
-    history = conversation()
-    stayed = gemini_body(GEMINI, [*history, Message.user("And now?")], GEMINI_MODEL)
-    assert GEMINI.faults(stayed.body) + GEMINI.judged(stayed.body) == []
-    assert not stayed.losses
-    contents = msgspec.json.decode(stayed.body)["contents"]
-    assert contents[0]["parts"] == [
-        {"fileData": {"fileUri": "https://www.youtube.com/watch?v=x"}, "videoMetadata": OWN["videoMetadata"]},
-        {
-            "inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="},
-            "mediaResolution": OWN["mediaResolution"],
-        },
-        {"fileData": {"fileUri": "gs://mine/x", "mimeType": "image/png"}},
-        {"text": "What is in these?", "partMetadata": OWN["partMetadata"]},
-    ]
-    assert contents[1]["parts"] == SAID
-    assert contents[2]["parts"][0]["functionResponse"]["scheduling"] == "SILENT"
-    elsewhere = read_whole(abroad, abroad.body("Hello.", 0, "end")).content
-    asked = [*history, Message.user("And now?"), Message.assistant(elsewhere), Message.user("Welcome back.")]
-    back = msgspec.json.decode(gemini_body(GEMINI, asked, GEMINI_MODEL).body)["contents"]
-    assert back[: len(contents)] == contents
-    assert "Hello." in str(back[len(contents)])

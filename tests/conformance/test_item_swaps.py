@@ -21,7 +21,6 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import AdapterError, InvalidRequestError
-from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -36,15 +35,15 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role
-from callboard.bus.values.usage import StopReason
 from callboard.engine.watching.preview import Reader, RequestLoss, report
 
 from ..support.conversations import PROVIDERS, conversations, item_bodies, read_content
 from ..support.depth import examples
 from ..support.fake_http import FakeReply, FakeTransport, ask
-from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES, Wire
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* is not a valid:UserWarning")  # google.genai, of made-up words
 
 MODELS: Mapping[str, str] = {
     "anthropic": "claude-opus-5-5", "openai": "gpt-5.6", "openai_compatible": "gpt-5.6", "gemini": "gemini-3-pro",
@@ -190,6 +189,7 @@ def swap(home: str, history: tuple[Message, ...]) -> int:
         except InvalidRequestError:
             continue
         took += 1
+        assert there.wire.faults(sent.body) + there.wire.judged(sent.body) == []
         assert unaccounted(asked, there, sent) == []
     try:
         before = here.history_of(here.written(asked))
@@ -202,7 +202,7 @@ def swap(home: str, history: tuple[Message, ...]) -> int:
     return took
 
 
-# -- Any bytes of a provider or a proxy give a valid message or an AdapterError.
+# -- Any error of a provider or a proxy is an AdapterError.
 
 
 each = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
@@ -216,28 +216,10 @@ ASKED = CanonicalRequest(
     max_retries=0,
 )
 
-NONSENSE = st.sampled_from(
-    [
-        None,
-        True,
-        0,
-        -1,
-        7,
-        1.5,
-        2**40,
-        "",
-        "x",
-        "\u2028",
-        "{",
-        [],
-        {},
-        [None],
-        [{}],
-        {"type": "x"},
-        {"text": 1},
-        [[]],
-    ]
-)
+NONSENSE = st.sampled_from([
+    None, True, 0, -1, 7, 1.5, 2**40, "", "x", "\u2028", "{", [], {}, [None], [{}], {"type": "x"},
+    {"text": 1}, [[]],
+])  # fmt: skip
 
 
 def places(value: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -271,69 +253,6 @@ def mutate(value: Json, draw: st.DataObject) -> Json:
     return changed(value, path, draw.draw(NONSENSE), leave_out=draw.draw(st.booleans()))
 
 
-async def consume(wire: Wire, reply: FakeReply) -> None:
-    """Read a stream and check all invariants that hold for any content."""
-    transport = FakeTransport(reply)
-    adapter = wire.make(transport, FakeClock())
-    events: list[StreamEvent] = []
-    failure: AdapterError | None = None
-    try:
-        async for event in adapter.stream(ASKED):
-            events.append(event)  # noqa: PERF401  (what came before an error counts)
-    except AdapterError as error:
-        failure = error
-    assert transport.all_closed
-    assert failure is None or failure.request_id == "req_1"
-    if events:
-        last = check_stream(events)
-        msgspec.json.encode(last.final_content)
-        assert failure is not None or last.stop_reason is not StopReason.CANCELLED
-        if failure is not None:
-            assert last.stop_reason is StopReason.ERROR
-
-
-@each
-@settings(max_examples=150)
-@given(draw=st.data())
-def test_a_stream_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
-    """Fields of events are replaced or removed, and events are dropped, repeated and reordered."""
-    events = list(wire.events("Hello, ☃!", *wire.most))
-    order = draw.draw(st.sampled_from(["kept", "dropped", "repeated", "swapped"]))
-    at = draw.draw(st.integers(0, len(events) - 2))
-    if order == "dropped":
-        del events[at]
-    elif order == "repeated":
-        events.insert(at, events[at])
-    elif order == "swapped":
-        events[at], events[at + 1] = events[at + 1], events[at]
-    for _ in range(draw.draw(st.integers(1, 3))):
-        at = draw.draw(st.integers(0, len(events) - 1))
-        name, data = events[at]
-        if not isinstance(data, str):
-            events[at] = (name, mutate(data, draw))
-    body = [wire.write_event(name, data) for name, data in events]
-    run_virtual(lambda: consume(wire, wire.stream_of(*body)))
-
-
-@each
-@settings(max_examples=100)
-@given(draw=st.data())
-def test_a_plain_reply_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
-    """The result is a response or an AdapterError."""
-    body = mutate(wire.body("Hello, ☃!", *wire.most), draw)
-
-    async def ask() -> None:
-        reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
-        try:
-            response = await wire.make(FakeTransport(reply), FakeClock()).complete(ASKED)
-        except AdapterError:
-            return
-        msgspec.json.encode(response.content)
-        assert response.usage.output_tokens >= 0
-
-    run_virtual(ask)
-
-
 @each
 @settings(max_examples=60)
 @given(draw=st.data())
@@ -349,18 +268,6 @@ def test_an_error_with_invalid_values(wire: Wire, draw: st.DataObject) -> None:
         assert str(raised.value)
 
     run_virtual(ask)
-
-
-@each
-@settings(max_examples=60)
-@given(st.data())
-def test_a_stream_with_broken_bytes(wire: Wire, draw: st.DataObject) -> None:
-    """Bytes are replaced, removed and added anywhere."""
-    body = bytearray(b"".join(wire.chunks("Hello, ☃!", *wire.most)))
-    for _ in range(draw.draw(st.integers(1, 4))):
-        at = draw.draw(st.integers(0, len(body) - 1))
-        body[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
-    run_virtual(lambda: consume(wire, wire.stream_of(bytes(body))))
 
 
 # -- Odd provider data in a block, from a proxy or a host.

@@ -102,51 +102,39 @@ def sent(transport: FakeTransport, number: int = 0) -> JsonObject:
 @row("8.4.7")
 @row("8.9.9")
 async def test_every_provider_gets_the_schema_in_its_own_form(wire: Wire) -> None:
-    """§8.9 object: the schema is in the provider's field, and the reply becomes the type."""
+    """§8.9 object: the schema is in the provider's field, and the reply becomes the type, also from a stream."""
     model, *path = NATIVE[wire.name]
-    async with asking(wire, model, wire.whole(PARIS)) as (engine, named, transport):
+    async with asking(wire, model, wire.whole(PARIS), wire.streamed(PARIS)) as (engine, named, transport):
         result = await engine.generate_object(named, "Where is the Louvre?", schema=Place)
+        async with engine.stream_object(named, "Where is the Louvre?", schema=Place) as stream:
+            partials = [partial async for partial in stream]
+            assert await stream.object() == result.output == Place("Paris", "France", ["Marais"])
+    assert partials[-1] == msgspec.json.decode(PARIS)
     schema = at(sent(transport), *path)
     assert isinstance(schema, dict)
     assert set(at(schema, "properties")) == {"city", "country", "quarters"}  # type: ignore[arg-type]
-    assert result.output == Place("Paris", "France", ["Marais"])
     assert [warning.code for warning in result.warnings if warning.code.startswith("schema")] == []
-
-
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_every_providers_object_grows_in_its_stream(wire: Wire) -> None:
-    model, *_ = NATIVE[wire.name]
-    async with asking(wire, model, wire.streamed(PARIS)) as (engine, named, _):
-        async with engine.stream_object(named, "Where is the Louvre?", schema=Place) as stream:
-            partials = [partial async for partial in stream]
-            assert await stream.object() == Place("Paris", "France", ["Marais"])
-    assert partials[-1] == msgspec.json.decode(PARIS)
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 @row("8.4.8")
 async def test_an_invalid_object_is_an_error_and_can_be_requested_again(wire: Wire) -> None:
-    """§8.4 NoObjectGeneratedError. A second request includes the error."""
+    """§8.4 NoObjectGeneratedError. A second request includes the error. A cut off object is named as such."""
     model, *_ = NATIVE[wire.name]
-    replies = [wire.whole('{"city": 3}'), wire.whole("Paris."), wire.whole(PARIS)]
+    cut = wire.whole(PARIS[:20], 0, "length")
+    replies = [wire.whole('{"city": 3}'), wire.whole("Paris."), wire.whole(PARIS), cut]
     async with asking(wire, model, *replies) as (engine, named, transport):
         with pytest.raises(NoObjectGeneratedError) as none:
             await engine.generate_object(named, "Where is the Louvre?", schema=Place)
         result = await engine.generate_object(named, "Where is the Louvre?", schema=Place, max_reasks=1)
+        with pytest.raises(NoObjectGeneratedError, match="max_output_tokens") as truncated:
+            await engine.generate_object(named, "Where is the Louvre?", schema=Place)
     assert (none.value.reason, none.value.usage.total_input_tokens) == ("invalid", 12)
     assert "$.city" in none.value.detail
     assert result.output.city == "Paris"
     assert b"is not JSON" in transport.requests[2].body
     assert wire.faults(transport.requests[2].body) == []
-
-
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_a_truncated_object_is_said_to_be_truncated(wire: Wire) -> None:
-    model, *_ = NATIVE[wire.name]
-    async with asking(wire, model, wire.whole(PARIS[:20], 0, "length")) as (engine, named, _):
-        with pytest.raises(NoObjectGeneratedError, match="max_output_tokens") as none:
-            await engine.generate_object(named, "Where is the Louvre?", schema=Place)
-    assert none.value.reason == "truncated"
+    assert truncated.value.reason == "truncated"
 
 
 # -- a model without schemas: Anthropic's before Claude 4.5
@@ -253,6 +241,19 @@ def in_depth(cases: Iterable[Case]) -> list[Any]:
     return [pytest.param(case, marks=() if is_tried_quickly(case) else deep) for case in cases]
 
 
+def of_each_meaning(cases: Iterable[Case]) -> list[Any]:
+    """The cases. A quick run has the first word of each meaning."""
+    seen: set[object] = set()
+    deep = pytest.mark.deep("another word of the same meaning")
+    found = []
+    for case in cases:
+        what = (case.wire, case.streamed, case.means)
+        found.append(pytest.param(case, marks=deep if what in seen or not is_tried_quickly(case) else ()))
+        if is_tried_quickly(case):
+            seen.add(what)
+    return found
+
+
 ALL = [*cases()]
 each_case = pytest.mark.parametrize("case", in_depth(ALL), ids=described)
 
@@ -280,22 +281,33 @@ async def said(session: Session, streamed: bool) -> None:
 
 @each_case
 async def test_tools_run_only_for_replies_that_ended_normally(case: Case) -> None:
-    """The table also has the error class for each end."""
+    """The table also has the error class for each end. The usage of a normal end is recorded as reported, and that
+    of a failure as partial.
+    """
     wire, ran = BY_NAME[case.wire], list[str]()
     after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
-    async with asking(wire, "some-model", case.reply(), after) as (engine, named, _):
+    async with asking(wire, "some-model", case.reply(), after, prices=price_of(wire)) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
         session = engine.session(named, tools=tools(ran) if case.calls else ())
         if isinstance(case.means, type):
             with pytest.raises(case.means) as caught:
                 await said(session, case.streamed)
             assert type(caught.value) is case.means
             reply = caught.value.content
+            usage = check_bill(caught.value, ends_in(events)[-1])
+            assert (usage.total_input_tokens, usage.source) == (12, UsageSource.PARTIAL)
+            assert usage.output_tokens >= 7
         else:
             await said(session, case.streamed)
             metadata = session.messages[1].metadata
             assert metadata is not None
             assert metadata.stop_reason is case.means
             reply = session.messages[1].content
+            end = ends_in(events)[0]
+            assert isinstance(end, LlmCallCompleted)
+            assert end.usage.source is UsageSource.REPORTED
+            assert (end.usage.total_input_tokens, end.usage.output_tokens) == (12, 7)
+            assert end.cost.nano_usd == nano_usd(end.usage)
         assert session.pending_calls == ()
     well = not isinstance(case.means, type) and ended_well(case.means)
     assert sorted(ran) == sorted(name for name, _ in CALLS[: case.calls] if well)
@@ -309,7 +321,7 @@ CUTTING = [
 """Wires whose arguments arrive in pieces and are not repeated."""
 
 
-@pytest.mark.parametrize("case", in_depth(CUTTING), ids=described)
+@pytest.mark.parametrize("case", of_each_meaning(CUTTING), ids=described)
 async def test_an_incomplete_call_never_runs(case: Case) -> None:
     """Half of its arguments is missing. For a complete call before it, the end of the reply decides."""
     wire, ran = BY_NAME[case.wire], list[str]()
@@ -363,31 +375,7 @@ def check_bill(error: AdapterError, end: LlmCallCompleted | LlmCallFailed) -> To
     return error.usage
 
 
-@each_case
-async def test_a_complete_reply_is_recorded_with_its_reported_usage(case: Case) -> None:
-    """The usage of a normal end is reported. That of a failure is partial, for plain and streamed replies."""
-    wire = BY_NAME[case.wire]
-    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
-    async with asking(wire, "some-model", case.reply(), after, prices=price_of(wire)) as (engine, named, _):
-        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
-        session = engine.session(named, tools=tools([]) if case.calls else ())
-        if isinstance(case.means, type):
-            with pytest.raises(case.means) as caught:
-                await said(session, case.streamed)
-            usage = check_bill(caught.value, ends_in(events)[-1])
-            assert usage.total_input_tokens == 12
-            assert usage.source is UsageSource.PARTIAL
-            assert usage.output_tokens >= 7
-        else:
-            await said(session, case.streamed)
-            end = ends_in(events)[0]
-            assert isinstance(end, LlmCallCompleted)
-            assert end.usage.source is UsageSource.REPORTED
-            assert (end.usage.total_input_tokens, end.usage.output_tokens) == (12, 7)
-            assert end.cost.nano_usd == nano_usd(end.usage)
-
-
-@pytest.mark.parametrize("case", FAILURES, ids=described)
+@pytest.mark.parametrize("case", of_each_meaning(FAILURES), ids=described)
 async def test_a_failure_is_retried_if_nothing_was_delivered(case: Case) -> None:
     """A plain reply is retried. A stream is not retried after its first content. The cost of the failed attempt is
     counted.
@@ -489,7 +477,7 @@ QUIET = [case for case in ALL if not case.calls and case.means is StopReason.END
 
 
 @pytest.mark.parametrize("again", [0, 1])
-@pytest.mark.parametrize("case", QUIET, ids=described)
+@pytest.mark.parametrize("case", of_each_meaning(QUIET), ids=described)
 async def test_an_empty_reply_has_a_warning_and_can_be_requested_again(case: Case, again: int) -> None:
     """The reply ends normally and has no text. Each call is recorded with its own warnings."""
     wire = BY_NAME[case.wire]

@@ -31,13 +31,6 @@ SPANS = [note for note in NOTES if note.input.get("play") != "parquet"]
 TABLES = [note for note in NOTES if note.input.get("play") == "parquet"]
 
 
-def test_there_are_notes_with_a_source_each() -> None:
-    """There are at least fifteen notes. Each has its own id."""
-    assert len(NOTES) >= 15
-    assert len({note.id for note in NOTES}) == len(NOTES)
-    assert all("#" in note.source or note.source.startswith("https://") for note in NOTES)
-
-
 @pytest.mark.parametrize("note", SPANS, ids=lambda note: note.id)
 async def test_a_span_has_the_attributes_that_observers_read(note: Note) -> None:
     """The conversation of the note is played, and its span is compared with the note's expectation."""

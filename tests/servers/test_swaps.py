@@ -43,38 +43,23 @@ _IDS = re.compile(rb'"(?:toolu_|call_)(\d+)"')
 """The ids of calls in the kits' replies. The ids are replaced, so that each reply has its own."""
 
 UNSIGNED = ((b"c2lnbmF0dXJl", b""),)
+NAMED_OTHERWISE = ((b'"reasoning_content"', b'"reasoning"'),)
 PERPLEXITY = ChatWire()
 PERPLEXITY.options = {"quirks": {"user_after_tool": False}}  # type: ignore[dict-item]  # of any JSON
 SERVERS = (
     Server("deepseek", ChatWire("deepseek"), "deepseek-v4-pro", ["reasoning_with_tool_calls"]),
     Server("deepseek-messages", AnthropicWire(), "deepseek-v4-pro", ["thinking_with_tool_uses"], UNSIGNED),
     Server("moonshot", ChatWire("moonshot"), "kimi-k2.6", ["reasoning_with_tool_calls_not_empty"]),
-    Server(
-        "moonshot-messages",
-        AnthropicWire(),
-        "kimi-for-coding",
-        ["thinking_with_tool_uses", "blank_tool_result"],
-        UNSIGNED,
-    ),
-    Server(
-        "openrouter",
-        ChatWire("openrouter"),
-        "deepseek/deepseek-v4-pro",
-        ["reasoning_with_tool_calls_of_deepseek"],
-        [(b'"reasoning_content"', b'"reasoning"')],
-    ),
-    Server(
-        "gateway",
-        ChatWire(),
-        "kimi-k3",
-        ["reasoning_with_tool_calls_of_deepseek"],
-        [(b'"reasoning_content"', b'"reasoning"')],
-    ),
+    Server("moonshot-messages", AnthropicWire(), "kimi-for-coding",
+           ["thinking_with_tool_uses", "blank_tool_result"], UNSIGNED),
+    Server("openrouter", ChatWire("openrouter"), "deepseek/deepseek-v4-pro",
+           ["reasoning_with_tool_calls_of_deepseek"], NAMED_OTHERWISE),
+    Server("gateway", ChatWire(), "kimi-k3", ["reasoning_with_tool_calls_of_deepseek"], NAMED_OTHERWISE),
     Server("mistral", ChatWire("mistral"), "mistral-large-latest", ["user_after_tool", "short_call_ids"]),
     Server("anthropic", AnthropicWire(), "claude-opus-4-6", ["no_foreign_signatures"]),
     Server("groq", ChatWire("groq"), "openai/gpt-oss-120b", ["no_reasoning_fields"]),
     Server("perplexity", PERPLEXITY, "sonar", ["alternating_roles"]),
-)
+)  # fmt: skip
 
 
 class Replies:
@@ -135,7 +120,7 @@ async def silent(arguments: dict[str, Json]) -> str:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("field", "changes"),
-    [("reasoning_content", ()), ("reasoning", [(b'"reasoning_content"', b'"reasoning"')])],
+    [("reasoning_content", ()), ("reasoning", NAMED_OTHERWISE)],
     ids=["reasoning_content", "reasoning"],
 )
 def test_an_unknown_server_gets_reasoning_in_the_field_in_which_it_sent_it(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -20,12 +22,9 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, ToolDefinition
-from tests.support.logs import captured_logs
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import request
-
-READ_FILE = ToolDefinition("read_file", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}})
 
 
 def written(wire: WireCall) -> JsonObject:
@@ -49,6 +48,13 @@ def messages_of(wire: WireCall) -> list[Json]:
 def sent(*messages: Message, **changes: object) -> list[Json]:
     """The messages on the wire."""
     return messages_of(write(*messages, **changes))
+
+
+def sent_to(model: str, *messages: Message, **options: Json) -> list[Json]:
+    """Return the messages that a model gets."""
+    asked: CanonicalRequest = request(model=f"anthropic:{model}", messages=messages)
+    given: JsonObject = {"auto_cache": False, **options}
+    return messages_of(write_request(asked, provider="anthropic", options=given, stream=False))
 
 
 def codes(wire: WireCall) -> list[str]:
@@ -75,31 +81,6 @@ def opaque(kind: str, **data: Json) -> OpaqueBlock:
     return OpaqueBlock(kind, ours(type=kind, **data))
 
 
-def test_the_contracts_first_example() -> None:
-    """This is example 9.1 of the adapter contract, word for word."""
-    asked = CanonicalRequest(
-        request_id="req_01HZ",
-        model="anthropic:claude-sonnet-4-6",
-        messages=(Message.user("Read README.md and summarize"),),
-        tools=(READ_FILE,),
-        system_prompt="You are a helpful assistant.",
-        max_output_tokens=2048,
-        stream=True,
-    )
-    wire = write_request(asked, provider="anthropic", options={}, stream=True)
-    assert wire.path == "/v1/messages"
-    assert wire.headers == {"anthropic-version": "2023-06-01"}
-    assert wire.warnings == ()
-    assert written(wire) == {
-        "model": "claude-sonnet-4-6",
-        "max_tokens": 2048,
-        "system": "You are a helpful assistant.",
-        "messages": [user(says("Read README.md and summarize"))],
-        "tools": [{"name": "read_file", "description": "Reads.", "input_schema": READ_FILE.input_schema}],
-        "stream": True,
-    }
-
-
 @pytest.mark.parametrize(("content", "is_error", "expected"), [
     ("no such file", True, "Error: no such file"),
     ((TextBlock("bad"),), True, [says("Error: "), says("bad")]),
@@ -110,17 +91,9 @@ def test_a_failed_result_has_a_text_for_servers_that_ignore_is_error(
     content: str | tuple[TextBlock, ...], is_error: bool, expected: Json
 ) -> None:
     """llama.cpp does not show `is_error` to the model. Other servers still get the field."""
-    asked = request(
-        messages=(
-            Message.user("Go"),
-            Message.assistant((ToolUseBlock("tu_1", "f", {}),)),
-            Message.tool_result("tu_1", content, is_error=is_error),
-        )
-    )
-    call = write_request(
-        asked, provider="anthropic", options={"errors_in_words": True, "auto_cache": False}, stream=False
-    )
-    (result,) = msgspec.json.decode(call.body)["messages"][-1]["content"]
+    called = Message.assistant((ToolUseBlock("tu_1", "f", {}),))
+    said = (Message.user("Go"), called, Message.tool_result("tu_1", content, is_error=is_error))
+    (result,) = msgspec.convert(sent_to("m", *said, errors_in_words=True)[-1], Any)["content"]
     assert result["content"] == expected
     assert result.get("is_error", False) is is_error
 
@@ -156,12 +129,6 @@ def test_reasoning_that_would_be_refused_is_left_out_and_reported(block: Content
     wire = write(Message.user("Go"), Message.assistant((block, TextBlock("a"))), Message.user("On"))
     assert written(wire)["messages"] == [user(says("Go")), assistant(says("a")), user(says("On"))]
     assert codes(wire) == ["content_dropped"]
-
-
-def test_a_message_without_content_is_removed() -> None:
-    """The neighbours of the empty message have the same role and become one message."""
-    wire = write(Message.user("Go"), Message.assistant((ThinkingBlock("Hm"),)), Message.user("On"))
-    assert written(wire)["messages"] == [user(says("Go"), says("On"))]
 
 
 def test_server_tools_are_sent_back_without_nulls() -> None:
@@ -206,15 +173,7 @@ def test_a_server_tool_without_its_other_half_is_left_out() -> None:
     """A cancelled reply must not make every later request fail."""
     call = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
     stray = opaque("web_fetch_tool_result", tool_use_id="srvtoolu_2", content={})
-    asked = request(
-        model="anthropic:x",
-        messages=(
-            Message.user("Go"),
-            Message(Role.ASSISTANT, (TextBlock("a"), call, stray), id="msg_7"),
-            Message.user("On"),
-        ),
-    )
-    wire = write_request(asked, provider="anthropic", options={}, stream=False)
+    wire = write(Message.user("Go"), Message.assistant((TextBlock("a"), call, stray)), Message.user("On"))
     assert written(wire)["messages"] == [user(says("Go")), assistant(says("a")), user(says("On"))]
     assert codes(wire) == ["content_dropped", "content_dropped"]
 
@@ -280,20 +239,10 @@ def test_an_adapter_with_another_name_has_its_own_blocks() -> None:
 PDF = b"%PDF-1.7"
 
 
-@pytest.mark.parametrize(("document", "source"), [
-    (DocumentBlock(data=PDF), {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}),
-    (DocumentBlock(url="https://x.test/a.pdf"), {"type": "url", "url": "https://x.test/a.pdf"}),
-    (DocumentBlock(url="data:text/plain,a%20b"), {"type": "text", "media_type": "text/plain", "data": "a b"}),
-    (DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
-        {"type": "text", "media_type": "text/plain", "data": "a☃"}),
-])  # fmt: skip
-def test_documents_are_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
-    named = msgspec.structs.replace(document, name="a.pdf")
-    wire = write(
-        Message.user("Go"),
-        Message.assistant((ToolUseBlock("tu_1", "f", {}),)),
-        Message.tool_result("tu_1", [named]),
-    )
+def test_documents_are_in_results_with_their_names() -> None:
+    called = Message.assistant((ToolUseBlock("tu_1", "f", {}),))
+    wire = write(Message.user("Go"), called, Message.tool_result("tu_1", [DocumentBlock(data=PDF, name="a.pdf")]))
+    source: JsonObject = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}
     result = {"type": "document", "source": source, "title": "a.pdf"}
     assert messages_of(wire)[-1] == user({"type": "tool_result", "tool_use_id": "tu_1", "content": [result]})
     assert wire.warnings == ()
@@ -302,34 +251,18 @@ def test_documents_are_in_results_with_their_names(document: DocumentBlock, sour
 def test_a_reply_stopped_during_reasoning_does_not_end_in_reasoning() -> None:
     """The last block of an assistant message must not be reasoning. Earlier blocks stay."""
     blocks = (TextBlock("a"), ThinkingBlock("Hm", "c2ln", ours()), RedactedThinkingBlock("x", ours()))
-    asked = request(
-        model="anthropic:claude-test",
-        messages=(Message.user("Go"), Message(Role.ASSISTANT, blocks, id="msg_7"), Message.user("On")),
-        session_id="ses_1",
-    )
-    with captured_logs() as lines:
-        wire = write_request(asked, provider="anthropic", options={}, stream=False)
+    wire = write(Message.user("Go"), Message.assistant(blocks), Message.user("On"))
     assert messages_of(wire)[1] == assistant(says("a"))
-    assert [(line["block_type"], line["message_id"], line["session_id"], line["adapter"]) for line in lines] == [
-        ("redacted_thinking", "msg_7", "ses_1", "anthropic"),
-        ("thinking", "msg_7", "ses_1", "anthropic"),
-    ]
-    assert "never sent" in lines[0]["reason"]
+    assert [loss.block_type for loss in wire.losses] == ["redacted_thinking", "thinking"]
+    assert "never sent" in wire.losses[0].reason
 
 
 def test_reasoning_is_only_sent_to_its_own_model() -> None:
     """A signature belongs to one model. Back at that model, the reasoning is sent again."""
-    history = (Message.user("Go"), Message.assistant((ThinkingBlock("Hm", "c2ln", ours()), TextBlock("a"))))
-    other = write_request(
-        request(model="anthropic:claude-other", messages=(*history, Message.user("On"))),
-        provider="anthropic",
-        options={},
-        stream=False,
-    )
-    assert messages_of(other)[1] == assistant(says("a"))
-    assert codes(other) == ["content_dropped"]
-    again = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
-    assert sent(*history, Message.user("On"))[1] == assistant(again, says("a"))
+    said = Message.assistant((ThinkingBlock("Hm", "c2ln", ours()), TextBlock("a")))
+    history = (Message.user("Go"), said, Message.user("On"))
+    assert sent_to("claude-other", *history)[1] == assistant(says("a"))
+    assert sent(*history)[1] == assistant({"type": "thinking", "thinking": "Hm", "signature": "c2ln"}, says("a"))
 
 
 def test_a_direct_callers_call_keeps_its_caller_after_its_turn() -> None:
@@ -381,75 +314,18 @@ def test_the_container_is_sent_only_during_a_turn() -> None:
 # -- other vendors' servers of the protocol
 
 
-def sent_to(model: str, *messages: Message, **options: Json) -> list[Json]:
-    """Return the messages that a model gets."""
-    asked: CanonicalRequest = request(model=f"anthropic:{model}", messages=messages)
-    given: JsonObject = {"auto_cache": False, **options}
-    return messages_of(write_request(asked, provider="anthropic", options=given, stream=False))
-
-
-def thinking_of(found: list[Json]) -> list[Json]:
-    """The thinking blocks of messages."""
-    return [
-        block
-        for message in msgspec.convert(found, list[dict[str, Json]])
-        for block in msgspec.convert(message["content"], list[dict[str, Json]])
-        if block["type"] == "thinking"
-    ]
-
-
-@pytest.mark.parametrize("signature", [None, ""])
-@pytest.mark.parametrize("model", ["deepseek-v4-pro", "kimi-k2.6", "MiniMax-M2", "glm-4.7", "local"])
-def test_unsigned_thinking_is_sent_back_to_models_other_than_claude(model: str, signature: str | None) -> None:
-    """DeepSeek and Moonshot refuse calls without thinking. Anthropic refuses thinking without its signature."""
-    history = (
-        Message.user("Go"),
-        Message.assistant(
-            [ThinkingBlock("Hm", signature, ProviderRaw("anthropic", {})), ToolUseBlock("toolu_1", "f", {})]
-        ),
-        Message.tool_result("toolu_1", "ok"),
-    )
-    assert thinking_of(sent_to(model, *history)) == [{"type": "thinking", "thinking": "Hm", "signature": ""}]
-    assert thinking_of(sent_to("claude-opus-4-6", *history)) == []
-    assert thinking_of(sent_to(model, *history, thinking_back="signed")) == []
-
-
-def the_call() -> JsonObject:
-    return {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
-
-
-def test_calls_without_thinking_get_a_placeholder_if_the_server_needs_it() -> None:
-    """The calls came from another provider. Without thinking, and for other servers, there is no placeholder."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([TextBlock("Wait."), ToolUseBlock("toolu_1", "f", {})]),
-        Message.tool_result("toolu_1", "ok"),
-        Message.assistant("Done."),
-        Message.user("So?"),
-    )
-    stand_in: JsonObject = {"type": "thinking", "thinking": " ", "signature": ""}
-    for model in ("deepseek-v4-pro", "moonshotai/kimi-k2.6"):
-        found = sent_to(model, *history)
-        assert thinking_of(found) == [stand_in]
-        assert found[1] == {"role": "assistant", "content": [stand_in, says("Wait."), the_call()]}
-    for model in ("MiniMax-M2", "claude-opus-4-6"):
-        assert thinking_of(sent_to(model, *history)) == []
-    assert thinking_of(sent_to("my-model", *history, thinking_back="with_calls")) == [stand_in]
-    off: JsonObject = {"anthropic": {"thinking": {"type": "disabled"}}}
-    asked: CanonicalRequest = request(model="anthropic:deepseek-v4-pro", messages=history, provider_options=off)
-    wire = write_request(asked, provider="anthropic", options={"auto_cache": False}, stream=False)
-    assert thinking_of(messages_of(wire)) == []
-
-
-@pytest.mark.parametrize("blank", ["", "  ", [], [TextBlock("\n")]])
-def test_a_blank_result_gets_a_text_for_models_other_than_claude(blank: object) -> None:
-    """Kimi's endpoint refuses a result without content. Anthropic accepts it."""
-    for model, content in (("kimi-k2.6", "(no output)"), ("claude-opus-4-6", None)):
-        history = (
-            Message.user("Go"),
-            Message.assistant([ToolUseBlock("toolu_1", "f", {})]),
-            Message.tool_result("toolu_1", blank),  # type: ignore[arg-type]
-        )
-        last = msgspec.convert(sent_to(model, *history)[-1], dict[str, Json])
-        (result,) = msgspec.convert(last["content"], list[dict[str, Json]])
-        assert result.get("content") == content
+@pytest.mark.parametrize(("model", "back", "sent_back"), [
+    ("deepseek-v4-pro", None, [{"type": "thinking", "thinking": " ", "signature": ""}]),
+    ("my-model", "with_calls", [{"type": "thinking", "thinking": " ", "signature": ""}]),
+    ("deepseek-v4-pro", "signed", []),
+    ("claude-opus-4-6", None, []),
+])  # fmt: skip
+def test_an_option_decides_whether_calls_need_thinking(
+    model: str, back: str | None, sent_back: list[Json]
+) -> None:
+    """By default, the model's name decides. Claude also accepts a result without content, which Kimi refuses."""
+    call = ToolUseBlock("toolu_1", "f", {})
+    history = (Message.user("Go"), Message.assistant([call]), Message.tool_result("toolu_1", " "))
+    found = msgspec.convert(sent_to(model, *history, **({"thinking_back": back} if back else {})), Any)
+    assert [block for block in found[1]["content"] if block["type"] == "thinking"] == sent_back
+    assert found[-1]["content"][0].get("content") == (None if "claude" in model else "(no output)")

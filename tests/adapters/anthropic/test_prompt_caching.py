@@ -36,8 +36,6 @@ from callboard.bus.values.messages import Message, Role, ToolDefinition
 from ...definition_of_done.rows import row
 from ...support.fake_http import ask, request
 from ...support.judges import messages_faults
-from ...support.wires import WIRES
-from ...support.wires.reading import read_whole
 
 LONG = "All work and no play. " * 1000
 """Some 5,500 tokens, which is more than any model's minimum."""
@@ -47,9 +45,8 @@ CONTROL: Json = {"type": "ephemeral"}
 
 
 def written(*messages: Message, options: JsonObject | None = None, **changes: object) -> JsonObject:
-    asked: CanonicalRequest = request(
-        model="anthropic:claude-sonnet-4-5", messages=messages or (Message.user("Hi"),), **changes
-    )
+    said = messages or (Message.user("Hi"),)
+    asked: CanonicalRequest = request(**{"model": "anthropic:claude-sonnet-4-5", "messages": said, **changes})
     wire = write_request(asked, provider="anthropic", options=options or {}, stream=False)
     body: JsonObject = msgspec.json.decode(wire.body)
     assert messages_faults(body) == []
@@ -109,26 +106,14 @@ class PrefixCache:
 
 @row("8.6.3", of="anthropic")
 def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_another() -> None:
-    body = written(
-        Message.user("One"),
-        Message.assistant("Two"),
-        Message.user("Three"),
-        tools=TOOLS,
-        system_prompt="You are brief.",
-    )
-    assert [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)] == [
-        "tools",
-        "system",
-        "0 user",
-        "2 user",
-    ]
+    said = (Message.user("One"), Message.assistant("Two"), Message.user("Three"))
+    body = written(*said, tools=TOOLS, system_prompt="You are brief.")
+    places = [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)]
+    assert places == ["tools", "system", "0 user", "2 user"]
     assert body["system"] == [{"type": "text", "text": "You are brief.", "cache_control": CONTROL}]
-    assert _list(body["tools"])[1] == {
-        "name": "write",
-        "description": LONG,
-        "input_schema": {"type": "object", "properties": {}},
-        "cache_control": CONTROL,
-    }
+    schema: JsonObject = {"type": "object", "properties": {}}
+    last = {"name": "write", "description": LONG, "input_schema": schema, "cache_control": CONTROL}
+    assert _list(body["tools"])[1] == last
 
 
 @pytest.mark.parametrize(("model", "minimum"), [
@@ -142,10 +127,8 @@ def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_anothe
 def test_a_prompt_below_the_models_minimum_has_no_breakpoint(model: str, minimum: int) -> None:
     """A token counts as three bytes. Tokens are rarely smaller, so no prompt that could be cached is missed."""
     for size, marked in ((3 * minimum - 50, False), (3 * minimum + 50, True)):
-        asked = request(model=f"anthropic:{model}", system_prompt="x" * size)
-        body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
-        assert isinstance(body["system"], list) is marked
-        assert bool(marks(body)) is marked
+        body = written(model=f"anthropic:{model}", system_prompt="x" * size)
+        assert (isinstance(body["system"], list), bool(marks(body))) == (marked, marked)
 
 
 def test_only_shared_parts_of_a_single_request_are_cached() -> None:
@@ -192,11 +175,10 @@ def test_it_can_be_switched_off(options: JsonObject, asked: JsonObject) -> None:
 
 
 def test_the_lifetime_can_be_chosen() -> None:
-    body = written(options={"cache_ttl": "1h"}, system_prompt=LONG)
+    hour: JsonObject = {"cache_ttl": "1h"}
+    body = written(options=hour, system_prompt=LONG)
     assert body["system"] == [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
-    body = written(
-        options={"cache_ttl": "1h"}, provider_options={"anthropic": {"cache_ttl": "5m"}}, system_prompt=LONG
-    )
+    body = written(options=hour, provider_options={"anthropic": {"cache_ttl": "5m"}}, system_prompt=LONG)
     assert body["system"] == [{"type": "text", "text": LONG, "cache_control": CONTROL}]
     with pytest.raises(InvalidRequestError, match="cache_ttl '2h' must be one of 5m, 1h"):
         written(options={"cache_ttl": "2h"})
@@ -209,40 +191,25 @@ def host_tool(name: str, ttl: str | None = None) -> JsonObject:
 
 @pytest.mark.parametrize(("hosts", "ours"), [(1, 3), (2, 2), (3, 1), (4, 0), (5, 0)])
 def test_the_hosts_breakpoints_count_and_come_first(hosts: int, ours: int) -> None:
-    """There may be four breakpoints. A fifth one of the host is sent. Those of the conversation are dropped
-    last.
+    """There may be four breakpoints. A fifth one of the host is sent. Those of the conversation are dropped last.
+    The host's own objects are not changed.
     """
     tools: list[Json] = [host_tool(f"t{n}") for n in range(hosts)]
-    given = copy.deepcopy(tools)
-    asked = request(
-        model="anthropic:claude-test",
-        messages=(Message.user(LONG), Message.assistant("Two"), Message.user("Three")),
-        system_prompt="Be brief.",
-        provider_options={"anthropic": {"tools": tools}},
-    )
+    system: list[Json] = [{"type": "text", "text": "Be brief."}]
+    given = copy.deepcopy((tools, system))
+    said = (Message.user(LONG), Message.assistant("Two"), Message.user("Three"))
+    asked = request(model="anthropic:claude-test", messages=said,
+                    provider_options={"anthropic": {"tools": tools, "system": system}})  # fmt: skip
     body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
     assert len(marks(body)) == hosts + min(ours, 2)  # the system text before them is too short
-    assert tools == given
+    assert (tools, system) == given
     if ours == 1:
         assert [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)][-1] == "2 user"
 
 
-def test_the_hosts_own_system_blocks_are_marked_in_a_copy() -> None:
-    system: list[Json] = [{"type": "text", "text": LONG}, {"type": "text", "text": "Be brief."}]
-    given = copy.deepcopy(system)
-    body = written(provider_options={"anthropic": {"system": system}})
-    assert marks(body) == [1]
-    assert system == given
-
-
 def test_the_providers_own_automatic_breakpoint_takes_the_place_of_the_conversations() -> None:
-    body = written(
-        Message.user(LONG),
-        Message.assistant("Two"),
-        Message.user("Three"),
-        system_prompt=LONG,
-        provider_options={"anthropic": {"cache_control": CONTROL}},
-    )
+    said = (Message.user(LONG), Message.assistant("Two"), Message.user("Three"))
+    body = written(*said, system_prompt=LONG, provider_options={"anthropic": {"cache_control": CONTROL}})
     assert body["cache_control"] == CONTROL
     assert marks(body) == [0]
 
@@ -261,12 +228,8 @@ def test_a_longer_lifetime_never_comes_after_a_shorter_one(ttl: str, host_ttl: s
 
 
 def test_a_short_lived_one_never_comes_before_the_hosts_long_lived_one() -> None:
-    body = written(
-        system_prompt=LONG,
-        tools=TOOLS,
-        provider_options={"anthropic": {"cache_control": {"type": "ephemeral", "ttl": "1h"}}},
-    )
-    assert marks(body) == []
+    long_lived = {"anthropic": {"cache_control": {"type": "ephemeral", "ttl": "1h"}}}
+    assert marks(written(system_prompt=LONG, tools=TOOLS, provider_options=long_lived)) == []
 
 
 # -- savings
@@ -302,41 +265,16 @@ def test_each_call_reads_the_previous_prompt_from_the_cache(
     cache = PrefixCache()
     former = 0
     for messages in _requests([_turn(n, count, "Result") for n, count in enumerate(calls)]):
-        asked = request(
-            model=f"anthropic:{model}",
-            messages=messages,
-            system_prompt=LONG,
-            tools=TOOLS if with_tools else (),
-            session_id="ses_1",
-        )
-        body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
+        tools = TOOLS if with_tools else ()
+        body = written(*messages, model=f"anthropic:{model}", system_prompt=LONG, tools=tools, session_id="ses_1")
         read, blocks = cache.send(body)
         assert read >= former
         former = blocks
 
 
-def test_the_simulated_cache_returns_exactly_the_stored_prefixes() -> None:
-    """Without breakpoints nothing is read. A changed prefix, or a place too far back, is not found."""
-    cache = PrefixCache()
-    plain: JsonObject = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
-    assert cache.send(plain) == (0, 1)
-    assert cache.send(plain) == (0, 1)
-    marked: JsonObject = copy.deepcopy(plain)
-    _list(_list(marked["messages"])[0]["content"])[0]["cache_control"] = CONTROL  # type: ignore[index,call-overload]
-    assert cache.send(marked) == (0, 1)
-    assert cache.send(marked) == (1, 1)
-    assert cache.send({**marked, "system": "new"}) == (0, 2)
-    far: JsonObject = copy.deepcopy(plain)
-    more: list[Json] = [{"type": "text", "text": str(n)} for n in range(20)]
-    _list(_list(far["messages"])[0]["content"]).extend(more)  # type: ignore[index,call-overload]
-    _list(_list(far["messages"])[0]["content"])[-1]["cache_control"] = CONTROL  # type: ignore[index,call-overload]
-    assert cache.send(far)[0] == 0
-
-
 # -- Fields of a host on blocks and tools for this provider, and further fields of a reply.
 
 
-CLAUDE = WIRES[0]
 MARK: JsonObject = {"type": "ephemeral"}
 
 PICTURE = b"\x89PNG\r\n\x1a\n"
@@ -405,7 +343,3 @@ def test_the_hosts_breakpoints_count_among_the_four(where: str) -> None:
     assert marks_of_body(body) == 4
     marked = [number for number in (0, 2, 4, 6) if "cache_control" in content(body, number)[0]]
     assert marked == {"blocks": [0, 2, 4, 6], "tools": [4, 6], "both": [2, 4, 6]}[where]
-
-
-def test_an_ordinary_reply_has_no_further_fields() -> None:
-    assert read_whole(CLAUDE, CLAUDE.body("Hi", 0, "end")).reply.provider_details == {}

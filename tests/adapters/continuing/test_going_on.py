@@ -128,13 +128,6 @@ def test_the_text_is_sent_without_its_last_white_space() -> None:
     assert broke.usage.input_tokens == provider.bill[0][0]
 
 
-def test_an_error_in_the_stream_is_a_break_too() -> None:
-    """Anthropic sends such an error when it is overloaded."""
-    provider = TextProvider(TEXT, ["overloaded"], "messages")
-    seen = read(adapter_to(provider), ask())
-    assert (seen.text, seen.reasons) == (TEXT, ["first", "continued"])
-
-
 @pytest.mark.parametrize("asked", [
     {"continue_broken": None},
     {"model": "claude-sonnet-4-6"},
@@ -196,21 +189,19 @@ def test_a_continuation_that_never_starts_ends_the_message() -> None:
     assert seen.error.content == seen.events[-1].final_content
 
 
-def test_the_raw_reply_has_the_events_of_both_attempts() -> None:
-    """The raw reply has the events before the break, then those of the continuation."""
-    seen = read(adapter_to(TextProvider(TEXT, [8])), ask(include_raw=True))
+@pytest.mark.parametrize(("breaks", "reasons", "starts"), [
+    ([8], ["first", "continued"], 2),
+    (["overloaded"], ["first", "continued"], 2),
+    ([0, "busy"], ["first", "retry", "retry"], 1),
+], ids=["a break", "an error in the stream", "attempts without an event"])  # fmt: skip
+def test_the_raw_reply_has_the_events_of_both_attempts(breaks: list[Any], reasons: list[str], starts: int) -> None:
+    """The raw reply has the events before the break, then those of the continuation. An attempt that failed before
+    its first event has none.
+    """
+    seen = read(adapter_to(TextProvider(TEXT, breaks)), ask(include_raw=True))
+    assert (seen.text, seen.reasons) == (TEXT, reasons)
     assert seen.response is not None
     assert seen.response.raw is not None
     events: list[Any] = list(seen.response.raw.events)
     assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == TEXT
-    assert [event["type"] for event in events].count("message_start") == 2
-
-
-def test_the_raw_reply_has_no_events_of_a_retried_attempt() -> None:
-    """The retried attempt failed before its first event."""
-    provider = TextProvider(TEXT, [0, "busy"])
-    seen = read(adapter_to(provider), ask(include_raw=True))
-    assert seen.reasons == ["first", "retry", "retry"]
-    assert seen.response is not None
-    assert seen.response.raw is not None
-    assert [event["type"] for event in seen.response.raw.events].count("message_start") == 1  # type: ignore[index,call-overload]
+    assert [event["type"] for event in events].count("message_start") == starts

@@ -117,16 +117,13 @@ def test_a_result_has_its_pictures_and_its_failure() -> None:
     assert [part["type"] for part in step["result"]] == ["text", "image"]
 
 
-@pytest.mark.parametrize(
-    ("choice", "sent"),
-    [
+def test_a_tool_choice() -> None:
+    for choice, sent in (
         (ToolChoice("auto"), "auto"), (ToolChoice("none"), "none"), (ToolChoice("required"), "any"),
         (ToolChoice("named", "look"), {"allowed_tools": {"mode": "any", "tools": ["look"]}}),
-    ],
-)  # fmt: skip
-def test_a_tool_choice(choice: ToolChoice, sent: Json) -> None:
-    config = body_of(tools=(LOOK,), tool_choice=choice)["generation_config"]
-    assert config["tool_choice"] == sent  # type: ignore[index, call-overload]
+    ):  # fmt: skip
+        config = body_of(tools=(LOOK,), tool_choice=choice)["generation_config"]
+        assert config["tool_choice"] == sent  # type: ignore[index, call-overload]
 
 
 def test_a_strict_tool_and_an_objects_schema() -> None:
@@ -135,26 +132,21 @@ def test_a_strict_tool_and_an_objects_schema() -> None:
     assert body["response_format"] == {"type": "text", "mime_type": "application/json", "schema": SCHEMA}
 
 
-def test_effort_is_a_level() -> None:
-    config = body_of(reasoning_effort="low")["generation_config"]
-    assert (config["thinking_level"], config["thinking_summaries"]) == ("low", "auto")  # type: ignore[index, call-overload]
-
-
 def test_a_hosts_own_fields_and_tools_are_merged() -> None:
+    """An effort is a level. An unknown API is an error of the configuration."""
     own: JsonObject = {
         "tools": [{"type": "google_search"}], "store": True, "previous_interaction_id": "v1_x",
         "generation_config": {"thinking_level": "high"},
     }  # fmt: skip
     tool = msgspec.structs.replace(LOOK, provider_options={"gemini": {"defer_loading": True}})
+    config = body_of(reasoning_effort="low")["generation_config"]
+    assert (config["thinking_level"], config["thinking_summaries"]) == ("low", "auto")  # type: ignore[index, call-overload]
     body = body_of(tools=(tool,), provider_options={"gemini": own}, reasoning_effort="low")
     ours, theirs = body["tools"]  # type: ignore[misc]
     assert ours["defer_loading"] is True  # type: ignore[index, call-overload]
     assert theirs == {"type": "google_search"}
     assert (body["store"], body["previous_interaction_id"]) == (True, "v1_x")
     assert body["generation_config"]["thinking_level"] == "high"  # type: ignore[index, call-overload]
-
-
-def test_an_unknown_api_is_an_error_of_the_configuration() -> None:
     with pytest.raises(ConfigurationError, match="api"):
         GeminiAdapter(AdapterConfig(options={"api": "chat"}))
 
@@ -210,58 +202,44 @@ STREAM: list[JsonObject] = [
 ]  # fmt: skip
 
 
-def test_a_reply_is_the_same_streamed_and_whole() -> None:
-    whole = read_whole(WIRE, i.interaction(*STEPS, status="requires_action")).reply
-    streamed = read(WIRE, *STREAM).reply
-    assert [block for block in streamed.content if not isinstance(block, ToolUseBlock)] == [
-        block for block in whole.content if not isinstance(block, ToolUseBlock)
-    ]
-    assert whole.stop_reason is streamed.stop_reason is StopReason.TOOL_USE
-    [(one, other)] = zip(
-        *[[block for block in reply.content if isinstance(block, ToolUseBlock)] for reply in (whole, streamed)],
-        strict=True,
-    )
-    assert (one.name, one.input, one.provider_raw) == (other.name, other.input, other.provider_raw)
-
-
 def test_a_reply_is_sent_back_unchanged() -> None:
-    """Signatures, annotations, and steps without a canonical form are sent back in their places."""
-    for reading in (read_whole(WIRE, i.interaction(*STEPS, status="requires_action")), read(WIRE, *STREAM)):
-        content = [
-            msgspec.structs.replace(
-                block, provider_raw=msgspec.structs.replace(block.provider_raw, provider="gemini", model=None)
-            )
-            if block.provider_raw
-            else block
-            for block in reading.content
-        ]
+    """Signatures, annotations, and steps without a canonical form are sent back in their places. The reply is the
+    same streamed and whole, and a step of the provider's own is one event.
+    """
+    whole = read_whole(WIRE, i.interaction(*STEPS, status="requires_action"))
+    streamed = read(WIRE, *STREAM)
+    assert (whole.said, whole.kept) == (streamed.said, streamed.kept)
+    assert whole.reply.stop_reason is streamed.reply.stop_reason is StopReason.TOOL_USE
+    shown = [event.raw for event in streamed.events if isinstance(event, ProviderBlock)]
+    assert shown == [SEARCH, FOUND, DRAWN, SPOKEN]
+    for reading in (whole, streamed):
+        content = []
+        for block in reading.content:
+            raw = block.provider_raw
+            own = raw and msgspec.structs.replace(raw, provider="gemini", model=None)
+            content.append(msgspec.structs.replace(block, provider_raw=own))
         answer = Message(Role.TOOL, (ToolResultBlock(content[-1].id, "So."),))  # type: ignore[union-attr]
         body = body_of(Message.user("Hi"), Message.assistant(content), answer)
         assert body["input"][1:-1] == STEPS  # type: ignore[index, call-overload]
 
 
-def test_a_step_of_the_providers_own_is_one_event() -> None:
-    shown = [event.raw for event in read(WIRE, *STREAM).events if isinstance(event, ProviderBlock)]
-    assert shown == [SEARCH, FOUND, DRAWN, SPOKEN]
-
-
-def test_steps_that_come_with_the_end_alone_are_read() -> None:
-    assert read(
-        WIRE, i.completed(steps=[{"type": "model_output", "content": [{"type": "text", "text": "Hi"}]}])
-    ).said == ["Hi"]
-
-
 def test_an_interaction_may_be_in_the_event_itself() -> None:
-    """LiteLLM's proxy writes this form."""
+    """LiteLLM's proxy writes this form. Steps may come with the end alone, and a delta of no step begins one."""
     begun, over = i.event("interaction.created", **BEGUN), i.event("interaction.completed", **i.interaction())
-    reply = read(
-        WIRE, begun, i.start(0, type="model_output", content=[]), i.delta(0, "text", text="Hi"), over
-    ).reply
+    said = [i.start(0, type="model_output", content=[]), i.delta(0, "text", text="Hi")]
+    reply = read(WIRE, begun, *said, over).reply
     assert (reply.response_id, reply.stop_reason, reply.usage.input_tokens) == ("reply-1", StopReason.END_TURN, 20)
-
-
-def test_a_delta_of_no_step_begins_one() -> None:
+    late: JsonObject = {"type": "model_output", "content": [{"type": "text", "text": "Hi"}]}
+    assert read(WIRE, i.completed(steps=[late])).said == ["Hi"]
     assert read(WIRE, i.delta(0, "text", text="H"), i.delta(0, "text", text="i"), i.completed()).said == ["Hi"]
+
+
+def test_steps_and_content_without_a_type_are_left_out() -> None:
+    said: JsonObject = {"type": "model_output", "content": [7, {"odd": 1}, {"type": "text", "text": "Hi"}]}
+    whole = read_whole(WIRE, i.interaction(7, {"content": []}, said))  # type: ignore[arg-type]
+    assert (whole.said, whole.warnings) == (["Hi"], ["unknown_content"])
+    begun = i.event("step.start", index=0, step=7)
+    assert read(WIRE, begun, i.delta(0, "text", text="Hi"), i.completed()).said == ["Hi"]
 
 
 def test_a_stored_interaction_repeats_what_was_said_to_it() -> None:
@@ -337,11 +315,6 @@ TAKEN: JsonObject = {
 }  # fmt: skip
 
 
-def test_an_accepted_schema_is_not_changed() -> None:
-    """The schema has properties that are named like keywords."""
-    assert fit_schema(TAKEN) is TAKEN
-
-
 @pytest.mark.parametrize(("given", "sent"), [
     ({"$schema": "x", "$comment": "x", "deprecated": True, "type": "string"}, {"type": "string"}),
     ({"const": "x"}, {"enum": ["x"]}),
@@ -394,16 +367,16 @@ def test_refused_keywords_are_rewritten_or_become_text(given: JsonObject, sent: 
 
 
 def test_a_changed_schema_is_fitted_again() -> None:
-    """The cache of fitted schemas uses the content of the schema as its key."""
+    """The cache of fitted schemas uses the content of the schema as its key. An accepted schema is not changed,
+    even if its properties are named like keywords.
+    """
+    assert fit_schema(TAKEN) is TAKEN
+    assert fit_schema({"deprecated": True}) == {}
     schema: JsonObject = {"type": "integer", "multipleOf": 2}
     first = fit_schema(schema)
     assert fit_schema(dict(schema)) is first
     schema["multipleOf"] = 3
     assert fit_schema(schema) != first
-
-
-def test_a_schema_of_which_nothing_is_left_is_sent_empty() -> None:
-    assert fit_schema({"deprecated": True}) == {}
 
 
 KEYWORDS = st.sampled_from(
@@ -454,13 +427,9 @@ def test_any_schema_can_be_fitted(schema: JsonObject) -> None:
     assert fit_schema(fitted) == fitted
 
 
-@pytest.mark.parametrize(("schema", "nothing"), [
-    ({"type": "object"}, True),
-    ({"type": "object", "properties": {}, "additionalProperties": False, "required": []}, True),
-    ({"type": "object", "properties": {"a": {}}}, False),
-    ({"type": "object", "additionalProperties": True}, False),
-    ({"type": "object", "minProperties": 1}, False),
-])  # fmt: skip
-def test_a_tool_without_parameters_is_recognised(schema: JsonObject, nothing: bool) -> None:
+def test_a_tool_without_parameters_is_recognised() -> None:
     """A tool with free keys has parameters."""
-    assert takes_nothing(schema) is nothing
+    closed: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
+    assert [takes_nothing(schema) for schema in ({"type": "object"}, closed)] == [True, True]
+    for more in ({"properties": {"a": {}}}, {"additionalProperties": True}, {"minProperties": 1}):
+        assert not takes_nothing({"type": "object", **more})

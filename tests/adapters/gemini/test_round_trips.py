@@ -12,30 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters.config import AdapterConfig
-from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.gemini.request import build_request
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
-    AudioBlock,
     ContentBlock,
-    DocumentBlock,
-    ImageBlock,
     OpaqueBlock,
     ProviderRaw,
     TextBlock,
     ThinkingBlock,
-    ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 
 from ...support.fake_http import FakeReply, FakeTransport, ask, request
 from ...support.judges import contents_faults
 from ...support.scripted import adapter_type
-from ...support.wire_history import history_faults
 from ...support.wires import WIRES
 from ...support.wires import gemini as g
 from ...support.wires.gemini import USAGE, call, chunk, text, thought
@@ -159,93 +153,6 @@ def test_every_signature_is_sent_back_in_its_own_part(parts: list[JsonObject]) -
     assert signed(back) == signed(list(parts))
 
 
-IMAGES = st.sampled_from(
-    [
-        ImageBlock(data=b"\x89PNG\r\n\x1a\n"),
-        ImageBlock(data=b"GIF89a"),
-        ImageBlock(url="https://x.test/a.png"),
-        ImageBlock(url="data:image/jpeg;base64,/9j/"),
-    ]
-)
-MEDIA = IMAGES | st.sampled_from(
-    [AudioBlock(data=b"ID3"), DocumentBlock(data=b"%PDF-"), DocumentBlock(url="https://x.test/a.pdf")]
-)
-CALL_IDS = st.sampled_from(["tu_1", "tu_2", "odd id ☃", "x" * 99])
-CALLS = st.builds(
-    ToolUseBlock,
-    CALL_IDS,
-    st.sampled_from(["go", "odd näme"]),
-    ARGUMENTS,
-    incomplete=st.booleans(),
-    provider_raw=st.sampled_from([None, ours(id="same"), ProviderRaw("openai", {"id": "call_1"})]),
-)
-RESULTS = st.builds(
-    ToolResultBlock, CALL_IDS, st.just("") | WORDS | st.lists(st.builds(TextBlock, WORDS) | IMAGES), st.booleans()
-)
-MESSAGES = st.one_of(
-    st.builds(
-        lambda blocks: Message.user(blocks),
-        st.lists(st.builds(TextBlock, st.just("") | WORDS) | MEDIA, max_size=3),
-    ),
-    st.builds(lambda blocks: Message(Role.TOOL, tuple(blocks)), st.lists(RESULTS, max_size=3)),
-    st.builds(
-        lambda blocks: Message.assistant(blocks),
-        st.lists(
-            CALLS
-            | signed_texts()
-            | st.builds(ThinkingBlock, WORDS, st.none() | SIGNATURES, st.sampled_from([None, ours()])),
-            max_size=4,
-        ),
-    ),
-)
-
-
-@settings(max_examples=150)
-@given(st.lists(MESSAGES, max_size=7), st.sampled_from([OLDER, NEWER, "gemini:gemma-3-27b-it"]))
-def test_any_history_is_accepted(messages: list[Message], model: str) -> None:
-    """The request follows the rules of the wire and fits the SDK's types."""
-    asked = request(model=model, messages=(*messages, Message.user("Go")), system_prompt="S")
-    body = build_request(asked, provider="gemini").body
-    assert history_faults("/v1beta/models/x:generateContent", body) == []
-    assert contents_faults(body) == []
-    msgspec.json.encode(body)
-
-
-EVERY_OPTION: JsonObject = {
-    "reasoning_effort": "high",
-    "output_schema": {"type": "object", "properties": {"a": {"type": "string"}}},
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "frequency_penalty": 0.1,
-    "presence_penalty": 0.1,
-    "seed": 1,
-    "stop_sequences": ("x",),
-    "system_prompt": "S",
-    "provider_options": {"gemini": {"tools": [{"googleSearch": {}}, {"codeExecution": {}}],
-        "safetySettings": [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}],
-        "generationConfig": {"topK": 3, "candidateCount": 1}}},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("model", [OLDER, NEWER, "gemini:gemini-3-pro-preview", "gemini:gemini-2.5-pro"])
-@pytest.mark.parametrize("mode", ["auto", "none", "required", "named"])
-def test_the_sdk_has_every_field(model: str, mode: str) -> None:
-    """The request has all features together."""
-    choice = ToolChoice(mode, "go" if mode == "named" else None)  # type: ignore[arg-type]
-    tools = (ToolDefinition("go", "Goes.", {"type": "object", "properties": {"x": {"const": 1}}}, strict=True),)
-    asked = request(model=model, messages=(Message.user("Hi"),), tools=tools, tool_choice=choice, **EVERY_OPTION)
-    assert contents_faults(build_request(asked, provider="gemini").body) == []
-
-
-def test_the_judge_refuses_what_does_not_exist() -> None:
-    for body in (
-        {"contents": [{"role": "user", "parts": [{"txt": "x"}]}]},
-        {"generationConfig": {"max_tokens_please": 1}},
-        {"toolConfig": {"functionCallingConfig": {"modus": "AUTO"}}},
-    ):
-        assert any("Extra inputs" in fault for fault in contents_faults(body))
-
-
 # -- A reply that reached the provider's limit for one request is continued with its token only.
 
 
@@ -328,15 +235,6 @@ def test_what_is_said_behind_it_ends_the_wait() -> None:
     assert [each["parts"] for each in body["contents"]] == [  # type: ignore[index, call-overload, union-attr]
         [{"text": "Write a long book."}], [{"text": "Once"}], [{"text": "Stop."}],
     ]  # fmt: skip
-
-
-def test_another_provider_gets_only_the_text() -> None:
-    adapter = AnthropicAdapter(AdapterConfig())
-    asked = ask(QUESTION, paused("Once"), Message.user("Go on."), model="anthropic:claude-opus-4-6")
-    call = adapter.write_request(asked, stream=False)
-    assert b"Once" in call.body
-    assert b"next" not in call.body
-    assert [loss.block_type for loss in call.losses] == ["opaque"]
 
 
 def test_a_session_continues_until_the_reply_is_complete() -> None:

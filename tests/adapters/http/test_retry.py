@@ -135,60 +135,40 @@ def test_the_reset_of_a_used_up_limit_is_a_hint(headers: dict[str, str], expecte
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-@given(st.text(), st.text())
-def test_no_reset_value_raises(reset: str, left: str) -> None:
-    """For any value of a proxy, the result is a finite delay or none."""
-    headers = {"x-ratelimit-reset": reset, "x-ratelimit-remaining": left}
-    found = reset_seconds(headers, NOW_US)
+@given(st.text(), st.text(), st.from_regex(r"([\d.]+(h|ms|m|s)){1,4}", fullmatch=True) | st.text())
+def test_no_hint_raises(one: str, other: str, message: str) -> None:
+    """For any value of a proxy, the result is a finite delay or none. A number with two points is no duration."""
+    found = reset_seconds({"x-ratelimit-reset": one, "x-ratelimit-remaining": other}, NOW_US)
     assert found is None or (math.isfinite(found) and found > 0)
-
-
-@given(st.text(), st.text(), st.text())
-def test_no_hint_raises(milliseconds: str, after: str, message: str) -> None:
-    """For any value of a proxy, the result is a finite delay or none."""
-    headers = {"retry-after-ms": milliseconds, "retry-after": after}
-    found = retry_after_seconds(headers, f"try again in {message}", NOW_US)
-    assert found is None or (math.isfinite(found) and found >= 0)
-
-
-@given(st.from_regex(r"([\d.]+(h|ms|m|s)){1,4}", fullmatch=True))
-def test_durations_never_raise(text: str) -> None:
-    """A number with two points is no duration."""
-    found = duration_seconds(text)
-    assert found is None or found >= 0
+    for hint in (
+        retry_after_seconds({"retry-after-ms": one, "retry-after": other}, f"try again in {message}", NOW_US),
+        duration_seconds(message),
+    ):
+        assert hint is None or (math.isfinite(hint) and hint >= 0)
 
 
 def test_a_hint_replaces_the_schedule_and_is_capped() -> None:
-    """A provider's 7 s are 7 s, and its 3,600 s are 60 s. Jitter does not change them."""
-    assert retry_delay(RateLimitError("", retry_after_seconds=7), 0, 2, RetryPolicy(), 0.9) == 7
-    assert retry_delay(RateLimitError("", retry_after_seconds=0), 1, 2, RetryPolicy(), 0.9) == 0
-    assert retry_delay(RateLimitError("", retry_after_seconds=3600), 0, 2, RetryPolicy(), 0.9) == 60
+    """A provider's 7 s are 7 s, and its 3,600 s are 60 s. Jitter does not change them. A long hint can also end
+    the call, so that a host can use another provider.
+    """
+    impatient = RetryPolicy(raise_on_long_hint=True, max_delay=10)
+    for policy, seconds, delay in (
+        (RetryPolicy(), 7, 7), (RetryPolicy(), 0, 0), (RetryPolicy(), 3600, 60), (impatient, 10, 10),
+        (impatient, 11, None),
+    ):  # fmt: skip
+        assert retry_delay(RateLimitError("", retry_after_seconds=seconds), 0, 2, policy, 0.9) == delay
 
 
-def test_a_long_hint_can_end_the_call_immediately() -> None:
-    """A host can then use another provider instead of waiting."""
-    policy = RetryPolicy(raise_on_long_hint=True, max_delay=10)
-    assert retry_delay(RateLimitError("", retry_after_seconds=11), 0, 2, policy, 0) is None
-    assert retry_delay(RateLimitError("", retry_after_seconds=10), 0, 2, policy, 0) == 10
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [RateLimitError, OverloadedError, ServerError, NetworkError, RequestTimeoutError, StreamError],
-)
-def test_temporary_failures_are_retried_exactly_as_often_as_allowed(kind: type[AdapterError]) -> None:
+def test_only_temporary_failures_are_retried_and_exactly_as_often_as_allowed() -> None:
     """The first `max_retries` failures are followed by another attempt, and the next one is not."""
-    delays = [retry_delay(kind(""), retry, 2, PLAIN, 0) for retry in range(4)]
-    assert delays == [1.0, 2.0, None, None]
-    assert retry_delay(kind(""), 0, 0, PLAIN, 0) is None
-
-
-@pytest.mark.parametrize("kind", [
-    AuthError, AccessDeniedError, QuotaExceededError, ContextOverflowError, InvalidRequestError, NotFoundError,
-    ContentFilterError, CapabilityError, UnsupportedToolChoiceError, CancelledError,
-])  # fmt: skip
-def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
-    assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None
+    for kind in (RateLimitError, OverloadedError, ServerError, NetworkError, RequestTimeoutError, StreamError):
+        assert [retry_delay(kind(""), retry, 2, PLAIN, 0) for retry in range(4)] == [1.0, 2.0, None, None], kind
+        assert retry_delay(kind(""), 0, 0, PLAIN, 0) is None
+    for lasting in (
+        AuthError, AccessDeniedError, QuotaExceededError, ContextOverflowError, InvalidRequestError, NotFoundError,
+        ContentFilterError, CapabilityError, UnsupportedToolChoiceError, CancelledError,
+    ):  # fmt: skip
+        assert retry_delay(lasting("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None, lasting
 
 
 # -- A host's own call is retried like an adapter's call.
@@ -227,21 +207,17 @@ async def test_a_host_s_call_is_retried_by_the_policy_and_reported() -> None:
     assert told == [(OverloadedError, 1, 1), (RateLimitError, 2, 7), (OverloadedError, 3, 4)]
 
 
-async def test_a_host_s_call_has_a_maximum_of_retries() -> None:
-    """After all retries, the last error is raised."""
-    call = Failing(*(OverloadedError(f"busy {number}") for number in range(5)))
-    with pytest.raises(OverloadedError, match="busy 2"):
+@pytest.mark.parametrize(("errors", "waits"), [
+    ([OverloadedError(f"busy {number}") for number in range(5)], [1, 2]),
+    ([AuthError("busy 0")], []),
+    ([ValueError("busy 0, of the host's own")], []),
+], ids=["temporary", "permanent", "not a provider's"])  # fmt: skip
+async def test_a_host_s_call_has_a_maximum_of_retries(errors: list[Exception], waits: list[float]) -> None:
+    """After all retries, the last error is raised. Permanent errors are raised immediately."""
+    call = Failing(*errors)
+    with pytest.raises(type(errors[0]), match=f"busy {len(waits)}"):
         await retry(call, policy=PLAIN)
-    assert call.waits == [1, 2]
-
-
-@pytest.mark.parametrize("error", [AuthError("no"), ValueError("of the host's own")])
-async def test_permanent_errors_are_raised_immediately(error: Exception) -> None:
-    """Examples are an error that isn't retryable, and an error that is not a provider's."""
-    call = Failing(error)
-    with pytest.raises(type(error)):
-        await retry(call, policy=PLAIN)
-    assert len(call.moments) == 1
+    assert call.waits == waits
 
 
 # -- The register of calls in progress: it keeps no call alive, and does not grow with ended calls.
@@ -258,18 +234,10 @@ class Call:
         return None
 
 
-def test_a_call_that_has_ended_is_found_by_its_id_alone() -> None:
-    """A caller may still need its usage."""
-    calls, over, other = RunningCalls(), Call(), Call()
-    calls.add("req_1", over)
-    calls.add("req_2", other)
-    over.ended = True
-    assert calls.get("req_1") is over
-    assert [*calls] == [other]
-
-
 def test_entries_of_ended_calls_are_limited() -> None:
-    """All live calls stay, however many there are."""
+    """All live calls stay, however many there are. A call that has ended is found by its id alone, because its
+    caller may still need its usage.
+    """
     calls = RunningCalls()
     living = [Call() for _ in range(200)]
     for number, call in enumerate(living):
@@ -278,3 +246,6 @@ def test_entries_of_ended_calls_are_limited() -> None:
         calls.add(f"gone_{number}", Call())
     assert len(calls._calls) <= 2 * len(living) + 64
     assert [*calls] == living
+    living[0].ended = True
+    assert calls.get("live_0") is living[0]
+    assert [*calls] == living[1:]

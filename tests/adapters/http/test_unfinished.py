@@ -81,18 +81,15 @@ def test_reported_and_delivered_usage_are_both_counted(reported: TokenUsage, sen
     """The output is the larger of the two values. The input is the reported one, if there is one. The usage is
     partial.
     """
-    used = usage_until_now(reported, TokenUsage(sent, delivered, source=ESTIMATED))
+    estimate = TokenUsage(sent, delivered, source=ESTIMATED)
+    assert usage_until_now(None, estimate) is estimate
+    used = usage_until_now(reported, estimate)
     assert reported.output_tokens <= used.output_tokens
     assert delivered <= at_most(used.output_tokens)
     assert used.output_tokens in (reported.output_tokens, delivered)
     assert used.total_input_tokens == (reported.total_input_tokens or sent)
     assert used.source is PARTIAL
-    assert usage_until_now(used, TokenUsage(sent, delivered, source=ESTIMATED)) == used
-
-
-def test_without_any_report_all_is_an_estimate() -> None:
-    estimate = TokenUsage(5, 7, source=ESTIMATED)
-    assert usage_until_now(None, estimate) is estimate
+    assert usage_until_now(used, estimate) == used
 
 
 @pytest.mark.parametrize(("error", "received", "expected"), [
@@ -283,45 +280,27 @@ async def cancelled_while_read(toy: ToyAdapter, stream: HttpStream, *, after: fl
     return events
 
 
+@pytest.mark.parametrize(("steps", "seconds", "usage", "ends"), [
+    ([1.0, sse(MORE), 1.0, sse(USAGE, DONE)], 5.0, TokenUsage(12, 7), 2.0),
+    ([HANG], 3.0, None, 3.5),
+    ([1.0, sse(MORE)] * 50, 3.0, None, 3.5),
+    ([1.0, sse(USAGE), NetworkError("gone")], 5.0, TokenUsage(12, 7, source=PARTIAL), 1.0),
+], ids=["the end", "silence", "without an end", "broken"])  # fmt: skip
 @on_both
-async def test_the_final_usage_of_a_cancelled_stream_is_reported() -> None:
-    """Content after the cancel is not delivered. The provider's final usage is recorded."""
-    toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE, DONE))
+async def test_the_final_usage_of_a_cancelled_stream_is_reported(
+    steps: list[Step], seconds: float, usage: TokenUsage | None, ends: float
+) -> None:
+    """Content after the cancel is not delivered. The limit applies to the whole drain, not to each piece. Usage
+    that the provider did not report is estimated.
+    """
+    toy, transport = draining(*steps, seconds=seconds)
+    started = anyio.current_time()
     events = await cancelled_while_read(toy, toy.stream(request()), after=0.5)
     last = check_stream(events)
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hel"]
     assert last.stop_reason is StopReason.CANCELLED
-    assert last.usage == TokenUsage(12, 7)
-    assert last.usage.source is UsageSource.REPORTED
-    assert anyio.current_time() == pytest.approx(2.0)
-    assert transport.all_closed
-
-
-async def test_reading_on_ends_when_its_time_is_up() -> None:
-    """An endless provider is cut off. Usage that it did not report is estimated."""
-    toy, transport = draining(HANG, seconds=3.0)
-    started = anyio.current_time()
-    last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=1.0))
-    assert anyio.current_time() - started == pytest.approx(4.0)
-    assert last.usage.source is UsageSource.ESTIMATED
-    assert transport.all_closed
-
-
-async def test_a_provider_that_keeps_sending_cannot_extend_the_drain() -> None:
-    """The limit applies to the whole drain, not to each piece."""
-    toy, _ = draining(*[step for _ in range(50) for step in (1.0, sse(MORE))], seconds=3.0)
-    started = anyio.current_time()
-    last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=0.5))
-    assert anyio.current_time() - started == pytest.approx(3.5)
-    assert last.stop_reason is StopReason.CANCELLED
-
-
-async def test_usage_seen_before_the_stream_breaks_is_partial() -> None:
-    """If the connection fails during the drain, the call ends as cancelled, with the reported usage."""
-    toy, transport = draining(1.0, sse(USAGE), NetworkError("gone"))
-    last = check_stream(await cancelled_while_read(toy, toy.stream(request()), after=0.5))
-    assert last.stop_reason is StopReason.CANCELLED
-    assert last.usage == TokenUsage(12, 7, source=UsageSource.PARTIAL)
+    assert last.usage == usage or (usage is None and last.usage.source is ESTIMATED)
+    assert anyio.current_time() - started == pytest.approx(ends)
     assert transport.all_closed
 
 
@@ -338,7 +317,7 @@ async def test_the_canceller_drains_a_stream_without_a_reader() -> None:
     assert len(rest) == 1
     assert rest[0].usage == TokenUsage(12, 7)
     assert stream.response is not None
-    assert stream.response.text == "Hel"
+    assert (stream.response.text, stream.response.stop_reason) == ("Hel", StopReason.CANCELLED)
 
 
 async def test_a_reader_that_comes_during_the_drain_waits_for_it() -> None:

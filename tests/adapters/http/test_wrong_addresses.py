@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,14 +47,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("url", WRONG)
 @pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_an_invalid_address_is_a_configuration_error(kind: str, url: str) -> None:
+def test_an_invalid_address_is_a_configuration_error(kind: str) -> None:
     """The error has the adapter, the field and the reason, and quotes no secret."""
-    with pytest.raises(ConfigurationError, match=WRONG[url]) as raised:
-        create_adapter(kind, AdapterConfig(api_key="a-key", base_url=url), name="mine")
-    assert str(raised.value).startswith("mine: base_url ")
-    assert "sk-secret" not in str(raised.value)
+    for url, why in WRONG.items():
+        with pytest.raises(ConfigurationError, match=why) as raised:
+            create_adapter(kind, AdapterConfig(api_key="a-key", base_url=url), name="mine")
+        assert str(raised.value).startswith("mine: base_url "), url
+        assert "sk-secret" not in str(raised.value), url
 
 
 @pytest.mark.parametrize("url", [
@@ -97,49 +96,37 @@ WAYS = [(kind, way) for kind in TALKERS for way in ("whole", "streamed")] + [(ki
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
-@pytest.mark.parametrize("headers", [
-    HTML, {"content-type": "text/plain"}, {"content-type": ""}, {"content-type": "application/json"},
-], ids=["html", "plain", "none", "json"])  # fmt: skip
-async def test_a_page_with_status_200_is_reported_as_a_page(
-    kind: str, way: str, headers: Mapping[str, str]
-) -> None:
-    """The error has the type, the beginning and the server of the page. The call is not retried,
-    for any content type.
+async def test_a_page_is_reported_as_a_page(kind: str, way: str) -> None:
+    """The error has the type, the beginning and the server of the page. The call is not retried, for any content
+    type. A gateway's 404 is not taken for the provider's.
     """
-    error, sent = await ask(kind, way, FakeReply(PAGE, headers=headers))
-    assert isinstance(error, StreamError)
-    said = str(error)
-    assert "wrong.test" in said
-    assert "Welcome to nginx!" in said
-    assert (headers["content-type"].partition(";")[0] or "no content type") in said
-    assert "base_url" in said
+    for content_type in (HTML["content-type"], "text/plain", "", "application/json"):
+        error, sent = await ask(kind, way, FakeReply(PAGE, headers={"content-type": content_type}))
+        assert isinstance(error, StreamError)
+        words = (
+            "wrong.test",
+            "Welcome to nginx!",
+            "base_url",
+            content_type.partition(";")[0] or "no content type",
+        )
+        assert [word for word in words if word not in str(error)] == []
+        assert sent == 1
+    error, sent = await ask(kind, way, FakeReply(PAGE, status=404, headers=HTML))
+    assert [word for word in ("text/html, from wrong.test", "Welcome to nginx!") if word not in str(error)] == []
     assert sent == 1
 
 
 @pytest.mark.parametrize(("kind", "way"), [*WAYS, ("openai", "pictured")])
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-@pytest.mark.parametrize("target", ["https://right.test/v1?key=sk-secret-0123456789", ""])
-async def test_a_redirect_is_reported_with_its_target(kind: str, way: str, status: int, target: str) -> None:
+async def test_a_redirect_is_reported_with_its_target(kind: str, way: str) -> None:
     """The redirect is not followed, because the key must not go to an address from a reply."""
-    headers = {"location": target} if target else {}
-    error, sent = await ask(kind, way, FakeReply(b"", status=status, headers={**HTML, **headers}))
-    assert isinstance(error, InvalidRequestError)
-    said = str(error)
-    assert "wrong.test redirects" in said
-    assert ("to https://right.test/v1," if target else "without a target") in said
-    assert "correct base_url" in said
-    assert "sk-secret" not in said
-    assert sent == 1
-
-
-@pytest.mark.parametrize(("kind", "way"), WAYS)
-async def test_a_page_with_an_error_status_has_its_server(kind: str, way: str) -> None:
-    """A gateway's 404 is then not taken for the provider's."""
-    error, sent = await ask(kind, way, FakeReply(PAGE, status=404, headers=HTML))
-    said = str(error)
-    assert "text/html, from wrong.test" in said
-    assert "Welcome to nginx!" in said
-    assert sent == 1
+    where = {"location": "https://right.test/v1?key=sk-secret-0123456789"}
+    for status, headers in ((301, where), (302, {}), (307, where), (308, where)):
+        error, sent = await ask(kind, way, FakeReply(b"", status=status, headers={**HTML, **headers}))
+        assert isinstance(error, InvalidRequestError)
+        said, target = str(error), "to https://right.test/v1," if headers else "without a target"
+        assert [word for word in ("wrong.test redirects", target, "correct base_url") if word not in said] == []
+        assert "sk-secret" not in said
+        assert sent == 1
 
 
 # -- A configuration is read completely or refused: every option is used, and no key goes to another vendor.
@@ -161,21 +148,18 @@ NEAR = {
 
 @pytest.mark.parametrize("kind", adapter_types())
 def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None:
-    """Every type of adapter raises this error. The error also has the adapter and the type."""
+    """Every type of adapter raises this error, with the adapter and the type. Without a similar option, it lists
+    all: `repair` is an option of all types that send requests.
+    """
     wrong, meant = NEAR.get(kind, ("repar", "repair"))
     with pytest.raises(ConfigurationError) as raised:
         create_adapter(kind, AdapterConfig(options={wrong: True}), name="mine")
-    said = str(raised.value)
-    assert said.startswith(f"mine: options of type {kind}: ")
-    assert f"`{wrong}`, did you mean `{meant}`?" in said
-
-
-@pytest.mark.parametrize("kind", WITH_ADDRESS)
-def test_an_unknown_option_without_a_similar_one_lists_all_options(kind: str) -> None:
-    """`repair` is an option of all types that send requests."""
-    with pytest.raises(ConfigurationError, match=r"unknown field `xyzzy`. Expected .*repair"):
-        create_adapter(kind, AdapterConfig(options={"xyzzy": 1}), name="mine")
-    create_adapter(kind, AdapterConfig(options={"repair": False}), name="mine")
+    assert str(raised.value).startswith(f"mine: options of type {kind}: ")
+    assert f"`{wrong}`, did you mean `{meant}`?" in str(raised.value)
+    if kind in WITH_ADDRESS:
+        with pytest.raises(ConfigurationError, match=r"unknown field `xyzzy`. Expected .*repair"):
+            create_adapter(kind, AdapterConfig(options={"xyzzy": 1}), name="mine")
+        create_adapter(kind, AdapterConfig(options={"repair": False}), name="mine")
 
 
 @pytest.mark.parametrize(("kind", "options"), [
@@ -209,12 +193,16 @@ ASTRAY = [
 
 @pytest.mark.parametrize(("kind", "variable"), ASTRAY)
 def test_a_key_that_may_be_another_vendor_s_needs_an_address(kind: str, variable: str | None) -> None:
-    """The key would be sent to the vendor of the type. With an address, the key goes to that address."""
+    """The key would be sent to the vendor of the type. With an address, the key goes to that address. A header
+    can also have a key.
+    """
     config = AdapterConfig(api_key="sk-secret-0123456789", api_key_env=variable)
-    with pytest.raises(ConfigurationError, match="Set base_url") as raised:
-        create_adapter(kind, config, name="mine")
-    assert "sk-secret" not in str(raised.value)
-    assert str(raised.value).startswith("mine: without base_url, ")
+    in_header = AdapterConfig(extra_headers={"authorization": "Bearer sk-secret-0123456789"})
+    for asked in (config, in_header) if kind == "openai_compatible" else (config,):
+        with pytest.raises(ConfigurationError, match="Set base_url") as raised:
+            create_adapter(kind, asked, name="mine")
+        assert "sk-secret" not in str(raised.value)
+        assert str(raised.value).startswith("mine: without base_url, ")
     elsewhere = AdapterConfig(api_key="k", api_key_env=variable, base_url="https://x.test")
     assert create_adapter(kind, elsewhere, name="mine")
 
@@ -235,13 +223,6 @@ def test_a_key_of_the_right_vendor_needs_no_address(kind: str, variable: str | N
     adapter = create_adapter(kind, AdapterConfig(api_key="a-secret-key", api_key_env=variable), name="mine")
     assert isinstance(adapter, HttpAdapter)
     assert adapter.base_url == adapter.wire.default_base_url
-
-
-def test_a_key_in_a_header_needs_an_address_too() -> None:
-    """A header can also have a key."""
-    config = AdapterConfig(extra_headers={"authorization": "Bearer sk-secret-0123456789"})
-    with pytest.raises(ConfigurationError, match="Set base_url"):
-        create_adapter("openai_compatible", config, name="mine")
 
 
 @pytest.mark.anyio

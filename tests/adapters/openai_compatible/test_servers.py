@@ -23,8 +23,8 @@ from ...support.virtual_time import FakeClock
 from ...support.wires.chat import ask
 from .servers import ALL_SENT, SCHEMA, SERVERS, SIGNED, Server, everything
 
+pytestmark = pytest.mark.anyio
 each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
-DEFAULT = QUIRKS["default"]
 PDF = b"%PDF-1.4"
 
 
@@ -52,7 +52,6 @@ def test_every_row_of_the_table_is_shown_here() -> None:
     assert {server.name for server in SERVERS} == set(QUIRKS)
 
 
-@pytest.mark.anyio
 @each_server
 async def test_a_server_gets_only_supported_fields(server: Server) -> None:
     response, url, body = await streamed(server)
@@ -79,7 +78,6 @@ async def test_a_server_gets_only_supported_fields(server: Server) -> None:
         assert (f"{name} was not sent" in said) == (name in server.lacks), name
 
 
-@pytest.mark.anyio
 @each_server
 async def test_its_manner_of_replying_is_understood(server: Server) -> None:
     response, _, _ = await streamed(server)
@@ -160,15 +158,6 @@ def test_a_text_document_is_text_everywhere() -> None:
     block = DocumentBlock(data=b"Sp\xc3\xa4t", media_type="text/plain", name="note.txt")
     assert sent("groq", TextBlock("Read:"), block) == "Read:\n\nnote.txt:\n\nSpät"
     assert sent("openai", DocumentBlock(url="data:text/plain,late")) == "late"
-
-
-def test_capabilities_are_those_of_the_server() -> None:
-    adapter = OpenAICompatibleAdapter(AdapterConfig(), transport=FakeTransport())
-    deaf, hearing = (adapter.get_capabilities(model) for model in ("openai:gpt-4o", "openai:gpt-4o-audio-preview"))
-    assert (deaf.supports_audio, hearing.supports_audio) == (False, True)
-    assert deaf.accepted_document_media_types is not None
-    assert "application/pdf" in deaf.accepted_document_media_types
-    assert DEFAULT.documents == "text"
 
 
 def test_what_older_turns_hold_and_the_server_does_not_take_is_lost_with_a_warning() -> None:

@@ -166,22 +166,6 @@ async def test_bedrock_s_region_is_in_its_address_and_unknown_families_and_optio
         maker("bedrock", options={"zone": "x"})
 
 
-@each_kind
-async def test_provider_options_are_merged_into_the_body(kind: str) -> None:
-    _, body = await asked(kind, *texts_for(kind), provider_options={kind: {"user": "u1"}})
-    where = body["requests"][0] if kind == "gemini" else body  # type: ignore[index, call-overload]
-    assert where["user"] == "u1"
-
-
-@each_kind
-async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
-    adapter, transport = maker(kind, answer(kind, [[1.0]]))
-    await adapter.embed(request(kind, "hello"))
-    (sent_request,) = transport.requests
-    assert "a-secret-key" in "".join(sent_request.headers.values())
-    assert "a-secret-key" not in sent_request.url + sent_request.body.decode()
-
-
 # -- unsupported settings
 
 
@@ -253,19 +237,22 @@ async def test_a_text_that_would_be_cut_silently_causes_a_warning() -> None:
 
 @each_kind
 async def test_vectors_and_usage_are_read(kind: str) -> None:
+    """The key is in a header and nowhere else, and the provider's options are in the body. Unreported usage is
+    marked as an estimate.
+    """
     vectors = [[0.25, -1.5], [3.0, 0.0]][: len(texts_for(kind))]
-    adapter, _ = maker(kind, answer(kind, vectors))
-    response = await adapter.embed(request(kind, *texts_for(kind)))
+    adapter, transport = maker(kind, answer(kind, vectors), answer(kind, [[1.0]], tokens=None))
+    response = await adapter.embed(request(kind, *texts_for(kind), provider_options={kind: {"user": "u1"}}))
     assert [vector.tolist() for vector in response.vectors] == vectors
     assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 0)
     assert response.usage.source is UsageSource.REPORTED
-    assert response.model == f"{kind}:{MODELS[kind]}"
-    assert response.dimensions == 2
-
-
-@each_kind
-async def test_unreported_usage_is_marked_as_an_estimate(kind: str) -> None:
-    adapter, _ = maker(kind, answer(kind, [[1.0]], tokens=None))
+    assert (response.model, response.dimensions) == (f"{kind}:{MODELS[kind]}", 2)
+    (asked,) = transport.requests
+    assert "a-secret-key" in "".join(asked.headers.values())
+    assert "a-secret-key" not in asked.url + asked.body.decode()
+    body = sent(transport)
+    where = body["requests"][0] if kind == "gemini" else body  # type: ignore[index, call-overload]
+    assert where["user"] == "u1"
     response = await adapter.embed(request(kind, "hello world", input_type="document"))
     assert response.usage.estimated
     assert response.usage.input_tokens > 0

@@ -76,21 +76,18 @@ def test_images_are_requested_in_each_api_s_form() -> None:
     assert body["contents"][0]["parts"][1] == {"inlineData": {"mimeType": "image/png", "data": PACKED}}
 
 
-@pytest.mark.parametrize(("kind", "name"), [
-    *(("openai", name) for name in ("seconds", "size", "audio", "n")),
-    *(("gemini", name) for name in ("durationSeconds", "resolution", "generateAudio", "sampleCount")),
+@pytest.mark.parametrize(("kind", "names"), [
+    ("openai", ("seconds", "size", "audio", "n")),
+    ("gemini", ("durationSeconds", "resolution", "generateAudio", "sampleCount")),
 ])  # fmt: skip
-def test_the_price_of_a_video_depends_on_arguments_only(kind: str, name: str) -> None:
+def test_the_price_depends_on_arguments_only(kind: str, names: tuple[str, ...]) -> None:
     """Budgets and costs use the arguments, so `provider_options` must not replace them."""
-    request = video_request(f"{kind}:m", provider_options={kind: {"seed": 1, name: 8}})
-    with pytest.raises(InvalidRequestError, match=f"can't set '{name}', because the price depends on it"):
-        video_wire(kind).create(request, kind)
-
-
-def test_the_number_of_images_is_an_argument() -> None:
-    request = image_request("openai:gpt-image-2", provider_options={"openai": {"n": 10}})
+    for name in names:
+        request = video_request(f"{kind}:m", provider_options={kind: {"seed": 1, name: 8}})
+        with pytest.raises(InvalidRequestError, match=f"can't set '{name}', because the price depends on it"):
+            video_wire(kind).create(request, kind)
     with pytest.raises(InvalidRequestError, match="use n="):
-        written("openai", request)
+        written("openai", image_request("openai:gpt-image-2", provider_options={"openai": {"n": 10}}))
 
 
 @pytest.mark.parametrize(("model", "aspect", "size"), [
@@ -170,13 +167,10 @@ async def test_of_an_unknown_server_nothing_is_refused() -> None:
 
 async def test_tokens_of_text_and_of_images_come_in_buckets_of_their_own() -> None:
     usage = {
-        "input_tokens": 50,
-        "input_tokens_details": {"text_tokens": 10, "image_tokens": 40},
-        "cached_tokens": 25,
-        "cached_tokens_details": {"cached_text_tokens": 5, "cached_image_tokens": 20},
-        "output_tokens": 300,
+        "input_tokens": 50, "input_tokens_details": {"text_tokens": 10, "image_tokens": 40}, "cached_tokens": 25,
+        "cached_tokens_details": {"cached_text_tokens": 5, "cached_image_tokens": 20}, "output_tokens": 300,
         "output_tokens_details": {"image_tokens": 272, "text_tokens": 28},
-    }
+    }  # fmt: skip
     adapter, _ = maker(
         "openai", reply({"data": [{"b64_json": PACKED, "revised_prompt": "A boat"}], "usage": usage})
     )
@@ -202,21 +196,15 @@ async def test_images_without_tokens_of_the_model_are_billed() -> None:
     assert usage.details == {"image_tool_input": 20, "image_tool_output": 272}
 
 
-async def test_a_reply_of_text_has_its_text_and_its_usage() -> None:
-    value = {
-        "candidates": [{"content": {"parts": [{"text": "I can't."}]}, "finishReason": "STOP"}],
-        "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 3},
-    }
-    adapter, transport = maker("gemini", reply(value))
+async def test_words_instead_of_an_image_are_in_the_error_with_their_usage() -> None:
+    """A refusal is a part of its own. An image has the requested type, unless the item has another."""
+    said = {"content": {"parts": [{"text": "I can't."}]}, "finishReason": "STOP"}
+    usage = {"promptTokenCount": 5, "candidatesTokenCount": 3}
+    adapter, transport = maker("gemini", reply({"candidates": [said], "usageMetadata": usage}))
     with pytest.raises(InvalidRequestError, match="instead of an image: I can't") as caught:
         await adapter.make_images(image_request("gemini:gemini-2.5-flash-image"))
     assert caught.value.usage is not None
-    assert caught.value.usage.output_tokens == 3
-    assert len(transport.requests) == 1
-
-
-async def test_an_image_tool_that_made_nothing_leaves_the_words_of_its_model() -> None:
-    """A refusal is a part of its own. An image has the requested type, unless the item has another."""
+    assert (caught.value.usage.output_tokens, len(transport.requests)) == (3, 1)
     none: JsonObject = {"type": "image_generation_call", "result": None}
     words = {"type": "message", "content": [{"type": "refusal", "refusal": "I won't."}]}
     adapter, _ = maker("openai", reply({"output": [none, words]}))
@@ -243,13 +231,13 @@ async def test_what_would_not_be_drawn_is_a_content_filter_s_error(
     assert len(transport.requests) == 1
 
 
-@pytest.mark.parametrize("value", [{}, {"data": []}, {"data": [{"b64_json": "%%"}]}, {"data": 3}, []])
-async def test_a_reply_without_an_image_is_an_error_and_not_asked_for_again(value: JsonObject) -> None:
-    adapter, transport = maker("openai", reply(value))
-    with pytest.raises(AdapterError) as caught:
-        await adapter.make_images(image_request("openai:gpt-image-2"))
-    assert isinstance(caught.value, InvalidRequestError | OutcomeUnknownError)
-    assert len(transport.requests) == 1
+async def test_a_reply_without_an_image_is_an_error_and_not_asked_for_again() -> None:
+    for value in ({}, {"data": []}, {"data": [{"b64_json": "%%"}]}, {"data": 3}, []):
+        adapter, transport = maker("openai", reply(value))
+        with pytest.raises(AdapterError) as caught:
+            await adapter.make_images(image_request("openai:gpt-image-2"))
+        assert isinstance(caught.value, InvalidRequestError | OutcomeUnknownError)
+        assert len(transport.requests) == 1
 
 
 def test_a_request_whose_parts_do_not_fit_together_cannot_be_made() -> None:
@@ -278,12 +266,8 @@ async def test_openai_s_videos_are_asked_for_in_json_and_with_a_first_frame_as_a
     made = {"id": "video_1", "status": "queued", "model": "sora-2", "seconds": "8", "size": "1280x720"}
     adapter, transport = maker("openai", reply(made, x_request_id="theirs"))
     job = await adapter.create_video(video_request("openai:sora-2", seconds=8, size="1280x720"))
-    assert msgspec.json.decode(transport.requests[0].body) == {
-        "model": "sora-2",
-        "prompt": "A red boat.",
-        "seconds": "8",
-        "size": "1280x720",
-    }
+    asked = {"model": "sora-2", "prompt": "A red boat.", "seconds": "8", "size": "1280x720"}
+    assert msgspec.json.decode(transport.requests[0].body) == asked
     assert (job.id, job.status, job.progress, job.provider_request_id) == ("video_1", "queued", None, "theirs")
     assert job.terms == VideoTerms(8, "1280x720", True)
     call = video_wire("openai").create(video_request("openai:sora-2", first_frame=FRAME), "openai")
@@ -317,10 +301,8 @@ async def test_the_status_of_a_job(said: JsonObject, status: str, progress: floa
     adapter, transport = maker("openai", reply({"id": "video_1", **said}))
     job = await adapter.retrieve_video("video_1", model="openai:sora-2")
     assert (job.status, job.progress, job.done) == (status, progress, status == "completed")
-    assert (transport.requests[0].method, transport.requests[0].url) == (
-        "GET",
-        "https://api.openai.com/v1/videos/video_1",
-    )
+    (sent,) = transport.requests
+    assert (sent.method, sent.url) == ("GET", "https://api.openai.com/v1/videos/video_1")
 
 
 async def test_a_completed_job_is_billed_by_its_reported_output() -> None:
@@ -365,6 +347,7 @@ def test_the_name_of_the_rate_has_the_size_and_the_sound(terms: VideoTerms, piec
             "code": 3, "message": "no", "status": "INVALID_ARGUMENT"}}, InvalidRequestError),
         ("gemini", {"name": "o", "done": True, "response": {"generateVideoResponse": {
             "raiMediaFilteredCount": 1, "raiMediaFilteredReasons": ["no"]}}}, ContentFilterError),
+        ("gemini", {"name": "o", "done": True}, AdapterError),
     ],
 )  # fmt: skip
 async def test_why_a_job_failed(kind: str, said: JsonObject, error: type[Exception]) -> None:
@@ -373,11 +356,6 @@ async def test_why_a_job_failed(kind: str, said: JsonObject, error: type[Excepti
     assert (job.status, job.usage) == ("failed", None)
     assert isinstance(job.error, error)
     assert not job.error.retryable
-
-
-async def test_an_operation_that_is_done_and_empty_has_failed() -> None:
-    adapter, _ = maker("gemini", reply({"name": "o", "done": True}))
-    assert (await adapter.retrieve_video("o", model="gemini:m")).status == "failed"
 
 
 async def test_a_request_about_a_job_is_not_retried() -> None:
@@ -398,20 +376,11 @@ async def test_a_request_about_a_job_is_not_retried() -> None:
 
 async def test_a_video_within_the_job_s_own_description_is_read_from_there() -> None:
     adapter, transport = maker("gemini")
-    job = VideoJob(
-        id="o",
-        model="gemini:m",
-        provider="gemini",
-        status="completed",
-        addresses={"video": "data:video/mp4;base64,AAEC"},
-    )
+    where = {"video": "data:video/mp4;base64,AAEC"}
+    job = VideoJob(id="o", model="gemini:m", provider="gemini", status="completed", addresses=where)
     content = await adapter.open_video(job, start=1)
-    assert (content.start, content.total, await content.chunk(), await content.chunk()) == (
-        1,
-        3,
-        b"\x01\x02",
-        None,
-    )
+    assert (content.start, content.total) == (1, 3)
+    assert [await content.chunk(), await content.chunk()] == [b"\x01\x02", None]
     assert transport.requests == []
 
 
@@ -487,20 +456,13 @@ async def test_too_many_failed_polls_in_a_row_raise_an_error() -> None:
     assert await wait(Looks(*row, *row, *row, DONE)) is DONE
 
 
-async def test_what_no_waiting_mends_is_raised_at_once() -> None:
-    for error in (AuthError("x"), AdapterError("x")):
-        looks = Looks(error)
-        with pytest.raises(type(error)):
-            await wait(looks)
-
-
-async def test_a_job_is_unknown_only_for_its_first_looks() -> None:
+async def test_a_job_is_unknown_only_for_its_first_looks_and_permanent_errors_are_raised_at_once() -> None:
     looks = Looks(*(NotFoundError("x") for _ in range(STEADY.not_yet)), DONE)
     assert await wait(looks) is DONE
-    with pytest.raises(NotFoundError):
-        await wait(Looks(*(NotFoundError("x") for _ in range(STEADY.not_yet + 1))))
-    with pytest.raises(NotFoundError):
-        await wait(Looks(JOB, NotFoundError("x")))
+    unknown = [NotFoundError("x") for _ in range(STEADY.not_yet + 1)]
+    for answers in (unknown, [JOB, NotFoundError("x")], [AuthError("x")], [AdapterError("x")]):
+        with pytest.raises(type(answers[-1])):
+            await wait(Looks(*answers))
 
 
 @given(cut=st.integers(0, 400))

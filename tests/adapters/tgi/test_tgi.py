@@ -23,14 +23,15 @@ from callboard.adapters.providers.tgi.adapter import (
 from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
+from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, pieces
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
 from ...support.wires import WIRES
+from ...support.wires import chat as c
 from ...support.wires import tgi as t
 from ...support.wires.reading import read, read_pieces, read_whole
 from ...support.wires.tgi import ask, body, details, end, token
@@ -256,14 +257,6 @@ async def test_an_invalid_head_is_ignored(said: str) -> None:
     assert (await adapter.complete(ask())).usage.source is UsageSource.ESTIMATED
 
 
-async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
-    adapter, _ = made(generated("Hi."))
-    request = ask(Message.user("人工智能正在改变企业做出决策的方式。" * 20), model="tgi:Qwen/Qwen3-8B")
-    usage = (await adapter.complete(request)).usage
-    assert usage.input_tokens == adapter.estimate_input_tokens(request.messages, model="Qwen/Qwen3-8B")
-    assert usage.input_tokens != adapter.estimate_input_tokens(request.messages)
-
-
 def decided(value: Json) -> FakeReply:
     return generated(msgspec.json.encode(value).decode())
 
@@ -290,33 +283,6 @@ async def test_a_tool_is_called_by_a_grammar(streamed: bool) -> None:
     assert "- look: Look at it" in request["inputs"]
     kinds = request["parameters"]["grammar"]["value"]["anyOf"]
     assert [next(iter(kind["properties"])) for kind in kinds] == ["tool", "answer"]
-
-
-async def test_a_reply_without_a_call_is_text() -> None:
-    """A call can also be forced."""
-    adapter, transport = made(decided({"answer": "Rain."}), decided({"tool": "look", "arguments": {}}))
-    assert (await adapter.complete(ask(tools=(LOOK,)))).text == "Rain."
-    await adapter.complete(ask(tools=(LOOK,), tool_choice=ToolChoice("named", "look")))
-    assert sent(transport)["parameters"]["grammar"]["value"]["required"] == ["tool", "arguments"]
-
-
-async def test_a_call_and_its_result_become_text() -> None:
-    """The turn after a result requests a text, which streams."""
-    reply = FakeReply(body(token(" It rains."), end(" It rains.", details())))
-    adapter, transport = made(reply)
-    history = (
-        Message.user("How is it?"),
-        Message.assistant([ToolUseBlock("tu_1", "look", {"at": 3})]),
-        Message.tool_result("tu_1", "Rain"),
-    )
-    last = check_stream([event async for event in adapter.stream(ask(*history, tools=(LOOK,)))])
-    assert last.final_content == (TextBlock("It rains."),)
-    request = sent(transport)
-    assert "grammar" not in request["parameters"]
-    assert request["inputs"] == (
-        "User: How is it?\nAssistant: I will use the tool look (at: 3).\n"
-        "User: The tool look returned: Rain\n\nNow answer the question in plain words.\nAssistant:"
-    )
 
 
 async def test_the_servers_limits_are_requested_at_the_start() -> None:
@@ -354,22 +320,10 @@ def test_options_that_make_no_sense(options: JsonObject) -> None:
 
 
 async def test_the_messages_api_is_chat_completions_with_quirks() -> None:
-    """The schema is the format's value. A reply with a call also ends with ``stop``."""
-    function: JsonObject = {"name": "look", "arguments": '{"at":3}'}
-    message: JsonObject = {
-        "role": "assistant",
-        "tool_calls": [{"id": "0", "type": "function", "function": function}],
-    }
-    usage: JsonObject = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
-    choice: JsonObject = {"index": 0, "message": message, "finish_reason": "stop"}
-    transport = FakeTransport(answer({"id": "", "model": "m", "choices": [choice], "usage": usage}))
-    adapter = OpenAICompatibleAdapter(
-        AdapterConfig(base_url="http://localhost:8080", options={"quirks": "tgi"}), name="tgi", transport=transport
-    )
+    """The schema is the format's value. The table of servers has the rest."""
+    transport = FakeTransport(answer(c.reply(content="Hi")))
+    config = AdapterConfig(base_url="http://localhost:8080", options={"quirks": "tgi"})
+    adapter = OpenAICompatibleAdapter(config, name="tgi", transport=transport)
     schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    request = ask(tools=(LOOK,), output_schema=schema, parallel_tool_calls=True, reasoning_effort="low")
-    response = await adapter.complete(request)
-    assert response.stop_reason is StopReason.TOOL_USE
-    assert response.tool_uses[0].input == {"at": 3}
+    await adapter.complete(ask(output_schema=schema))
     assert sent(transport)["response_format"] == {"type": "json_object", "value": schema}
-    assert [warning.code for warning in response.warnings] == ["parameter_dropped"] * 2

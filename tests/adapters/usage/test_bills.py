@@ -127,81 +127,20 @@ def counts(given: int, output: int, **fields: Json) -> JsonObject:
 TABLE = PriceTable([PriceRow(model="p:m", input=1, output=1, cache_read=1, cache_write_5m=1, cache_write_1h=1)])
 
 
-@pytest.mark.parametrize(
-    ("read", "usage"),
-    over(
-        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": 500})),
-        (CHAT, chat_counts(10, 5, prompt_cache_hit_tokens=11)),
-        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": 0, "cache_write_tokens": 11})),
-        (CHAT, chat_counts(10, 5, completion_tokens_details={"reasoning_tokens": 50})),
-        (CHAT, chat_counts(10, 5, prompt_tokens_details={"audio_tokens": 11})),
-        (CHAT, chat_counts(10, 5, completion_tokens_details={"audio_tokens": 6})),
-        (CHAT, chat_counts(-10, 5)),
-        (CHAT, chat_counts(10, -5)),
-        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": -1})),
-        (RESPONSES, counts(10, 5, input_tokens_details={"cached_tokens": 500})),
-        (RESPONSES, counts(10, 5, output_tokens_details={"reasoning_tokens": 50})),
-        (RESPONSES, counts(-1, 5)),
-        (RESPONSES, counts(10, 5, output_tokens_details={"reasoning_tokens": -5})),
-        (MESSAGES, counts(10, 5, output_tokens_details={"thinking_tokens": 50})),
-        (MESSAGES, counts(10, -5)),
-        (MESSAGES, counts(10, 5, cache_read_input_tokens=-1)),
-        (MESSAGES, counts(10, 5, cache_creation_input_tokens=5, cache_creation={"ephemeral_1h_input_tokens": 9})),
-        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 5, "cachedContentTokenCount": 500}),
-        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": -5}),
-        (
-            GEMINI,
-            {
-                "promptTokenCount": 10,
-                "candidatesTokenCount": 5,
-                "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 11}],
-            },
-        ),
-    ),
-)
-def test_usage_that_contradicts_itself_is_marked_and_has_no_price(read: Read, usage: JsonObject) -> None:
-    """The usage is not marked as reported. The provider's object is kept, and the reply has a warning."""
+@pytest.mark.parametrize(("read", "usage"), over(
+    (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": 500})),
+    (RESPONSES, counts(10, 5, input_tokens_details={"cached_tokens": 500})),
+    (MESSAGES, counts(10, 5, cache_creation_input_tokens=5, cache_creation={"ephemeral_1h_input_tokens": 9})),
+    (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 5, "cachedContentTokenCount": 500}),
+))  # fmt: skip
+def test_usage_that_contradicts_itself_has_no_price(read: Read, usage: JsonObject) -> None:
+    """The provider's object is kept, and the reply has a warning. `test_counts` has each contradiction."""
     found, warnings = read(usage)
     assert found.source is UsageSource.INCONSISTENT
     assert "usage_inconsistent" in warnings
     assert found.raw is not None
-    assert min(found.input_tokens, found.output_tokens, found.cached_input_tokens) >= 0
     cost = TABLE.price("p:m", found, 0)
     assert (cost.nano_usd, cost.source, cost.reason) == (None, CostSource.UNPRICED, "usage inconsistent")
-
-
-@pytest.mark.parametrize(
-    ("read", "usage"),
-    over(
-        (CHAT, chat_counts(10, 0, prompt_tokens_details={"cached_tokens": 0, "audio_tokens": 0})),
-        # xAI's form, in which reasoning is separate
-        (CHAT, chat_counts(10, 5, 35, completion_tokens_details={"reasoning_tokens": 20})),
-        (RESPONSES, counts(10, 0, input_tokens_details={"cached_tokens": 10})),
-        (MESSAGES, counts(10, 0, cache_read_input_tokens=0)),
-        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 0, "cachedContentTokenCount": 10}),
-    ),
-)
-def test_complete_usage_is_marked_as_reported(read: Read, usage: JsonObject) -> None:
-    """Zero is a value, a part may equal the whole, and reasoning may be separate from the completion."""
-    found, warnings = read(usage)
-    assert found.source is UsageSource.REPORTED
-    assert "usage_inconsistent" not in warnings
-    assert found.total_input_tokens == 10
-
-
-@pytest.mark.parametrize(
-    ("read", "usage"),
-    over(
-        (CHAT, chat_counts(10, 5, 35)),  # Google's form: only the total includes the reasoning
-        (CHAT, {"completion_tokens": 5, "total_tokens": 15}),
-        (CHAT, {"prompt_tokens": 10, "total_tokens": 15}),
-    ),
-)
-def test_counts_that_are_derived_from_a_total_are_not_reported(read: Read, usage: JsonObject) -> None:
-    """The usage is partial: each token is counted by the provider, but its kind is derived."""
-    found, _ = read(usage)
-    assert found.source is UsageSource.PARTIAL
-    assert found.total_tokens == usage["total_tokens"]
 
 
 # -- Fees
@@ -329,12 +268,14 @@ OWN_KEY: JsonObject = {"cost": 0, "is_byok": True, "cost_details": {"upstream_in
     ({**OWN_KEY, "cost_details": {"upstream_inference_cost": None, "upstream_inference_input_cost": 0.001,
         "upstream_inference_output_cost": 0.002}}, 3_000_000, 3_000_000),
     ({"cost": {"input_tokens_cost": 0.001, "total_cost": 0.006}}, 6_000_000, None),
+    ({"cost": 1e-9}, 1, None), ({"cost": 0}, 0, None), ({"cost": 0.00019325}, 193_250, None), ({}, None, None),
+    *[({"cost": odd}, None, None) for odd in ("0.1", True, -1, 1e300)],
 ])  # fmt: skip
-@pytest.mark.parametrize("wire", [*CHAT, *RESPONSES, "embeddings", "images"])
+@pytest.mark.parametrize("wire", ["chat", "chat, streamed", "responses", "embeddings", "images"])
 def test_a_gateways_fee_and_the_upstream_cost_are_one_cost(
-    wire: str, fields: JsonObject, total: int, upstream: int | None
+    wire: str, fields: JsonObject, total: int | None, upstream: int | None
 ) -> None:
-    """With the user's own key, the cost is the sum of both. Both figures are kept."""
+    """With the user's own key, the cost is the sum of both. Both figures are kept. Invalid values are no cost."""
     stated = {name: value for name, value in fields.items() if value is not None}
     if wire == "embeddings":
         body = {"data": [{"embedding": [1.0]}], "usage": chat_counts(10, 0, **stated)}
@@ -397,18 +338,13 @@ def test_responses_uses_the_served_tier() -> None:
 def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
     """Cached tokens of a modality do not count as fresh ones. Values that later chunks do not repeat are kept."""
     counts = UsageCounts()
-    first = {
-        "promptTokenCount": 100,
-        "cachedContentTokenCount": 30,
+    counts.add(raw({
+        "promptTokenCount": 100, "cachedContentTokenCount": 30, "serviceTier": "FLEX",
         "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 60}, {"modality": "TEXT", "tokenCount": 40}],
         "cacheTokensDetails": [{"modality": "AUDIO", "tokenCount": 20}],
-        "serviceTier": "FLEX",
-    }
-    for chunk in (
-        first,
-        {"candidatesTokenCount": 7, "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 7}]},
-    ):
-        counts.add(raw(chunk))
+    }))  # fmt: skip
+    image = {"modality": "IMAGE", "tokenCount": 7}
+    counts.add(raw({"candidatesTokenCount": 7, "candidatesTokensDetails": [image]}))
     usage = counts.total(final=True)
     assert usage is not None
     assert usage.details == {"audio_input": 40, "audio_cache_read": 20, "image_output": 7}
@@ -416,9 +352,7 @@ def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
 
 
 def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
-    """OpenRouter's reply has `server_tool_use_details`. Without that field, the call would have a price without
-    searches.
-    """
+    """Without `server_tool_use_details`, the call would have a price without searches."""
     counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}
     usage = read_chat(raw({**counts, "server_tool_use_details": {"web_search_requests": 1}}))
     assert usage is not None
@@ -442,13 +376,6 @@ def test_tokens_that_were_read_and_written_are_counted_once(
         assert usage is not None
         found = (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens)
         assert (found, usage.total_input_tokens) == (buckets, 2168)
-
-
-def test_a_cost_is_kept_from_responses_as_well() -> None:
-    """OpenRouter also reports it with that protocol."""
-    usage = read_responses(raw({"input_tokens": 78, "output_tokens": 37, "cost": 0.0000113, "is_byok": False}))
-    assert usage is not None
-    assert usage.reported_cost_nano_usd == 11_300
 
 
 # -- Token estimates of requests and of any text, by the vocabulary of the model.
@@ -603,101 +530,68 @@ def test_a_model_is_counted_by_the_vocabulary_nearest_to_its_own(
     assert vocabulary_of(protocol, model) == vocabulary
 
 
+# -- Usual counts are read in one step, with the same result.
+
+
 _COUNTS = st.none() | st.integers(min_value=-1, max_value=9) | st.just(3.0)
-
-
-@given(st.fixed_dictionaries(
-    {"prompt_tokens": _COUNTS, "completion_tokens": _COUNTS},
-    optional={
-        "total_tokens": _COUNTS,
-        "prompt_tokens_details": st.none() | st.fixed_dictionaries(
-            {}, optional={"cached_tokens": _COUNTS, "audio_tokens": _COUNTS}
-        ),
-        "completion_tokens_details": st.none() | st.fixed_dictionaries(
-            {}, optional={"reasoning_tokens": _COUNTS, "rejected_prediction_tokens": _COUNTS}
-        ),
-    },
-))  # fmt: skip
-def test_plain_counts_are_read_as_all_others_are(usage: JsonObject) -> None:
-    raw = msgspec.Raw(msgspec.json.encode(usage))
-    assert _read_plain_usage(raw, "flex") in (None, _read_any_usage(raw, "flex"))
-
-
-@given(
-    st.fixed_dictionaries(
-        {"input_tokens": _COUNTS, "output_tokens": _COUNTS},
-        optional={
-            "cache_read_input_tokens": _COUNTS,
-            "cache_creation_input_tokens": _COUNTS,
-            "cache_creation": st.fixed_dictionaries(
-                {}, optional={"ephemeral_5m_input_tokens": _COUNTS, "ephemeral_1h_input_tokens": _COUNTS}
-            ),
-            "service_tier": st.sampled_from(["standard", "priority"]),
-            "speed": st.sampled_from(["fast", "standard"]),
-            "inference_geo": st.sampled_from(["not_available", "us"]),
-        },
-    ),
-    st.booleans(),
-)
-def test_plain_counts_of_messages_are_read_as_all_others_are(usage: JsonObject, final: bool) -> None:
-    raw = msgspec.Raw(msgspec.json.encode(usage))
-    assert _plain_usage(usage, raw, final) in (None, _any_usage(usage, raw, final))
-
-
-@given(st.fixed_dictionaries(
-    {"input_tokens": _COUNTS, "output_tokens": _COUNTS},
-    optional={
-        "total_tokens": _COUNTS,
-        "input_tokens_details": st.none() | st.fixed_dictionaries(
-            {}, optional={"cached_tokens": _COUNTS, "cache_write_tokens": _COUNTS}
-        ),
-        "output_tokens_details": st.none() | st.fixed_dictionaries({}, optional={"reasoning_tokens": _COUNTS}),
-    },
-))  # fmt: skip
-def test_plain_counts_of_responses_are_read_as_all_others_are(usage: JsonObject) -> None:
-    raw = msgspec.Raw(msgspec.json.encode(usage))
-    plain = openai_wire._read_plain_usage(raw, "flex")
-    assert plain in (None, openai_wire._read_any_usage(raw, "flex", None, openai_wire.EMPTY))
-
-
 _MODALITIES = st.none() | st.lists(
     st.fixed_dictionaries({"modality": st.sampled_from(["TEXT", "AUDIO"])}, optional={"tokenCount": _COUNTS}),
     max_size=2,
 )
 
 
-@given(st.fixed_dictionaries(
-    {},
-    optional={
+def _some(*names: str) -> st.SearchStrategy[dict[str, Json]]:
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, _COUNTS))
+
+
+def _of_gemini(usage: JsonObject) -> tuple[object, object]:
+    counts = UsageCounts()
+    counts.add(raw(usage))
+    return counts._plain_total(), counts._any_total(final=True)
+
+
+Both: TypeAlias = "Callable[[JsonObject], tuple[object, object]]"
+PLAIN: dict[str, tuple[st.SearchStrategy[JsonObject], JsonObject, Both]] = {
+    "chat": (st.fixed_dictionaries({"prompt_tokens": _COUNTS, "completion_tokens": _COUNTS}, optional={
+        "total_tokens": _COUNTS, "prompt_tokens_details": st.none() | _some("cached_tokens", "audio_tokens"),
+        "completion_tokens_details": st.none() | _some("reasoning_tokens", "rejected_prediction_tokens"),
+    }), {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9,
+         "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0}, "completion_tokens_details": {
+             "reasoning_tokens": 1, "audio_tokens": 0, "accepted_prediction_tokens": 0}},
+        lambda usage: (_read_plain_usage(raw(usage), "flex"), _read_any_usage(raw(usage), "flex"))),
+    "messages": (st.fixed_dictionaries({"input_tokens": _COUNTS, "output_tokens": _COUNTS}, optional={
+        **dict.fromkeys(("cache_read_input_tokens", "cache_creation_input_tokens"), _COUNTS),
+        "cache_creation": _some("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"),
+        "service_tier": st.sampled_from(["standard", "priority"]), "speed": st.sampled_from(["fast", "standard"]),
+        "inference_geo": st.sampled_from(["not_available", "us"]),
+    }), {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard",
+         "cache_creation": {"ephemeral_5m_input_tokens": 2}},
+        lambda usage: (_plain_usage(usage, raw(usage), final=True), _any_usage(usage, raw(usage), final=True))),
+    "messages so far": (st.fixed_dictionaries({"input_tokens": _COUNTS, "output_tokens": _COUNTS}),
+        {"input_tokens": 3, "output_tokens": 4},
+        lambda usage: (_plain_usage(usage, raw(usage), final=False), _any_usage(usage, raw(usage), final=False))),
+    "responses": (st.fixed_dictionaries({"input_tokens": _COUNTS, "output_tokens": _COUNTS}, optional={
+        "total_tokens": _COUNTS, "input_tokens_details": st.none() | _some("cached_tokens", "cache_write_tokens"),
+        "output_tokens_details": st.none() | _some("reasoning_tokens"),
+    }), {"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, "input_tokens_details": {"cached_tokens": 2},
+         "output_tokens_details": {"reasoning_tokens": 1}},
+        lambda usage: (openai_wire._read_plain_usage(raw(usage), "flex"),
+                       openai_wire._read_any_usage(raw(usage), "flex", None, openai_wire.EMPTY))),
+    "gemini": (st.fixed_dictionaries({}, optional={
         **dict.fromkeys(("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"), _COUNTS),
         **dict.fromkeys(("thoughtsTokenCount", "totalTokenCount", "toolUsePromptTokenCount"), _COUNTS),
         **dict.fromkeys(("promptTokensDetails", "cacheTokensDetails", "candidatesTokensDetails"), _MODALITIES),
         "serviceTier": st.none() | st.just("flex"),
-    },
-))  # fmt: skip
-def test_plain_counts_of_gemini_are_read_as_all_others_are(usage: JsonObject) -> None:
-    counts = UsageCounts()
-    counts.add(msgspec.Raw(msgspec.json.encode(usage)))
-    assert counts._plain_total() in (None, counts._any_total(final=True))
+    }), {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 9,
+         "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 5}]}, _of_gemini),
+}  # fmt: skip
 
 
-def test_the_usual_counts_are_plain() -> None:
-    details = {"prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 0}}
-    more = {
-        "completion_tokens_details": {"reasoning_tokens": 1, "audio_tokens": 0, "accepted_prediction_tokens": 0}
-    }
-    raw = msgspec.json.encode({"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9, **details, **more})
-    found = _read_plain_usage(msgspec.Raw(raw), None)
-    assert found is not None
-    assert (found.input_tokens, found.cached_input_tokens, found.reasoning_tokens) == (3, 2, 1)
-    counts = {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard"}
-    usage: JsonObject = {**counts, "cache_creation": {"ephemeral_5m_input_tokens": 2}}
-    assert _plain_usage(usage, msgspec.Raw(msgspec.json.encode(usage)), final=True) is not None
-    of_responses = {"input_tokens_details": {"cached_tokens": 2}, "output_tokens_details": {"reasoning_tokens": 1}}
-    raw = msgspec.json.encode({"input_tokens": 5, "output_tokens": 4, "total_tokens": 9, **of_responses})
-    assert openai_wire._read_plain_usage(msgspec.Raw(raw), None) is not None
-    gemini_counts = UsageCounts()
-    modalities = [{"modality": "TEXT", "tokenCount": 5}]
-    plain = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 9}
-    gemini_counts.add(msgspec.Raw(msgspec.json.encode({**plain, "promptTokensDetails": modalities})))
-    assert gemini_counts._plain_total() is not None
+@pytest.mark.parametrize("wire", PLAIN)
+@given(data=st.data())
+def test_plain_counts_are_read_as_all_others_are(wire: str, data: st.DataObject) -> None:
+    """The usual counts of each wire are plain."""
+    usages, usual, read_both = PLAIN[wire]
+    assert read_both(usual)[0] is not None
+    plain, general = read_both(data.draw(usages))
+    assert plain in (None, general)

@@ -188,30 +188,23 @@ def test_fields_of_a_host_are_sent_with_a_part_of_a_result(field: str) -> None:
     assert at(body["contents"][2]["parts"][0]["functionResponse"]["parts"][0], field) == value  # type: ignore[index, call-overload]
 
 
-@pytest.mark.parametrize("field", claimed("part", "reported", "in `provider_raw` of the text"))
+OF_MEDIA = claimed("part", "reported", "said of media")
+
+
+@pytest.mark.parametrize("field", [*claimed("part", "reported", "in `provider_raw` of the text"), *OF_MEDIA])
 def test_further_fields_of_a_part_stay_with_it(field: str) -> None:
     """The field stays with each kind of part, plain and streamed, and is sent back with the part."""
     about = nested(field, sample(of("part")[field]))
-    picture: JsonObject = {"inlineData": {"mimeType": "image/png", "data": "eA=="}}
-    parts = [g.text("Hi"), g.thought("Hm.", "c2ln"), g.call("look", "c2ln", args={}, id="1"), picture]
-    for part in ({**part, **about} for part in parts):
+    media: list[JsonObject] = [{"inlineData": {"mimeType": t, "data": "eA=="}} for t in ("image/png", "audio/wav")]
+    said = [g.text("Hi"), g.thought("Hm.", "c2ln"), g.call("look", "c2ln", args={}, id="1"), media[0]]
+    for part in ({**part, **about} for part in (media if field in OF_MEDIA else said)):
         whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE), model=MODEL)
         streamed = read(GEMINI, g.chunk(part), g.END, model=MODEL)
-        for reading in (whole, streamed):
+        for reading in () if field in OF_MEDIA else (whole, streamed):
             [block] = reading.content
             assert not isinstance(block, OpaqueBlock | ToolResultBlock)
             assert block.provider_raw is not None
             assert at(block.provider_raw.data, field) == at(about, field)
-        body = body_of(Message.user("Hi"), Message.assistant(whole.content), Message.user("Go on"))
-        assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
-
-
-@pytest.mark.parametrize("field", claimed("part", "reported", "said of media"))
-def test_further_fields_of_media_stay_with_them(field: str) -> None:
-    about = nested(field, sample(of("part")[field]))
-    for media_type in ("image/png", "audio/wav"):
-        part: JsonObject = {"inlineData": {"mimeType": media_type, "data": "eA=="}, **about}
-        whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE), model=MODEL)
         body = body_of(Message.user("Hi"), Message.assistant(whole.content), Message.user("Go on"))
         assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
 
@@ -266,13 +259,6 @@ def test_further_fields_of_a_reply_are_in_the_details() -> None:
     reply: JsonObject = {**chunk, **{name: value for name, value in about.items() if name not in inner}}
     reply["candidates"] = [{**candidate, **{name: about[name] for name in inner}}]  # type: ignore[dict-item]
     assert read_whole(GEMINI, reply).reply.provider_details == about
-
-
-def test_a_paused_reply_has_its_token() -> None:
-    chunk = g.chunk(g.text("Hi"), finish="CONTINUATION", usage=g.USAGE, continuationToken="next")
-    reading = read_whole(GEMINI, chunk)
-    assert reading.reply.stop_reason == "pause_turn"
-    assert reading.said == ["Hi", {"continuationToken": {"continuationToken": "next"}}]
 
 
 def test_the_words_for_an_end_are_reported() -> None:
@@ -378,8 +364,7 @@ def test_fields_of_a_host_are_sent_with_a_medium(kind: str, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [of for of, field in interactions_claimed("delta", "reported", "`ProviderBlock`") if field == "type"],
+    "kind", [of for of, field in interactions_claimed("delta", "reported", "`ProviderBlock`") if field == "type"]
 )
 def test_no_delta_is_lost(kind: str) -> None:
     """A delta of an unknown kind becomes an opaque block."""

@@ -21,7 +21,7 @@ from callboard.bus.errors import (
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, UsageSource
 
-from ...support.wires import WIRES, Wire
+from ...support.wires import Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
@@ -54,51 +54,42 @@ def test_events_after_the_end_are_ignored(wire: Wire) -> None:
     assert (reading.said, reading.last.stop_reason) == (["Hi"], StopReason.END_TURN)
 
 
-def broken(wire: Wire) -> list[tuple[JsonObject | bytes, ...]]:
-    """The events that may replace the end of a stream."""
-    nonsense: list[tuple[JsonObject | bytes, ...]] = [
-        (),
-        (b"{",),
-        (b"[1]",),
-        (b"7",),
-        (b"null",),
-        (b"[" * 100_000,),
-    ]
-    own: dict[str, list[tuple[JsonObject | bytes, ...]]] = {
-        "anthropic": [(a.ending()[0],), (b'{"type":"content_block_delta","delta":7}',), (b"<html>",), (b"\xff",)],
-        "openai": [(b"[DONE]",), (b" [DONE] ",), (b'{"type":"response.created","x":' + b"[" * 50_000 + b"}",)],
-        "openai_compatible": [(c.DONE,), (c.chunk(""), c.DONE), ({"choices": [], "usage": c.USAGE}, c.DONE),
-        (b"",),
-                              ({"type": "ping"},), ({"choices": [], "usage": c.USAGE},), (b'{"choices": 7}',),
-                              (b"\x00",)],
-        "gemini": [(g.chunk(g.text("A"), finish="FINISH_REASON_UNSPECIFIED"),), ({"candidates": []},)],
-        "interactions": [(i.stop(0),), (b"[DONE]",), (i.event("interaction.status_update", status="completed"),),
-                         (b'{"event_type":"step.delta","delta":7}',)],
-        "ollama": [(o.line(thinking="Hm"),), (o.line(tool_calls=[o.call("look", {})]),), (b"<html>",),
-                   (b'{"message":{"con',), (b'{"message":"text"}',)],
-        "tgi": [(b'{"token": 1}',)],
-    }  # fmt: skip
-    return [*nonsense, *own[wire.name]]
+NONSENSE: list[tuple[JsonObject | bytes, ...]] = [(), (b"{",), (b"[1]",), (b"7",), (b"null",), (b"[" * 100_000,)]
+BROKEN: dict[str, list[tuple[JsonObject | bytes, ...]]] = {
+    "anthropic": [(a.ending()[0],), (b'{"type":"content_block_delta","delta":7}',), (b"<html>",), (b"\xff",)],
+    "openai": [(b"[DONE]",), (b" [DONE] ",), (b'{"type":"response.created","x":' + b"[" * 50_000 + b"}",)],
+    "openai_compatible": [
+        (c.DONE,), (c.chunk(""), c.DONE), ({"choices": [], "usage": c.USAGE}, c.DONE), (b"",), ({"type": "ping"},),
+        ({"choices": [], "usage": c.USAGE},), (b'{"choices": 7}',), (b"\x00",),
+    ],
+    "gemini": [(g.chunk(g.text("A"), finish="FINISH_REASON_UNSPECIFIED"),), ({"candidates": []},)],
+    "interactions": [(i.stop(0),), (b"[DONE]",), (i.event("interaction.status_update", status="completed"),),
+                     (b'{"event_type":"step.delta","delta":7}',)],
+    "ollama": [(o.line(thinking="Hm"),), (o.line(tool_calls=[o.call("look", {})]),), (b"<html>",),
+               (b'{"message":{"con',), (b'{"message":"text"}',)],
+    "tgi": [(b'{"token": 1}',)],
+}  # fmt: skip
+"""The events that may replace the end of a stream."""
 
 
-@pytest.mark.parametrize(("wire", "ends"), [(wire, ends) for wire in WIRES for ends in broken(wire)],
-                         ids=lambda value: getattr(value, "name", None) or repr(value)[:30])  # fmt: skip
-def test_a_stream_without_its_end_is_a_stream_error(wire: Wire, ends: tuple[JsonObject | bytes, ...]) -> None:
+@EACH
+def test_a_stream_without_its_end_is_a_stream_error(wire: Wire) -> None:
     """The received content is kept, and the error can be retried."""
-    reading = read_pieces(wire, [wire.stream(*HI[wire.name], *ends)])
-    assert type(reading.error) is StreamError
-    assert reading.error.retryable
-    assert reading.said[:1] in (["Hi"], ["HiA"])
-    assert reading.last.stop_reason is StopReason.ERROR
-    assert type(read_pieces(wire, [wire.stream(*ends)]).error) is StreamError
+    for ends in (*NONSENSE, *BROKEN[wire.name]):
+        reading = read_pieces(wire, [wire.stream(*HI[wire.name], *ends)])
+        assert type(reading.error) is StreamError, ends
+        assert reading.error.retryable
+        assert reading.said[:1] in (["Hi"], ["HiA"])
+        assert reading.last.stop_reason is StopReason.ERROR
+        assert type(read_pieces(wire, [wire.stream(*ends)]).error) is StreamError, ends
 
 
-@pytest.mark.parametrize("stray", [b"", b"<html>", b'{"what": 1}', b"[1]", b"null", b"\xff"])
-def test_other_text_at_the_end_is_no_error_of_the_provider(stray: bytes) -> None:
+def test_other_text_at_the_end_is_no_error_of_the_provider() -> None:
     """The stream counts as cut off, as without the text."""
-    error = read_pieces(GEMINI, [GEMINI.stream(g.chunk(g.text("A"))) + stray]).error
-    assert isinstance(error, StreamError)
-    assert "ended before" in str(error)
+    for stray in (b"", b"<html>", b'{"what": 1}', b"[1]", b"null", b"\xff"):
+        error = read_pieces(GEMINI, [GEMINI.stream(g.chunk(g.text("A"))) + stray]).error
+        assert isinstance(error, StreamError)
+        assert "ended before" in str(error)
 
 
 LATE: list[Json] = [None, "", "stop"]
@@ -154,32 +145,22 @@ def test_odd_ends(case: Case) -> None:
     check(case)
 
 
-SAID = [
-    (wire, word) for wire in WIRES for word, means in ENDINGS[wire.name].items() if not isinstance(means, type)
-]
-
-
-@pytest.mark.parametrize(("wire", "word"), SAID, ids=lambda value: getattr(value, "name", None) or str(value))
-def test_the_provider_s_word_for_the_end_of_a_reply_is_kept(wire: Wire, word: str) -> None:
+@EACH
+def test_the_provider_s_word_for_the_end_of_a_reply_is_kept(wire: Wire) -> None:
     """The provider's word is kept next to its meaning. Without a word, none is invented."""
-    reply = read_whole(wire, wire.body("Hi", 0, word)).reply
-    assert reply.raw_stop_reason == wire._word(word)
+    for word, means in ENDINGS[wire.name].items():
+        if not isinstance(means, type):
+            assert read_whole(wire, wire.body("Hi", 0, word)).reply.raw_stop_reason == wire._word(word), word
 
 
-def test_an_incomplete_response_without_a_reason_is_marked() -> None:
-    reply = read_whole(RESPONSES, r.response("incomplete", output=[r.message("Hi")])).reply
-    assert (reply.stop_reason, reply.raw_stop_reason) == (StopReason.PROVIDER_SPECIFIC, "incomplete")
-
-
-@pytest.mark.parametrize("streamed", ["whole", "deltas alone", "item alone"])
-def test_a_refusal_of_responses_is_text(streamed: str) -> None:
+def test_a_refusal_of_responses_is_text() -> None:
     """The refusal is also the stop reason."""
     item = r.message(content=[{"type": "refusal", "refusal": "I can't."}])
     deltas = [r.event("refusal.delta", output_index=0, content_index=0, delta=part) for part in ("I ", "can't.")]
-    events = {"whole": [r.added(0, item), *deltas, r.done(0, item)], "deltas alone": [r.added(0, item), *deltas],
-              "item alone": [r.done(0, item)]}[streamed]  # fmt: skip
-    reading = read(RESPONSES, r.CREATED, *events, r.ending())
-    assert (reading.said, reading.last.stop_reason) == (["I can't."], StopReason.REFUSAL)
+    begun, done = r.added(0, item), r.done(0, item)
+    for events in ([begun, *deltas, done], [begun, *deltas], [done]):
+        reading = read(RESPONSES, r.CREATED, *events, r.ending())
+        assert (reading.said, reading.last.stop_reason) == (["I can't."], StopReason.REFUSAL)
 
 
 def test_llama_cpp_reports_completed_at_the_limit() -> None:
@@ -373,13 +354,8 @@ def streamed(wire: Wire, *calls: Call) -> Reading:
 def item(at: int, call: Call) -> JsonObject:
     """The item of a call, with its last fragment as the arguments."""
     name, tool, fragments = call
-    return {
-        "type": "function_call",
-        "id": f"fc_{at + 1}",
-        "call_id": name,
-        "name": tool,
-        "arguments": fragments[-1],
-    }
+    given = fragments[-1]
+    return {"type": "function_call", "id": f"fc_{at + 1}", "call_id": name, "name": tool, "arguments": given}
 
 
 def whole_events(wire: Wire, *calls: Call) -> list[Event]:
@@ -436,30 +412,21 @@ def test_arguments_at_the_end_of_a_call_replace_its_deltas() -> None:
         assert reading.warnings == warnings
 
 
-@pytest.mark.parametrize("first", ["message", "call"])
 @pytest.mark.parametrize("ids", [True, False], ids=["ids", "no ids"])
-@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "in turn"])
-def test_items_with_the_same_output_index_are_distinguished(first: str, ids: bool, interleaved: bool) -> None:
-    """Items differ by kind and id. No text and no call is repeated."""
+def test_items_with_the_same_output_index_are_distinguished(ids: bool) -> None:
+    """Items differ by kind and id. No text and no call is repeated, also if a whole output repeats its items."""
     message, call = r.message("Wait."), r.call("look", '{"at":1}')
     if not ids:
         message, call = ({name: value for name, value in each.items() if name != "id"} for each in (message, call))
-    parts: dict[str, list[JsonObject]] = {
-        "message": [r.added(0, message), r.text_delta(0, "Wait."), r.done(0, message)],
-        "call": [r.added(0, call), r.arguments_delta(0, '{"at":1}'), r.done(0, call)],
-    }
-    one, two = parts.pop(first), next(iter(parts.values()))
-    events = [*one[:2], *two[:2], one[2], two[2]] if interleaved else [*one, *two]
-    output = [message, call] if first == "message" else [call, message]
-    reading = read(RESPONSES, r.CREATED, *events, r.ending(output=output))
-    assert sorted(map(str, reading.said)) == sorted(map(str, ["Wait.", ("look", {"at": 1}, "call_1")]))
-
-
-def test_a_repeated_item_of_the_output_counts_once() -> None:
-    """The reply is plain. The text of a repeated item also counts once."""
-    message, call = r.message("Wait."), r.call("look", '{"at":1}')
-    assert read_whole(RESPONSES, r.response(output=[message, message, call, call])).said == [
-        "Wait.", ("look", {"at": 1}, "call_1")]  # fmt: skip
+    said = [r.added(0, message), r.text_delta(0, "Wait."), r.done(0, message)]
+    called = [r.added(0, call), r.arguments_delta(0, '{"at":1}'), r.done(0, call)]
+    for one, two, output in ((said, called, [message, call]), (called, said, [call, message])):
+        for events in ([*one, *two], [*one[:2], *two[:2], one[2], two[2]]):
+            reading = read(RESPONSES, r.CREATED, *events, r.ending(output=output))
+            assert sorted(map(str, reading.said)) == sorted(map(str, ["Wait.", ("look", {"at": 1}, "call_1")]))
+    if ids:
+        twice = read_whole(RESPONSES, r.response(output=[message, message, call, call]))
+        assert twice.said == ["Wait.", ("look", {"at": 1}, "call_1")]
 
 
 def test_items_without_an_end_are_ended_by_their_copies_in_the_response() -> None:

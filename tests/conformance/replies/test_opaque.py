@@ -99,6 +99,9 @@ def grounded(*queries: str) -> JsonObject:
          a.start(1, "text", text=""), a.delta(1, "emphasis_delta", strength=9), a.delta(1, "text_delta",
          text="Hi"),
          a.stop(1)), [{"hologram": HOLOGRAM}, "Hi"], warnings=["unknown_event", "unknown_delta"]),
+    Case(CLAUDE, "citations of a kind of the future", claude(a.start(0, "quotation", text="x"),
+         *[a.delta(0, "citations_delta", citation=cited) for cited in (CITED, CITED_TOO)], a.stop(0)),
+         [{"quotation": {"type": "quotation", "text": "x", "citations": [CITED, CITED_TOO]}}]),
     Case(RESPONSES, "a search", [r.CREATED, r.added(0, WEB), r.event("web_search_call.searching", output_index=0,
          item_id="ws_1"), r.done(0, WEB), r.added(1, r.message("Hi")), r.text_delta(1, "Hi"),
          r.done(1, r.message("Hi")), r.ending()], [{"web_search_call": WEB}, "Hi"], StopReason.END_TURN),
@@ -154,12 +157,6 @@ def test_a_delta_that_is_known_and_broken_ends_the_stream() -> None:
     broken = a.delta(0, "text_delta", text={"strength": 9})
     events = [a.message_start(), a.start(0, "text", text=""), broken, *a.ending()]
     assert read_pieces(CLAUDE, [CLAUDE.stream(*events)]).error is not None
-
-
-def test_all_citations_of_a_block_of_a_new_kind_are_kept() -> None:
-    deltas = [a.delta(0, "citations_delta", citation=cited) for cited in (CITED, CITED_TOO)]
-    reading = read(CLAUDE, a.message_start(), a.start(0, "quotation", text="x"), *deltas, a.stop(0), *a.ending())
-    assert reading.kept == [{"type": "quotation", "text": "x", "citations": [CITED, CITED_TOO]}]
 
 
 def test_after_a_fallback_the_reply_has_the_second_model() -> None:
@@ -267,8 +264,12 @@ def within(value: Json, wanted: JsonObject) -> bool:
     return isinstance(value, list) and any(within(inner, wanted) for inner in value)
 
 
+def drawn(*said: ContentBlock) -> tuple[Message, ...]:
+    return Message.user("Draw."), Message.assistant(said), Message.user("More.")
+
+
 @makers
-def test_a_made_image_is_the_same_streamed_and_whole(maker: Wire) -> None:
+def test_a_made_image_is_the_same_streamed_and_whole_and_goes_back_as_it_came(maker: Wire) -> None:
     streamed = read(maker, *STREAMS[maker]).reply.content
     text, image = made_by(maker)
     assert streamed == (text, image)
@@ -276,51 +277,34 @@ def test_a_made_image_is_the_same_streamed_and_whole(maker: Wire) -> None:
     assert (image.data, image.media_type) == (BYTES, "image/png")
     assert image.provider_raw is not None
     assert BASE64.encode() not in msgspec.json.encode(image.provider_raw.data), "the bytes are kept once"
-
-
-@pytest.mark.parametrize("maker", OWN, ids=lambda wire: wire.name)
-def test_it_goes_back_to_its_own_model_as_it_came(maker: Wire) -> None:
-    said = Message.assistant(made_by(maker))
-    body, warnings = body_of(maker, Message.user("Draw."), said, Message.user("More."))
-    assert within(body, OWN[maker])
-    assert not warnings
-    assert MADE_BY_MODEL not in str(body)
+    if maker in OWN:
+        body, warnings = body_of(maker, *drawn(text, image))
+        assert within(body, OWN[maker])
+        assert not warnings
+        assert MADE_BY_MODEL not in str(body)
 
 
 @makers
 @readers
 def test_every_other_model_is_shown_it_by_the_user(maker: Wire, reader: Wire) -> None:
+    """A signature is bound to its model. A model without image support gets a note."""
+    said = made_by(maker)
     if maker is reader and maker in OWN:
+        image = said[1]
+        assert isinstance(image, ImageBlock)
+        assert image.provider_raw is not None
+        raw = msgspec.structs.replace(image.provider_raw, model="another")
+        body, _ = body_of(maker, *drawn(msgspec.structs.replace(image, provider_raw=raw)))
+        assert within(body, SHOWN_IMAGE[maker])
         return
-    said = Message.assistant(made_by(maker))
-    body, warnings = body_of(reader, Message.user("Draw."), said, Message.user("More."))
+    body, warnings = body_of(reader, *drawn(*said))
     assert within(body, SHOWN_IMAGE[reader])
     assert MADE_BY_MODEL in str(body)
     assert any("an image of another model is sent as an image of the user" in warning for warning in warnings)
     assert "c2ln" not in str(body), "what came with it stays with its provider"
-
-
-@pytest.mark.parametrize("maker", OWN, ids=lambda wire: wire.name)
-def test_another_model_of_the_provider_gets_the_image_from_the_user(maker: Wire) -> None:
-    """The signature and the reasoning before the image are bound to the model."""
-    image = made_by(maker)[1]
-    assert isinstance(image, ImageBlock)
-    assert image.provider_raw is not None
-    raw = msgspec.structs.replace(image.provider_raw, model="another")
-    foreign = Message.assistant([msgspec.structs.replace(image, provider_raw=raw)])
-    body, _ = body_of(maker, Message.user("Draw."), foreign, Message.user("More."))
-    assert within(body, SHOWN_IMAGE[maker])
-
-
-@makers
-@readers
-def test_a_model_without_image_support_gets_a_note(maker: Wire, reader: Wire) -> None:
-    """A reply that is only an image stays in the history as a note."""
-    if maker is reader and maker in OWN:
-        return
     blind = AdapterCapabilities(supports_tools=True, supports_system_prompt=True)
-    said = Message.assistant([block for block in made_by(maker) if isinstance(block, ImageBlock)])
-    body, warnings = body_of(reader, Message.user("Draw."), said, Message.user("More."), capabilities=blind)
+    images = [block for block in said if isinstance(block, ImageBlock)]
+    body, warnings = body_of(reader, *drawn(*images), capabilities=blind)
     assert BASE64 not in str(body)
     assert "(image left out: not supported here)" in str(body)
     assert any("does not accept images" in warning for warning in warnings)

@@ -100,18 +100,24 @@ async def test_a_body_is_sent_as_fast_as_it_is_accepted() -> None:
 
 
 async def test_a_body_that_is_refused_is_not_sent_on() -> None:
-    """The refusal is the reply. The connection with the incomplete body is closed."""
-    line = Line()
-    task = line.ask(body=bytes(10 * PIECE_BYTES))
-    line.connection.pause_writing()
-    await turns()
-    sent = len(line.wire.sent)
-    line.connection.data_received(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
-    reply = await task
-    line.connection.data_received(b"no")
-    assert (reply.status, await whole(reply)) == (413, b"no")
-    assert len(line.wire.sent) == sent
-    assert (line.free, line.over) == (0, 1)
+    """The refusal is the reply. The connection with the incomplete body is closed. A break is an error."""
+    for broken in (False, True):
+        line = Line()
+        task = line.ask(body=bytes(10 * PIECE_BYTES))
+        line.connection.pause_writing()
+        await turns()
+        sent = len(line.wire.sent)
+        if broken:
+            line.connection.connection_lost(BrokenPipeError("gone"))
+            with pytest.raises(NetworkError, match="gone"):
+                await task
+        else:
+            line.connection.data_received(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
+            reply = await task
+            line.connection.data_received(b"no")
+            assert (reply.status, await whole(reply)) == (413, b"no")
+        assert len(line.wire.sent) == sent
+        assert (line.free, line.over) == (0, 1)
 
 
 async def test_a_reply_that_begins_early_waits_for_the_request() -> None:
@@ -128,17 +134,6 @@ async def test_a_reply_that_begins_early_waits_for_the_request() -> None:
     line.connection.data_received(b"ok")
     assert await whole(reply) == b"ok"
     assert line.free == 1
-
-
-async def test_a_connection_that_breaks_while_a_body_leaves_is_an_error() -> None:
-    line = Line()
-    task = line.ask(body=bytes(10 * PIECE_BYTES))
-    line.connection.pause_writing()
-    await turns()
-    line.connection.connection_lost(BrokenPipeError("gone"))
-    with pytest.raises(NetworkError, match="gone"):
-        await task
-    assert line.over == 1
 
 
 @pytest.mark.parametrize("served", [False, True])
@@ -170,26 +165,19 @@ async def test_how_a_connection_breaks_before_a_reply(served: bool, heard: bytes
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
 async def test_data_before_a_break_is_read_first(error: Exception | None) -> None:
-    """Each later read raises the error."""
-    line = Line()
-    reply = await line.reply(OK + b"Content-Length: 10\r\n\r\nhello")
-    line.connection.connection_lost(error)
-    assert await reply.chunk() == b"hello"
-    for _ in range(2):
-        with pytest.raises(NetworkError):
-            await reply.chunk()
-    await reply.aclose()
-    assert line.over == 1
-
-
-async def test_a_body_that_ends_with_the_connection_needs_a_normal_end() -> None:
-    """A reset may have removed a part of the body."""
-    line = Line()
-    reply = await line.reply(OK + b"\r\nhello")
-    line.connection.connection_lost(ConnectionResetError("reset"))
-    assert await reply.chunk() == b"hello"
-    with pytest.raises(NetworkError, match="reset"):
-        await reply.chunk()
+    """Each later read raises the error. A body that ends with the connection needs a normal end, because a reset
+    may have removed a part of it.
+    """
+    for length in (b"Content-Length: 10\r\n", *([b""] if error else [])):
+        line = Line()
+        reply = await line.reply(OK + length + b"\r\nhello")
+        line.connection.connection_lost(error)
+        assert await reply.chunk() == b"hello"
+        for _ in range(2):
+            with pytest.raises(NetworkError):
+                await reply.chunk()
+        await reply.aclose()
+        assert line.over == 1
 
 
 async def test_an_invalid_chunk_is_an_error_after_the_valid_ones() -> None:
@@ -274,7 +262,9 @@ async def test_a_cancelled_read_loses_nothing() -> None:
 
 
 async def test_an_unread_reply_closes_its_connection() -> None:
-    """The connection is closed immediately and once. After a complete reply, it is free."""
+    """The connection is closed immediately and once. After a complete reply, it is free. The end of a reply is
+    known without another read.
+    """
     line = Line()
     reply = await line.reply(OK + b"Content-Length: 5\r\n\r\nhe")
     await reply.aclose()
@@ -283,6 +273,8 @@ async def test_an_unread_reply_closes_its_connection() -> None:
     assert (line.free, line.over, reply.closed) == (0, 1, True)
     line = Line()
     reply = await line.reply(SHORT)
+    assert (await reply.chunk(), reply.closed) == (b"ok", False)
+    assert (await reply.chunk(), reply.closed) == (None, True)
     await reply.aclose()
     assert (line.free, line.over) == (1, 0)
 
@@ -295,16 +287,6 @@ async def test_a_reader_gets_an_error_if_another_task_closes() -> None:
     await reply.aclose()
     with pytest.raises(NetworkError, match="closed before"):
         await waiting
-
-
-async def test_the_end_of_a_reply_is_known_without_another_read() -> None:
-    """A reply that is over needs no close with a time limit."""
-    line = Line()
-    reply = await line.reply(SHORT)
-    assert await reply.chunk() == b"ok"
-    assert not reply.closed
-    assert await reply.chunk() is None
-    assert reply.closed
 
 
 @pytest.mark.parametrize(
@@ -321,24 +303,20 @@ async def test_a_connection_is_kept_at_most_as_long_as_the_server_allows(header:
 
 
 async def test_every_end_is_reported_once() -> None:
-    """Either side may close, and the event loop may repeat its notice."""
+    """Either side may close, and the event loop may repeat its notice. Closing does not wait for the server: the
+    client sends its notice, and closes the socket in the next turn.
+    """
     line = Line()
     line.connection.close()
+    assert line.wire.ended == ["closed"]
+    await asyncio.sleep(0)
+    assert line.wire.ended == ["closed", "aborted"]
     line.connection.abort()
     line.connection.eof_received()
     line.connection.data_received(b"x")
     line.connection.connection_lost(None)
     await line.connection.wait_closed()
     assert line.over == 1
-    assert line.wire.ended == ["closed"]
-
-
-async def test_closing_does_not_wait_for_the_server() -> None:
-    """The client sends its own notice of closing, and closes the socket in the next turn of the event loop."""
-    line = Line()
-    line.connection.close()
-    assert line.wire.ended == ["closed"]
-    await asyncio.sleep(0)
     assert line.wire.ended == ["closed", "aborted"]
 
 

@@ -98,29 +98,26 @@ def test_the_timer_of_a_wait_is_used_for_later_waits(monkeypatch: pytest.MonkeyP
 
 
 def test_a_finished_wait_is_not_cancelled_later() -> None:
-    """Neither its deadline nor its scope's owner cancels it later, or cancels the next wait in the scope."""
+    """Neither its deadline nor its scope's owner cancels it later, or cancels the next wait in the scope. A task
+    that cancels its own wait goes on until it waits. Scopes of an event loop that ended are used no more.
+    """
+    scopes = WaitScopes()
 
     async def test() -> None:
-        scopes = WaitScopes()
         with scopes.until(now() + 2) as scope:
             scope.cancel()  # takes effect later, because this task runs now
         scope.cancel()
         assert await waited(scopes, 5, 9) == 5
-
-    on_asyncio(test)
-
-
-def test_a_task_that_cancels_its_own_wait_goes_on_until_it_waits() -> None:
-    async def test() -> None:
         reached = []
-        with WaitScopes().until(math.inf) as scope:
+        with scopes.until(math.inf) as scope:
             scope.cancel()
             reached.append("the end of its step")
             await asyncio.sleep(5)
             reached.append("the end of its wait")
-        assert (reached, now(), running_task().cancelling()) == (["the end of its step"], 0, 0)
+        assert (reached, now(), running_task().cancelling()) == (["the end of its step"], 5, 0)
 
-    on_asyncio(test)
+    for _ in range(2):
+        on_asyncio(test)
 
 
 def test_a_wait_is_cancelled_by_another_task_once() -> None:
@@ -151,8 +148,7 @@ def test_what_a_cancelled_wait_raises_is_raised() -> None:
     on_asyncio(test)
 
 
-@pytest.mark.parametrize("at", [0.5, 1, 1.5])
-def test_a_cancellation_of_the_task_is_never_taken_for_that_of_the_wait(at: float) -> None:
+def test_a_cancellation_of_the_task_is_never_taken_for_that_of_the_wait() -> None:
     """The task is cancelled before the wait ends, at the same time, or during the cleanup."""
 
     async def waiting(limit: float) -> None:
@@ -162,13 +158,14 @@ def test_a_cancellation_of_the_task_is_never_taken_for_that_of_the_wait(at: floa
             finally:
                 await asyncio.sleep(1)
 
-    async def test() -> None:
+    async def test(at: float) -> None:
         task = asyncio.create_task(waiting(1))
         asyncio.get_running_loop().call_later(at, task.cancel)
         await asyncio.wait([task])
         assert task.cancelled()
 
-    on_asyncio(test)
+    for at in (0.5, 1, 1.5):
+        on_asyncio(partial(test, at))
 
 
 @pytest.mark.parametrize("at", [0.5, 1, 1.5])
@@ -192,16 +189,6 @@ def test_a_scope_around_a_wait_ends_both(at: float, first: bool) -> None:
         await asyncio.sleep(1)  # no scope cancels this
 
     on_asyncio(test)
-
-
-def test_scopes_of_an_event_loop_that_ended_are_used_no_more() -> None:
-    scopes = WaitScopes()
-    for _ in range(2):
-
-        async def test() -> None:
-            assert await waited(scopes, 5, 2) == 2
-
-        on_asyncio(test)
 
 
 def test_a_limited_number_of_scopes_is_kept() -> None:

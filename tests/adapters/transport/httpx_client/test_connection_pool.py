@@ -95,10 +95,12 @@ async def whole(pool: ConnectionPool, server: Server) -> bytes:
 
 
 async def test_requests_one_after_another_share_a_connection(pool: ConnectionPool, server: Server) -> None:
-    """The server keeps the connection open."""
-    for _ in range(5):
-        assert await whole(pool, server) == b"ok"
-    assert server.opened == len(pool.connections) == 1
+    """The server keeps the connection open. A connection is only used for its own server."""
+    async with serving() as other:
+        for _ in range(5):
+            assert await whole(pool, server) == b"ok"
+            assert await whole(pool, other) == b"ok"
+        assert (server.opened, other.opened, len(pool.connections)) == (1, 1, 2)
 
 
 async def test_concurrent_requests_do_not_wait_and_few_connections_are_kept(
@@ -162,15 +164,6 @@ async def test_a_cancelled_request_leaves_no_connection(pool: ConnectionPool, se
         await server.asked.wait()
         tasks.cancel_scope.cancel()
     assert pool.connections == []
-
-
-async def test_servers_are_distinguished(pool: ConnectionPool, server: Server) -> None:
-    """A connection is only used for its own server."""
-    async with serving() as other:
-        for _ in range(2):
-            await whole(pool, server)
-            await whole(pool, other)
-        assert (server.opened, other.opened) == (1, 1)
 
 
 async def test_closing_also_closes_connections_in_use(pool: ConnectionPool, server: Server) -> None:
