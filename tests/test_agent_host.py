@@ -242,6 +242,7 @@ def test_the_live_view_is_the_operators(host: Host) -> None:
         assert "HttpOnly" in answer.headers["set-cookie"]
 
 
+@pytest.mark.deep("the spans of turns and calls have quick tests")
 def test_a_turns_spans_are_below_its_requests(host: Host) -> None:
     """The trace of the client continues through the request to each call of the model."""
     with host.tenant("traced") as browser:

@@ -247,6 +247,7 @@ async def test_a_call_after_a_crash_finds_a_new_server(model: Path) -> None:
     await adapter.close()
 
 
+@pytest.mark.deep("a server's start that is cancelled is the quick case")
 async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path) -> None:
     """`cancel()` also ends a call that waits for the server's start."""
     children = child_processes()

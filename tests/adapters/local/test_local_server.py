@@ -250,6 +250,7 @@ async def test_a_cancelled_start_leaves_no_process(settings: LocalServerSettings
     assert not server.running
 
 
+@pytest.mark.deep("a start that is cancelled is the quick case")
 async def test_a_task_cancelled_by_asyncio_leaves_no_process(settings: LocalServerSettings) -> None:
     """asyncio's own `task.cancel()` ignores shields, and leaves no process either."""
     server = LocalServer(settings)
@@ -264,6 +265,7 @@ async def test_a_task_cancelled_by_asyncio_leaves_no_process(settings: LocalServ
     await server.stop()
 
 
+@pytest.mark.deep("a start that is cancelled is the quick case")
 async def test_stop_ends_a_start_in_progress(settings: LocalServerSettings) -> None:
     """`stop` does not wait for the model to load. The start fails, and no process is left."""
     server = LocalServer(settings)
@@ -489,6 +491,7 @@ async def test_a_cancelled_user_does_not_stop_the_server_of_others(settings: Loc
     assert not SharedServerTable.now()
 
 
+@pytest.mark.deep("a start that is cancelled is the quick case")
 async def test_releasing_during_the_start_ends_it(settings: LocalServerSettings) -> None:
     """If a handle is released while it acquires, the acquire fails and no server leaks."""
     handle = LocalServer.shared(settings)
