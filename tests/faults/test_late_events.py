@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
 from callboard import PostgresStore, TraceStore, costs
@@ -72,9 +74,10 @@ def left_behind(path: Path, ending: str, *dsn: str) -> None:
     assert any(file.stat().st_size for file in waiting_files(path))
 
 
-def lines(path: Path, *command: str) -> list[str]:
+async def lines(path: Path, *command: str) -> list[str]:
     """Return the lines of JSON that a command prints about a trace."""
-    done = call(*command, "--db", str(path), home=path.parent / "home", exits=0)
+    run = partial(call, *command, "--db", str(path), home=path.parent / "home", exits=0)
+    done = await anyio.to_thread.run_sync(run)  # a command has an event loop of its own
     assert "late_events" not in done.stderr
     return done.stdout.splitlines()
 
@@ -116,16 +119,16 @@ async def of_live_view(path: Path) -> int:
 
 
 async def of_traces(path: Path) -> int:
-    return [json.loads(line)["status"] for line in lines(path, "traces", "--json")].count("completed")
+    return [json.loads(line)["status"] for line in await lines(path, "traces", "--json")].count("completed")
 
 
 async def of_logs(path: Path) -> int:
-    return len([line for line in lines(path, "logs", "--json") if '"assistant"' in line])
+    return len([line for line in await lines(path, "logs", "--json") if '"assistant"' in line])
 
 
 async def of_export(path: Path) -> int:
     target = path.parent / "calls.jsonl"
-    call("export", str(target), "--format", "jsonl", "--db", str(path), home=path.parent / "home", exits=0)
+    await lines(path, "export", str(target), "--format", "jsonl")
     return target.read_text().count('"completed"')
 
 

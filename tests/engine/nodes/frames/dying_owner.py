@@ -31,7 +31,7 @@ def replies() -> list[Say]:
     first, second = Say(), Say()
     calls = (ScriptedCall("add", {"a": 1, "b": 2}),)
     first.reply = ScriptedReply(thinking=THINKING, text=TEXT, calls=calls, signature="sig", pace=PACE)
-    second.reply = ScriptedReply(text=AFTER, pace=PACE)
+    second.reply = ScriptedReply(text=AFTER, pace=10 * PACE)  # so that the program dies before the turn's end
     return [first, second]
 
 
