@@ -38,7 +38,7 @@ def test_a_good_body_has_no_faults_and_an_unknown_key_is_one(judge: Judge, body:
 
 
 def user(**block: object) -> JsonObject:
-    return {"messages": [{"role": "user", "content": [block]}]}  # type: ignore[dict-item]
+    return {"messages": [{"role": "user", "content": [block]}]}
 
 
 @pytest.mark.parametrize(("change", "fault"), [

@@ -56,7 +56,7 @@ from ..support.present import present
 from ..support.scripted import Say, ScriptedAdapter, scripted_type
 
 
-def around(*layers: MiddlewareLike, replies: Sequence[Say] = (), **others: list[Say]):  # type: ignore[no-untyped-def]
+def around(*layers: MiddlewareLike, replies: Sequence[Say] = (), **others: list[Say]):
     return running(*replies, middleware=layers, **others)
 
 

@@ -75,7 +75,7 @@ async def test_a_turn_in_progress_ends_on_its_first_adapter() -> None:
         turn = asyncio.ensure_future(engine.session("a:m", tools=[tool]).send("x"))
         await began.wait()
         ref = engine._runtime.adapters["a"].ref
-        made = ref.actor.adapter  # type: ignore[union-attr]
+        made = ref.actor.adapter
         await engine.reload(registry(adapter("a", Say("new"), key="another")))
         assert (await engine.session("a:m").send("y")).text == "new", "a new turn gets the new configuration"
         assert (ref.running, made.closed) == (True, False)
@@ -155,7 +155,7 @@ async def test_an_engine_can_be_closed_while_a_replaced_adapter_has_a_call() -> 
     await engine.start()
     call = asyncio.ensure_future(engine.session("a:m").send("x"))
     await anyio.sleep(1)
-    made = engine._runtime.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
+    made = engine._runtime.adapters["a"].ref.actor.adapter
     await engine.reload(registry(adapter("b")))
     assert present(await engine.aclose()).clean
     assert made.closed

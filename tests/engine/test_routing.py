@@ -100,7 +100,7 @@ async def rig(
 
 
 def routing_of(message: object) -> RoutingDecision:
-    decision = message.metadata.routing  # type: ignore[attr-defined]
+    decision = message.metadata.routing
     return decision
 
 

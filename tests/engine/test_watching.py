@@ -90,7 +90,7 @@ async def test_a_turn_with_tools_sums_its_calls() -> None:
         return 3
 
     async with running(CALLS_ADD, Say("Three.", pause=go.wait)) as (engine, _):
-        session = engine.session("s:m", tools=[Tool(ToolDefinition("add"), tool)])  # type: ignore[arg-type]
+        session = engine.session("s:m", tools=[Tool(ToolDefinition("add"), tool)])
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: session.send("Hi", max_tool_rounds=2))
             await anyio.wait_all_tasks_blocked()

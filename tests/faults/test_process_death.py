@@ -8,11 +8,10 @@ import json
 import os
 import random
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..support.engines import registry, running, talking, topics
 from ..support.invariants import check_stream
 from ..support.present import present
 from ..support.programs import ended, started
+from ..support.provider_server import in_threads
 from ..support.scripted import Say
 from ..support.virtual_time import runs_on
 from .toy_engines import check_ends
@@ -229,15 +229,8 @@ def provider(book: Book) -> Iterator[str]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with in_threads(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("kind", first_is_quick(KINDS, "more kinds of calls that a kill ends", quick=4))

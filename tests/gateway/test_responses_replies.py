@@ -119,7 +119,7 @@ def test_the_events_of_a_stream_come_in_the_vendors_order_and_form() -> None:
         TypeAdapter(ResponseStreamEvent).validate_python(event)
         item = event.get("item")
         named = item["id"] if isinstance(item, dict) else event.get("item_id")
-        assert named is None or ids[event["output_index"]] == named  # type: ignore[index]
+        assert named is None or ids[event["output_index"]] == named
 
 
 def test_sources_are_annotations() -> None:

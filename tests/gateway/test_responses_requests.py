@@ -422,8 +422,8 @@ def test_tools_of_equal_names_get_names_of_their_own() -> None:
 
 def test_other_providers_read_a_custom_tools_grammar_in_words() -> None:
     [tool] = read(tools=[APPLY_PATCH]).request.tools
-    told = tool.input_schema["properties"]["input"]["description"]  # type: ignore[index,call-overload]
-    assert told.endswith("It must match this lark grammar:\nstart: patch")  # type: ignore[union-attr]
+    told = tool.input_schema["properties"]["input"]["description"]
+    assert told.endswith("It must match this lark grammar:\nstart: patch")
 
 
 def test_tools_among_the_items_are_tools_of_the_request() -> None:

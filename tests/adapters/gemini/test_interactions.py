@@ -123,7 +123,7 @@ def test_a_tool_choice() -> None:
         (ToolChoice("named", "look"), {"allowed_tools": {"mode": "any", "tools": ["look"]}}),
     ):  # fmt: skip
         config = body_of(tools=(LOOK,), tool_choice=choice)["generation_config"]
-        assert config["tool_choice"] == sent  # type: ignore[index, call-overload]
+        assert config["tool_choice"] == sent
 
 
 def test_a_strict_tool_and_an_objects_schema() -> None:
@@ -140,7 +140,7 @@ def test_a_hosts_own_fields_and_tools_are_merged() -> None:
     }  # fmt: skip
     tool = msgspec.structs.replace(LOOK, provider_options={"gemini": {"defer_loading": True}})
     config = body_of(reasoning_effort="low")["generation_config"]
-    assert (config["thinking_level"], config["thinking_summaries"]) == ("low", "auto")  # type: ignore[index, call-overload]
+    assert (config["thinking_level"], config["thinking_summaries"]) == ("low", "auto")
     body = body_of(tools=(tool,), provider_options={"gemini": own}, reasoning_effort="low")
     ours, theirs = body["tools"]  # type: ignore[misc]
     assert ours["defer_loading"] is True  # type: ignore[index, call-overload]
@@ -236,7 +236,7 @@ def test_an_interaction_may_be_in_the_event_itself() -> None:
 
 def test_steps_and_content_without_a_type_are_left_out() -> None:
     said: JsonObject = {"type": "model_output", "content": [7, {"odd": 1}, {"type": "text", "text": "Hi"}]}
-    whole = read_whole(WIRE, i.interaction(7, {"content": []}, said))  # type: ignore[arg-type]
+    whole = read_whole(WIRE, i.interaction(7, {"content": []}, said))
     assert (whole.said, whole.warnings) == (["Hi"], ["unknown_content"])
     begun = i.event("step.start", index=0, step=7)
     assert read(WIRE, begun, i.delta(0, "text", text="Hi"), i.completed()).said == ["Hi"]

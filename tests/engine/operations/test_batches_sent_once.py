@@ -104,7 +104,7 @@ async def test_killed_after_the_sending_and_before_the_answer(
     async def at_length(*args: object, **options: object) -> bool:
         for _ in range(3000):  # Other tasks of the event loop can run during these checkpoints.
             await anyio.lowlevel.checkpoint()
-        return await adopt_leftovers(*args, **options)  # type: ignore[arg-type]
+        return await adopt_leftovers(*args, **options)
 
     with batch_server(tmp_path) as server:
         server.fail("hold create")

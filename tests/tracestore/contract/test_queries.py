@@ -173,10 +173,10 @@ async def test_an_attempt_counts_with_its_cost_or_its_reservation(store: Store, 
         batch = [reserved(make.started(name, session_id=name), 900, 70)]
         if end is not None:
             of = {"session_id": name, **end}
-            batch.append(make.failed(name, **of) if end else make.completed(name, **of))  # type: ignore[arg-type]
+            batch.append(make.failed(name, **of) if end else make.completed(name, **of))
         await store.write(batch)
     found = {each.value: each for each in await rows(store, by="session_id")}
-    assert found == {name: row(value=name, **counts) for name, (_, counts) in ends.items()}  # type: ignore[arg-type]
+    assert found == {name: row(value=name, **counts) for name, (_, counts) in ends.items()}
 
 
 async def test_a_run_s_own_calls_in_progress_are_left_out_of_its_sums(store: Store, make: Maker) -> None:
@@ -317,7 +317,7 @@ async def store_absurd(store: Store, make: Maker, cost: int = 1234, *, summed: b
         end = make.completed(request, usage=usage, cost=Cost(cost, CostSource.COMPUTED, "000000000000"), **ids)
         await store.write([make.started(request, **ids), end])
         if summed:
-            await store._database.write(sum_up)  # type: ignore[attr-defined]
+            await store._database.write(sum_up)
 
 
 @pytest.mark.parametrize("summed", [False, True])

@@ -304,8 +304,8 @@ async def test_a_call_that_is_pruned_is_in_no_sum(
         [(new, T0), (new, T0), (new, T0), (new, old), (new, old), (mini, old), (new, T0)]
     ):
         about = {"ts_us": at_us, "session_id": f"s{number % 2}"}
-        end = make.completed(f"r{number}", model, usage=USAGE, **about)  # type: ignore[arg-type]
-        await store.write([make.started(f"r{number}", model, **about), end])  # type: ignore[arg-type]
+        end = make.completed(f"r{number}", model, usage=USAGE, **about)
+        await store.write([make.started(f"r{number}", model, **about), end])
 
     def stop(_done: int, _last: int) -> None:
         raise InterruptedError
