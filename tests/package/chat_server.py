@@ -6,15 +6,14 @@ It has Chat Completions, embeddings, images, videos and a list of models.
 from __future__ import annotations
 
 import json
-import threading
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tests.book.everybody import WORDS, instance
 from tests.support.media_server import mp4, png
+from tests.support.provider_server import in_threads
 
 MODELS = ("m", "words", "gpt-image-2", "sora-2")
 JOB = {"id": "video_1", "object": "video", "model": "sora-2"}
@@ -22,18 +21,9 @@ FILM = {**JOB, "status": "completed", "progress": 100, "seconds": "4"}
 USAGE = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
 
 
-@contextmanager
-def chat_server() -> Iterator[str]:
-    """Yield the address of a server that runs until the end of the block."""
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+def chat_server() -> AbstractContextManager[str]:
+    """A server that runs until the end of the block, which gets its address."""
+    return in_threads(_Handler)
 
 
 def message(asked: dict[str, Any]) -> dict[str, Any]:
