@@ -40,11 +40,20 @@ from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
 from ...requests.history import fit_history
-from ...requests.history_target import FittedHistory, Loss, Target, WireCall
+from ...requests.history_target import FittedHistory, Loss, Target, WireCall, block_type
 from ...requests.schemas import without_booleans
-from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
+from ...requests.settings import (
+    changed,
+    check_demands,
+    dropped,
+    merge_options,
+    merge_own_options,
+    nearest_effort,
+    write_settings,
+)
 from ...requests.tools import fold_root
-from .response import CHAT_PATH, NDJSON
+
+CHAT_PATH = "/api/chat"
 
 T = TypeVar("T")
 
@@ -178,12 +187,12 @@ def put(table: dict[str, T], model: str, value: T) -> None:
     table[model] = value
 
 
-SMALLEST = 4096
+SMALLEST_WINDOW = 4096  # tokens
 
 
 def window_size(needed: int, limit: int | None) -> int:
     """The smallest window for `needed` tokens: a power of two, or the model's `limit`."""
-    size = max(SMALLEST, 1 << max(0, needed - 1).bit_length())
+    size = max(SMALLEST_WINDOW, 1 << max(0, needed - 1).bit_length())
     return size if limit is None else min(size, limit)
 
 
@@ -203,12 +212,6 @@ class Windows:
 
 
 # --- History as messages ---
-
-
-def write_messages(
-    history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
-) -> tuple[list[Json], list[Loss]]:
-    return _HistoryWriter(history, capabilities, provider, session_id).write()
 
 
 def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
@@ -238,17 +241,13 @@ def image_data(image: ImageBlock) -> str | None:
 
 
 class _HistoryWriter:
-    def __init__(
-        self, history: FittedHistory, capabilities: AdapterCapabilities, provider: str, session_id: str
-    ) -> None:
+    def __init__(self, history: FittedHistory, capabilities: AdapterCapabilities) -> None:
         self.history = history
         self.capabilities = capabilities
-        self.provider = provider
-        self.session_id = session_id
         self.losses: list[Loss] = []
         self.messages: list[Json] = []
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> list[Json]:
         if self.history.system is not None:
             self.messages.append({"role": "system", "content": self.history.system})
         for message in self.history.messages:
@@ -258,8 +257,8 @@ class _HistoryWriter:
                 case Role.TOOL:
                     self._results(message)
                 case _:
-                    self._say(join_text(message.content), self._images(message, message.content))
-        return self.messages, self.losses
+                    self._say(join_text(message.content), self._images(message.content))
+        return self.messages
 
     def _say(self, text: str, images: list[Json]) -> None:
         """Add a user message with a text and images, unless both are empty."""
@@ -269,7 +268,8 @@ class _HistoryWriter:
                 wire["images"] = images
             self.messages.append(wire)
 
-    def _images(self, message: Message, content: Iterable[ContentBlock]) -> list[Json]:
+    def _images(self, content: Iterable[ContentBlock], home: ToolResultBlock | None = None) -> list[Json]:
+        """The images that can be sent, from a message or from the result `home`."""
         images: list[Json] = []
         for block in content:
             if isinstance(block, ImageBlock):
@@ -277,7 +277,7 @@ class _HistoryWriter:
                 if reason is None:
                     images.append(image_data(block))
                 else:
-                    self._lose(message, block, reason)
+                    self.losses.append(self.history.loss(home or block, reason, kind=block_type(block)))
         return images
 
     def _reply(self, message: Message) -> None:
@@ -292,7 +292,7 @@ class _HistoryWriter:
                 case ThinkingBlock():
                     thinking += block.text
                 case OpaqueBlock() | RedactedThinkingBlock():
-                    self._lose(message, block, "this protocol does not support it")
+                    self.losses.append(self.history.loss(block, "this protocol does not support it"))
                 case _:
                     pass
         if thinking:
@@ -309,7 +309,7 @@ class _HistoryWriter:
             if not isinstance(block, ToolResultBlock):
                 continue
             name = self.history.tool_names[block.tool_use_id]
-            images = [] if isinstance(block.content, str) else self._images(message, block.content)
+            images = [] if isinstance(block.content, str) else self._images(block.content, block)
             if images:
                 shown += images
                 sources.append(name)
@@ -325,13 +325,12 @@ class _HistoryWriter:
         if shown:
             self._say(f"Result of {', '.join(sources)}:", shown)
 
-    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
-        kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.session_id, message.id or "", kind, self.provider, reason, block))
-
 
 _OPTIONS = "ollama"
 """The key of the protocol's options in a request, besides the adapter's own name."""
+
+_SETTINGS = {name: name for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")}
+"""The places of the portable settings among the options."""
 
 _LEVELS = ("low", "medium", "high")
 """The levels of reasoning, the same on all servers."""
@@ -368,9 +367,8 @@ class _Writer:
             provider=self.provider, accepts_images=self.capabilities.supports_images, replays_thinking=True
         )
         history = fit_history(request, target)
-        messages, losses = write_messages(
-            history, self.capabilities, provider=self.provider, session_id=request.session_id
-        )
+        writer = _HistoryWriter(history, self.capabilities)
+        messages = writer.write()
         if not messages:
             raise InvalidRequestError(f"{self.provider}: a request without messages only loads the model")
         body: JsonObject = {
@@ -387,9 +385,9 @@ class _Writer:
         merge_options(body, dict(defaults))
         merge_own_options(body, request, _OPTIONS, self.provider)
         self._check_size(estimated_tokens, body)
-        history = history.with_losses(losses)
+        history = history.with_losses(writer.losses)
         history.log()
-        headers = {"accept": NDJSON} if stream else {}
+        headers = {"accept": "application/x-ndjson"} if stream else {}
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(CHAT_PATH, encode_json(body), headers, warnings, history.losses)
 
@@ -470,26 +468,19 @@ class _Writer:
             return {"think": True}
         level = nearest_effort(effort, _LEVELS)
         if level != effort:
-            self._warn(WarningCode.PARAMETER_CHANGED, f"reasoning_effort {effort} was sent as {level}")
+            self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
         return {"think": level}
 
     def _options(self, num_ctx: int) -> JsonObject:
         request = self.request
-        for name in ("verbosity", "user", "background"):
-            value = getattr(request, name)
-            if value is not None and value is not False:
-                self._left_out(name, "the protocol does not support it")
         options: JsonObject = {"num_ctx": num_ctx, "num_predict": request.max_output_tokens}
-        for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"):
-            value = getattr(request, name)
-            if value is not None:
-                options[name] = value
+        self.warnings += write_settings(options, request, _SETTINGS, self.provider)
         if request.stop_sequences:
             options["stop"] = list(request.stop_sequences)
         return options
 
     def _left_out(self, what: str, why: str) -> None:
-        self._warn(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}")
+        self.warnings.append(dropped(what, self.provider, why))
 
     def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))

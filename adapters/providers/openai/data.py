@@ -30,6 +30,9 @@ from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
 from ...requests.history_target import ToolIdRule
 
+OPTIONS = "openai"
+"""The key of `provider_options` that is merged into the body."""
+
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     """The differences of one server."""

@@ -158,12 +158,6 @@ def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
 
 
-def write_items(
-    history: FittedHistory, model: str, free_form: Collection[str] = ()
-) -> tuple[list[Json], list[Loss]]:
-    return _Writer(history, model, free_form).write()
-
-
 def _plain(text: str, place: int) -> JsonObject:
     """A plain message as an item. Even places are the user's, odd places the model's."""
     if place % 2:
@@ -171,10 +165,9 @@ def _plain(text: str, place: int) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-class _Writer:
+class ItemWriter:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
-        self.provider = history.adapter
         self.losses: list[Loss] = []
         self.items, done = encoded(history, "responses", _plain)
         self.encoded = done - len(self.items)
@@ -191,7 +184,7 @@ class _Writer:
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> list[Json]:
         for message in self.rest:
             text = message.plain_text
             match message.role:
@@ -210,7 +203,7 @@ class _Writer:
                     self.items.append({"role": str(role), "content": self._content(message.content)})
         if not self.items:
             self.items.append({"role": "user", "content": ""})  # an empty input is refused
-        return self.items, self.losses
+        return self.items
 
     @property
     def _place(self) -> int:

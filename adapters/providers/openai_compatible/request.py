@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-import msgspec
-
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock
@@ -20,7 +18,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
 from ...requests.history import fit_history
-from ...requests.history_target import FittedHistory, Target, ToolIdRule
+from ...requests.history_target import BuiltRequest, FittedHistory, Target, ToolIdRule
 from ...requests.schemas import moonshot_schema
 from ...requests.settings import (
     CUSTOM,
@@ -47,17 +45,9 @@ COMMON_OPTIONS = "openai_compatible"
 """The key of provider options for every server of this protocol."""
 
 
-class ChatBody(msgspec.Struct, frozen=True):
-    """A request's body, its warnings, and the losses of its history."""
-
-    body: JsonObject
-    warnings: tuple[CallWarning, ...]
-    history: FittedHistory
-
-
 def build_body(
     request: CanonicalRequest, quirks: Quirks, capabilities: AdapterCapabilities, provider: str, *, stream: bool
-) -> ChatBody:
+) -> BuiltRequest:
     """The body of a request. Raises CapabilityError or InvalidRequestError if it can't be expressed."""
     return _Builder(request, quirks, capabilities, provider).build(stream)
 
@@ -92,7 +82,7 @@ class _Builder:
         self.warnings: list[CallWarning] = []
         self.free_form: set[str] = set()  # names of tools
 
-    def build(self, stream: bool) -> ChatBody:
+    def build(self, stream: bool) -> BuiltRequest:
         request = self.request
         self._check()
         history = fit_history(request, target(self.quirks, self.capabilities, self.provider))
@@ -120,7 +110,7 @@ class _Builder:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
         history = history.with_losses(losses)
-        return ChatBody(body, history.warnings + tuple(self.warnings), history)
+        return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
         """Let the model continue its own last message."""

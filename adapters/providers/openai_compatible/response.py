@@ -14,24 +14,26 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.errors import AdapterError, ContextOverflowError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ...http.classify import is_error
 from ...replies.assembler import Assembler
 from ...replies.normaliser import SseNormaliser, image_at
-from .data import ERROR_CODES, error_in_body, error_in_reply, overflow_of
 from .fragments import Searches, ThinkTags, ToolCalls
 from .messages import REASONING_FIELD
 from .quirks import Quirks
 from .wire import (
+    ERROR_CODES,
     TextChunk,
     WireChoice,
     WireMessage,
     WireReply,
     decode_reply,
     decode_text_chunk,
+    error_in_body,
+    error_in_reply,
     groq_usage,
     read_details,
     read_usage,
@@ -185,7 +187,15 @@ class ReplyReader:
         """The error in a reply. MiniMax uses the same error for a long prompt and a long reply."""
         error = error_in_reply({"error": value}, self.assembler.provider)
         if not self.assembler.started and "token limit reached" in error.provider_message.lower():
-            return overflow_of(error)
+            return ContextOverflowError(
+                str(error),
+                provider=error.provider,
+                provider_status=error.provider_status,
+                provider_code=error.provider_code,
+                provider_message=error.provider_message,
+                request_id=error.request_id,
+                provider_request_id=error.provider_request_id,
+            )
         return error
 
     def _stop_reason(self) -> StopReason:
