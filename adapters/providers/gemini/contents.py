@@ -181,18 +181,11 @@ GO_ON = "Go on."
 """The user's text that is added if the history ends with the model's message. Some models reject an empty part."""
 
 
-def write_contents(
-    history: FittedHistory, model: str, row: Model
-) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
-    writer = _Writer(history, model, row)
-    return writer.write(), writer.losses, writer.warnings
-
-
 def _plain(text: str, place: int) -> JsonObject:
     return {"role": "model" if place % 2 else "user", "parts": [{"text": text}]}
 
 
-class _Writer:
+class ContentWriter:
     def __init__(self, history: FittedHistory, model: str, row: Model) -> None:
         self.history = history
         self.provider = history.adapter

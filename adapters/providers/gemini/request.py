@@ -37,7 +37,7 @@ from ...requests.settings import (
     write_settings,
 )
 from ...requests.tools import encoded_tool, fold_root
-from .contents import KIND, read_token, target_of, write_contents
+from .contents import KIND, ContentWriter, read_token, target_of
 from .data import BUDGETS, UNLISTED, find_model
 
 # --- Schemas ---
@@ -233,9 +233,10 @@ class _Builder(RequestBuilder):
         check_demands(self.request, self.request.capabilities, self.provider)
         target = target_of(self.provider, self.request.wire_model, self.row, keeps_own_blanks=True)
         history = fit_history(self.request, target)
-        contents, losses, added = write_contents(history, self.request.wire_model, self.row)
-        history = history.with_losses(losses)
-        self.warnings += added
+        writer = ContentWriter(history, self.request.wire_model, self.row)
+        contents = writer.write()
+        history = history.with_losses(writer.losses)
+        self.warnings += writer.warnings
         body: JsonObject = {}
         config: JsonObject = {"maxOutputTokens": self.request.max_output_tokens}
         instruction = self._format(config)

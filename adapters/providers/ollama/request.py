@@ -219,9 +219,7 @@ def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str |
     accepted = capabilities.accepted_image_media_types
     if accepted is not None and image.media_type is not None and image.media_type not in accepted:
         return f"the server does not accept images of type {image.media_type}"
-    if image_data(image) is None:
-        return "the server accepts images only as data, not by address"
-    return None
+    return None if image_data(image) else "the server accepts images only as data, not by address"
 
 
 def image_data(image: ImageBlock) -> str | None:

@@ -30,7 +30,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import media_bytes, repair_text, write_data_url
+from ...requests.content import media_bytes, repair_text, sent_url
 from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
@@ -338,7 +338,9 @@ class ItemWriter:
         output: Json
         if isinstance(block.content, str):
             output = prefix + block.content
-        elif all(isinstance(part, TextBlock) and not self._fields(part) for part in block.content):
+        elif all(
+            isinstance(part, TextBlock) and not self.history.own(part.provider_raw) for part in block.content
+        ):
             output = prefix + block.text
         else:
             output = [{"type": "input_text", "text": prefix}] if prefix else []
@@ -369,8 +371,9 @@ class ItemWriter:
                     self.items.append(block.provider_raw.data)
 
     def _content(self, blocks: tuple[ContentBlock, ...]) -> Json:
-        if len(blocks) == 1 and isinstance(blocks[0], TextBlock) and not self._fields(blocks[0]):
-            return blocks[0].text
+        first = blocks[0] if len(blocks) == 1 else None
+        if isinstance(first, TextBlock) and not self.history.own(first.provider_raw):
+            return first.text
         return [part for block in blocks for part in self._part(block, block)]
 
     def _part(self, block: ContentBlock, home: ContentBlock) -> list[JsonObject]:
@@ -378,7 +381,7 @@ class ItemWriter:
             case TextBlock():
                 part: JsonObject = {"type": "input_text", "text": block.text}
             case ImageBlock():
-                part = _image_part(block)
+                part = {"type": "input_image", "image_url": sent_url(block), "detail": block.detail or "auto"}
             case DocumentBlock():
                 part = _file_part(block)
             case OpaqueBlock():
@@ -386,10 +389,7 @@ class ItemWriter:
             case _:
                 self._lose(home, "this protocol has no such part")
                 return []
-        return [add_host_fields(part, self._fields(block))]
-
-    def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
-        return self.history.own(block.provider_raw)
+        return [add_host_fields(part, self.history.own(block.provider_raw))]
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))
@@ -416,19 +416,11 @@ def _is_item(block: ContentBlock) -> bool:
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 
-def _image_part(block: ImageBlock) -> JsonObject:
-    found = media_bytes(block)
-    url = block.url if found is None else write_data_url(*found)
-    return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
-
-
 def _file_part(block: DocumentBlock) -> JsonObject:
     """A file part: an address, which includes the name, or data with a name."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
     found = media_bytes(block)
-    url = block.url if found is None else write_data_url(*found)
-    assert url is not None
     media_type = found[0] if found is not None else block.media_type or ""
     name = repair_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
-    return {"type": "input_file", "filename": name, "file_data": url}
+    return {"type": "input_file", "filename": name, "file_data": sent_url(block)}

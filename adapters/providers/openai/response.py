@@ -25,7 +25,6 @@ from ...replies.normaliser import image_of_base64
 from .data import Quirks, error_in_reply
 from .wire import (
     DETAILS,
-    IncompleteDetails,
     Item,
     Part,
     Response,
@@ -40,13 +39,7 @@ from .wire import (
 )
 
 HOST_CALLS = frozenset(
-    {
-        "computer_call",
-        "local_shell_call",
-        "shell_call",
-        "apply_patch_call",
-        "mcp_approval_request",
-    }
+    {"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"}
 )
 """Types of items that request work from the host, unless the reply contains the output. They are kept as opaque
 blocks.
@@ -90,12 +83,9 @@ class Reply:
 
     def finish(self, response: Response) -> None:
         """Finish the reply. Raises the error of a failed reply."""
-        usage = read_usage(
-            response.usage,
-            response.service_tier,
-            fees=self.fees.counts(response.tool_usage, response.usage),
-            tool_usage=response.tool_usage,
-        )
+        tool_usage = response.tool_usage
+        fees = self.fees.counts(tool_usage, response.usage)
+        usage = read_usage(response.usage, response.service_tier, fees=fees, tool_usage=tool_usage)
         self.assembler.usage = usage or self.assembler.usage
         self._note_details(response)
         error = error_of(response, self.assembler.provider)
@@ -121,7 +111,9 @@ class Reply:
     def _stop_reason(self, response: Response) -> tuple[StopReason, str | None]:
         raw = response.status
         if raw != "completed" or is_present(response.incomplete_details):
-            raw = read_or_default(IncompleteDetails, response.incomplete_details).reason or raw
+            details = read_value(response.incomplete_details)
+            reason = details.get("reason") if isinstance(details, dict) else None
+            raw = reason if isinstance(reason, str) and reason else raw
         match raw:
             case "max_output_tokens":
                 return StopReason.MAX_TOKENS, raw

@@ -38,7 +38,7 @@ from ...requests.settings import (
 )
 from ...requests.strict_schemas import StrictSchema
 from ...requests.tools import encoded_tool, fold_root, plain_schema, strict_reply, strict_tool
-from .messages import refusal, text_parts, write_messages
+from .messages import MessageWriter, refusal, text_parts
 from .quirks import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
@@ -88,9 +88,8 @@ class _Builder:
         history = fit_history(request, target(self.quirks, self.capabilities, self.provider))
         response_format, instruction = self._response_format()
         tools = self._tools()
-        messages, losses = write_messages(
-            request, history, self.quirks, self.capabilities, self.provider, free_form=self.free_form
-        )
+        writer = MessageWriter(history, request.wire_model, self.quirks, self.capabilities, self.free_form)
+        messages = writer.write()
         self._add_system(messages, history, instruction, response_format)
         if not messages:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
@@ -109,7 +108,7 @@ class _Builder:
         if request.has_beginning:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
-        history = history.with_losses(losses)
+        history = history.with_losses(writer.losses)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
