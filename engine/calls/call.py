@@ -260,7 +260,8 @@ class Call(CallEvents):
                 self._end_in_order()
             elif self._deadline < math.inf:
                 self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
-            return _marked(await handle.wait())
+            await handle.ended()
+            return _marked(handle.result())
         except CancelledError:
             raise
         except AdapterError as failure:
