@@ -56,8 +56,7 @@ from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.open import TurnRight
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState, TurnRight
 from ..tools import Answer, last_reply
 from ..tools.handler import Handoff
 from ..tree import Caller, ChildTurn

@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ...conversation.options import StoredTurnOptions
 from ...runtime.alone import LocalStreams, ReaderArguments
-from ...sessions.state import SessionState
+from ...sessions.open import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
 from .retained_turns import RetainedTurns, packed_opening, retained_turns
