@@ -30,7 +30,7 @@ from callboard.bus import (
     StreamChannel,
     Supervisor,
 )
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
 from callboard.tracestore.gateway import GatewayTables
 from callboard.tracestore.nodes import NodeInfo

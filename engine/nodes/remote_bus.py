@@ -41,7 +41,7 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from an earlier time. Use it once, on asyncio.
 
-    A slow lossless reader delays other readers, as in a replay (see `bus.observable`). The number of waiting
+    A slow lossless reader delays other readers, as in a replay (see `bus.replay`). The number of waiting
     events is limited. While the broker is unreachable, events are read from the store, some seconds late. Messages
     have content only if the cluster sends it, and never if they are read from the store.
 
