@@ -33,7 +33,7 @@ from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
-from ...requests.tools import input_cleaner
+from ...requests.strict_schemas import input_cleaner
 from ...transport.transport import exchange
 from . import response
 from .data import (
