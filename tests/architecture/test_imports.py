@@ -49,7 +49,7 @@ LAZY = (
 """Libraries that are imported at their first use."""
 
 LATE_PARTS = {
-    "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
+    "adapters": ("http.errors", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
