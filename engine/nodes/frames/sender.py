@@ -336,8 +336,6 @@ class Frames(LocalStreams):
         now_us: The time of the engine's clock, in microseconds since the epoch.
     """
 
-    name = "frames"
-
     def __init__(
         self,
         cluster: str,
