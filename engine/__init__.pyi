@@ -5,12 +5,9 @@ from .budgets.ledger import AccountState, Amount, BudgetExceededError
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
 from .conversation.options import SessionOptions, StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
+from .agents import agent_tool, handoff
 from .engine import Engine
-from .functions.agents import agent_tool, handoff
-from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
-from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
-from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
-from .functions.sync import SyncStreamResult, run_sync
+from .functions import Moment, costs, costs_sync, default_engine, embed, embed_sync, generate, generate_sync, reprice, reprice_sync, set_default_engine, stream, stream_sync
 from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
@@ -30,6 +27,7 @@ from .nodes.node import Cluster
 from .nodes.remote_bus import Bridge, RemoteBus
 from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .generation.object_stream import ObjectStream
+from .object_functions import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
 from .operations.batch_plan import BatchResult, BatchResults, BatchState
@@ -40,6 +38,7 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
+from .sync import SyncStreamResult, run_sync
 from .tools.calls import Answer, InvalidToolCallError, RepairToolCall
 from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError

@@ -14,9 +14,9 @@ from typing import Annotated, Final, Protocol, TypeAlias
 
 from callboard.bus import ImageBlock, TextBlock, TextDelta, ToolProgress, ToolStarted
 
+from ..agents import AGENT_ROUNDS
 from ..conversation.options import TurnOptions
 from ..conversation.results import Reply
-from ..functions.agents import AGENT_ROUNDS
 from ..generation.streaming import TurnStream
 from ..sessions.session import Session
 from ..tools.collect import as_tools

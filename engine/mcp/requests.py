@@ -194,7 +194,7 @@ def sampled_by(model: Model, engine: Engine | None) -> Callable[[SamplingRequest
     """A function that answers sampling requests with a model of the engine, without asking the user."""
 
     async def sample(request: SamplingRequest) -> GenerateResult:
-        from ..functions.functions import default_engine
+        from ..functions import default_engine
         from ..generation.arguments import Arguments
 
         arguments = Arguments(

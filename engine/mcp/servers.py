@@ -277,7 +277,7 @@ class McpServers(ToolSource):
 
     def __enter__(self) -> Self:
         """Start the servers in a program without an event loop, for `generate_sync` and similar functions."""
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         host = sync_host()
         host.run(self.__aenter__, name="with mcp_servers()", instead="say `async with mcp_servers()`")
@@ -285,7 +285,7 @@ class McpServers(ToolSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         sync_host().run(self.aclose)
 

@@ -181,7 +181,7 @@ class Session:
             WrongLoop: The engine belongs to another event loop, or an async tool called this method, which would
                 be a deadlock.
         """
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         host = sync_host()
 
