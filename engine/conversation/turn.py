@@ -60,7 +60,7 @@ from ..runtime.runtime import Runtime
 from ..sessions.open import TurnRight
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
-from ..tools.handler import Handoff
+from ..tools.definitions import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply

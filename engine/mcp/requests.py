@@ -25,7 +25,7 @@ from callboard.bus.log import Log
 from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..tools.context import ToolContext
-from ..tools.handler import Tool
+from ..tools.definitions import Tool
 from .hooks import Elicit, Elicitation, McpLogMessage, OnLog, Sample, SamplingRequest, answer_of
 from .values import definition_of, messages_of, sampling_result
 

@@ -16,7 +16,7 @@ from ..conversation.context import WHOLE, RefusedReasoning
 from ..conversation.options import NOTHING, StoredTurnOptions, TurnOptions, merged
 from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike
-from ..tools.collect import collected
+from ..tools.definitions import collected
 
 _NO_OPTIONS: TurnOptions = {}
 
