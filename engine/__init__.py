@@ -64,7 +64,7 @@ __getattr__, __dir__, __all__ = face(
         ".tools.handler": "ToolDefinitionError",
         ".tree": "ChildTurn TurnLimitError TurnLimits",
         ".tree_headers": "attach_trace_context detached trace_context",
-        ".type_schema.fitting": "SchemaError",
+        ".type_schema": "SchemaError",
         "callboard.tracestore.reports": "Check HealthReport",
         ".watching.now": "ActiveWork WorkInProgress",
         ".watching.statistics": "EngineStatistics ProviderStatistics",

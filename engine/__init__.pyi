@@ -46,7 +46,7 @@ from .tools.definitions import FunctionTool, Tool, ToolLike, ToolSource, tool
 from .tools.handler import ToolDefinitionError
 from .tree import ChildTurn, TurnLimitError, TurnLimits
 from .tree_headers import attach_trace_context, detached, trace_context
-from .type_schema.fitting import SchemaError
+from .type_schema import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import ActiveWork, WorkInProgress
 from .watching.statistics import EngineStatistics, ProviderStatistics

@@ -162,7 +162,7 @@ def _context() -> ToolContext | None:
 
 def _fault(content: dict[str, Any], request: Elicitation) -> str:
     """The reason why an answer does not follow the schema of its question; empty if it does."""
-    from ..type_schema import check
+    from ..schema_checks import check
 
     try:
         check(content, {"type": "object", **(request.schema or {})})

@@ -259,7 +259,7 @@ class Handler(msgspec.Struct, frozen=True):
 
     def read(self, arguments: JsonObject) -> Ready:
         """Check and convert the arguments of a call."""
-        from ..type_schema import check, convert
+        from ..schema_checks import check, convert
 
         if self.schema is not None:
             check(arguments, self.schema)

@@ -53,7 +53,7 @@ LATE_PARTS = {
     "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
-        *("object_functions", "generation.object_stream", "generation.objects", "sync"),
+        *("schema_checks", "object_functions", "generation.object_stream", "generation.objects", "sync"),
         *("nodes", "nodes.node"), *("operations.batch_creation", "operations.embeddings", "operations.videos"),
         "middleware.ready_made", "tools.running"),
 }  # fmt: skip
