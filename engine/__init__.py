@@ -13,7 +13,6 @@ __getattr__, __dir__, __all__ = face(
         ".runtime.in_flight": "AbortController AbortSignal",
         ".budgets.budget": "Budget",
         ".budgets.ledger": "AccountState Amount BudgetExceededError",
-        ".calls.accumulator": "StreamAccumulator",
         ".conversation.context": "Context ContextPolicy Conversation LastTurns SchemaMode Summarise Truncate",
         ".conversation.options": "SessionOptions StopWhen TimeoutConfig TurnOptions",
         ".conversation.results": "GenerateResult Reply StepResult",
@@ -26,7 +25,9 @@ __getattr__, __dir__, __all__ = face(
         ".generation.view": "UsageSoFar",
         ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
-        ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
+        ".generation.view_events": (
+            "Finish StreamAccumulator StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent"
+        ),
         ".imports.importer": "Importer ImportFault ImportReport ImportedModel import_calls",
         ".mcp.hooks": (
             "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"

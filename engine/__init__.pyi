@@ -2,7 +2,6 @@
 from .runtime.in_flight import AbortController, AbortSignal
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
-from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
 from .conversation.options import SessionOptions, StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
@@ -12,7 +11,7 @@ from .functions import Moment, costs, costs_sync, default_engine, embed, embed_s
 from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
-from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .generation.view_events import Finish, StreamAccumulator, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .imports.importer import Importer, ImportFault, ImportReport, ImportedModel, import_calls
 from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage

@@ -19,9 +19,9 @@ from .generation.objects import ObjectSchema
 from .routing.candidates import expand
 from .routing.model_choice import Model
 from .runtime.runtime import Runtime
+from .sessions.open import SessionState
 from .sessions.resuming import NewSession, SessionToOpen, opened
 from .sessions.session import Session
-from .sessions.state import SessionState
 from .sessions.stored import PARENT_TAG
 from .tools import Tool, ToolContext, ToolError, ToolLike, last_reply, tool
 from .tools.definitions import Handoff, collected

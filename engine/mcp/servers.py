@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from callboard.bus import Bus, ChildSpec, RestartPolicy, Supervisor
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.bus.errors import CallboardError, ConfigurationError
 from callboard.bus.files import write_private
 from callboard.bus.log import Log, takes_old_names

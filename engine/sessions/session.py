@@ -24,7 +24,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..tools import Answer, Approved, Denied, Tool, ToolLike, open_calls
-from .state import SessionState
+from .open import SessionState
 from .stored import exported
 
 
