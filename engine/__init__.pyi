@@ -40,14 +40,12 @@ from .sessions.session import Session
 from .sessions.stored import SessionInfo
 from .sync import SyncStreamResult, run_sync
 from .tools.calls import Answer, InvalidToolCallError, RepairToolCall
-from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
-from .tools.from_function import tool
-from .tools.handler import FunctionTool, Tool
-from .tools.parameters import ToolDefinitionError
+from .tools.definitions import FunctionTool, Tool, ToolLike, ToolSource, tool
+from .tools.handler import ToolDefinitionError
 from .tree import ChildTurn, TurnLimitError, TurnLimits
 from .tree_headers import attach_trace_context, detached, trace_context
-from .type_schema.fitting import SchemaError
+from .type_schema import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import ActiveWork, WorkInProgress
 from .watching.statistics import EngineStatistics, ProviderStatistics

@@ -24,8 +24,7 @@ from .sessions.resuming import NewSession, SessionToOpen, opened
 from .sessions.session import Session
 from .sessions.stored import PARENT_TAG
 from .tools import Tool, ToolContext, ToolError, ToolLike, last_reply, tool
-from .tools.collect import collected
-from .tools.handler import Handoff
+from .tools.definitions import Handoff, collected
 from .tree import current_tool
 
 AGENT_SECONDS = 600.0

@@ -58,7 +58,7 @@ from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.open import SessionState, TurnRight
 from ..tools import Answer, last_reply
-from ..tools.handler import Handoff
+from ..tools.definitions import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply

@@ -24,8 +24,8 @@ from callboard.bus.errors import CallboardError, ConfigurationError
 from callboard.bus.files import write_private
 from callboard.bus.log import Log, takes_old_names
 
-from ..tools.collect import ToolSource
 from ..tools.context import NeedsApproval, ResultContent
+from ..tools.definitions import ToolSource
 from .hooks import Elicit, OnLog, Sample
 from .oauth import McpOAuth
 from .server import McpServer, McpTool, State, require_library

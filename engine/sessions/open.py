@@ -38,7 +38,7 @@ from ..conversation.options import NOTHING, StoredTurnOptions, TurnOptions, merg
 from ..routing.model_choice import Model, Requirements, model_text, stored_model
 from ..runtime.adapters import Host
 from ..tools import Tool, ToolLike
-from ..tools.collect import collected
+from ..tools.definitions import collected
 
 _NO_OPTIONS: TurnOptions = {}
 
