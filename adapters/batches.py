@@ -20,7 +20,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from .contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
-from .http.classify import ErrorType, build_error, read_error_value
+from .http.errors import ErrorType, build_error, read_error_value
 from .replies.usage import NOTHING_USED
 from .requests.history_target import WireCall
 

@@ -49,7 +49,7 @@ from ..keys import Key, KnownKey
 from ..replies.usage import NOTHING_USED, usage_of_failure
 from ..requests.history_target import WireCall
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
-from .classify import error_without_status, find_error
+from .errors import error_without_status, find_error
 from .retry import log_retry, retry_delay
 from .wire import HttpClient
 

@@ -36,8 +36,7 @@ from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.connection_pool import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
-from .classify import ErrorType, build_error, error_without_status, find_error, read_error
-from .error_texts import not_of_protocol, origin
+from .errors import ErrorType, build_error, error_without_status, find_error, not_of_protocol, origin, read_error
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]

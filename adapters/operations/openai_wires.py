@@ -37,7 +37,7 @@ from ..batches import (
     json_lines,
 )
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from ..http.classify import ErrorType, error_without_status, read_error_value
+from ..http.errors import ErrorType, error_without_status, read_error_value
 from ..replies.usage import reported_cost, reported_count
 from ..requests.content import encode_json
 from ..requests.history_target import WireCall, get

@@ -188,13 +188,6 @@ class Reply(ClosableReply):
 
     # --- Calls of its reader ---
 
-    async def head(self) -> None:
-        """Wait for the head. Raises NetworkError if the connection breaks before it."""
-        while self.status == 0:
-            if self._error is not None:
-                raise self._error
-            await self._arrival()
-
     async def chunk(self) -> bytes | None:
         if self._coding is None:
             return await self._piece()
@@ -217,12 +210,10 @@ class Reply(ClosableReply):
     async def _piece(self) -> bytes | None:
         """Wait for data, and return everything received since the last piece."""
         while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if self._over:
+            if self._over and self._error is None:
                 self.closed = True
                 return None
-            await self._arrival()
+            await self.arrival()
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -230,8 +221,12 @@ class Reply(ClosableReply):
             self._connection.read_on()
         return data
 
-    def _arrival(self) -> asyncio.Future[None]:
+    # --- Calls of its connection ---
+
+    def arrival(self) -> asyncio.Future[None]:
         """A future that is done when the next part of the reply arrives, or when the reply ends."""
+        if self._error is not None:
+            raise self._error
         self._waiter = self._loop.create_future()
         return self._waiter
 
@@ -324,7 +319,8 @@ class Connection(asyncio.Protocol):
                 self._transport.write(head + body)
             else:
                 await self._send(head, body)
-            await reply.head()
+            while reply.status == 0:
+                await reply.arrival()
         except BaseException:
             self.abort()
             raise

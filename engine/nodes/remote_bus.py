@@ -195,7 +195,7 @@ class Bridge:
 
     async def __aenter__(self) -> Self:
         await self._engine._runtime.host.watch_commits(self._bridge.committed)
-        self._tasks = [asyncio.create_task(part.run(), name=part.name) for part in (self._broker, self._bridge)]
+        self._tasks = [asyncio.create_task(part.run()) for part in (self._broker, self._bridge)]
         return self
 
     async def __aexit__(
