@@ -16,15 +16,15 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
-from ..replies.decoders import looks_like_events, repair_body, without_done_mark
-from ..replies.normaliser import reads_server_sent_events
+from ..replies.streamed import looks_like_events, reads_server_sent_events, without_done_mark
 from ..requests import emulation
+from ..requests.content import repair_body
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, value_or
 from .errors import error_without_status, find_error
-from .fidelity import EventRelay
+from .fidelity import EventRelay, RawKept
 from .repair import Repair, edited
 from .wire import ChatWire, HttpClient
 
@@ -67,6 +67,8 @@ class HttpCall(HttpAttempts):
             estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
+        if self.request.include_raw:
+            assembler.raw = RawKept()
         if self.request.wire is not None:
             sent = self.wire.client_request(self.request)
             if sent is not None and sent.on_event is not None:

@@ -28,7 +28,7 @@ from ..keys import Keyring, KnownKey
 from ..operations.media_wire import ImageWire, VideoWire
 from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
 from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
+from ..replies.streamed import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions

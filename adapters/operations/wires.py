@@ -30,7 +30,7 @@ from ..contract import CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
 from ..http.errors import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
+from ..replies.streamed import StreamNormaliser
 from ..replies.usage import NOTHING_USED, StatedCost
 from ..requests.history_target import WireCall
 from ..requests.settings import changed, dropped

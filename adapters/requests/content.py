@@ -11,7 +11,7 @@ import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
@@ -49,6 +49,42 @@ def repair_json(text: bytes) -> bytes:
         return text
     repaired = re.sub(_ESCAPE, lambda found: b"\\ufffd" if found[1] else found[0], text, flags=re.DOTALL)
     return text if repaired == text else repaired
+
+
+_NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
+"""A string, which is not changed, or a number that JSON doesn't have."""
+
+
+class RepairedBody(NamedTuple):
+    """A body after repairs. It may still be invalid JSON."""
+
+    text: bytes
+    replaced: tuple[str, ...]
+    """The kinds of text that were replaced, in words."""
+
+
+def repair_body(text: bytes) -> RepairedBody | None:
+    """Replace all text that is invalid in JSON. Return None if there is none."""
+    replaced: list[str] = []
+    steps = (
+        ("invalid UTF-8", _as_utf8),
+        ("NaN or Infinity", _without_constants),
+        ("half a surrogate pair", repair_json),
+    )
+    for what, repair_request in steps:
+        repaired = repair_request(text)
+        if repaired != text:
+            replaced.append(what)
+            text = repaired
+    return RepairedBody(text, tuple(replaced)) if replaced else None
+
+
+def _as_utf8(text: bytes) -> bytes:
+    return text.decode("utf-8", "replace").encode()
+
+
+def _without_constants(text: bytes) -> bytes:
+    return re.sub(_NO_NUMBER, lambda found: b"null" if found[1] else found[0], text, flags=re.DOTALL)
 
 
 def repair_text(text: str) -> str:

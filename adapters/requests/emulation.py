@@ -24,7 +24,7 @@ from callboard.bus.values.usage import StopReason
 
 from ..contract import CanonicalRequest, CanonicalResponse
 from ..http.wire import ChatWire
-from ..replies.decoders import parse_object
+from ..replies.block import parse_object
 from .content import as_text
 from .history_target import Loss, WireCall, block_type
 from .settings import check_demands, check_tool_choice

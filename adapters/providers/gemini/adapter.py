@@ -33,7 +33,7 @@ from ...operations.wires import (
     moment_of,
 )
 from ...replies.assembler import Assembler
-from ...replies.normaliser import StreamNormaliser
+from ...replies.streamed import StreamNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, get
