@@ -26,6 +26,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import RawReply
 
 from ..contract import WireRequest
+from ..keys import Keyring
 from ..transport.transport import MASK, masked
 
 _NOT_PASSED_ON = frozenset({
@@ -68,7 +69,7 @@ class EventRelay:
 
     Args:
         receiver: A function that gets each event.
-        secrets: A function that returns the secret parts of the keys, which are masked.
+        keys: The adapter's keys, which are masked.
         hides: A function that returns True for an event that only the adapter requested; None if it requested
             none.
     """
@@ -76,11 +77,11 @@ class EventRelay:
     def __init__(
         self,
         receiver: Callable[[str, bytes], object],
-        secrets: Callable[[], Sequence[str]],
+        keys: Keyring,
         hides: Callable[[bytes], bool] | None,
     ) -> None:
         self._receiver: Callable[[str, bytes], object] | None = receiver
-        self._secrets = secrets
+        self._keys = keys
         self._masks: list[bytes] = []
         self._hides = hides
         self._undelivered: list[tuple[bytes, bytes]] | None = []
@@ -89,7 +90,7 @@ class EventRelay:
         """Pass on the held events, and every later event immediately. Idempotent."""
         events, self._undelivered = self._undelivered, None
         if events is not None:
-            self._masks = [secret.encode() for secret in self._secrets()]
+            self._masks = [secret.encode() for secret in self._keys.secrets]
             for name, data in events:
                 self._pass_on(name, data)
 

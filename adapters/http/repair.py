@@ -14,7 +14,7 @@ request contains it and it does not change the meaning of the request.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -32,6 +32,7 @@ from callboard.bus.values.messages import CallWarning
 
 from ..contract import CanonicalRequest
 from ..requests.content import bared_blocks, tools_as_text, without_reasoning
+from ..requests.history_target import WireCall
 from ..requests.settings import stated_limit
 from .errors import read_error_value, unwrapped
 
@@ -75,17 +76,6 @@ def protocol_objects(value: Json) -> Iterator[JsonObject]:
     elif isinstance(value, list):
         for inner in value:
             yield from protocol_objects(inner)
-
-
-def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
-    value: JsonObject = msgspec.json.decode(body)
-    for edit in edits:
-        if edit.anywhere:
-            for inner in protocol_objects(value):
-                inner.pop(edit.path[-1], None)
-        else:
-            _apply(value, edit)
-    return msgspec.json.encode(value)
 
 
 def _apply(body: JsonObject, edit: Edit) -> None:
@@ -175,6 +165,22 @@ class Repair(msgspec.Struct, frozen=True):
     warning: CallWarning
 
 
+def with_repairs(written: WireCall, repairs: Sequence[Repair]) -> WireCall:
+    """Apply the edits and warnings of repairs to a written request."""
+    edits = [edit for repair in repairs for edit in repair.edits]
+    warnings = written.warnings + tuple(repair.warning for repair in repairs)
+    if not edits:
+        return msgspec.structs.replace(written, warnings=warnings)
+    body: JsonObject = msgspec.json.decode(written.body)
+    for edit in edits:
+        if edit.anywhere:
+            for inner in protocol_objects(body):
+                inner.pop(edit.path[-1], None)
+        else:
+            _apply(body, edit)
+    return msgspec.structs.replace(written, body=msgspec.json.encode(body), warnings=warnings)
+
+
 def find_repair(
     request: CanonicalRequest,
     body: bytes,
@@ -195,7 +201,8 @@ def find_repair(
             return found
     if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
         return None  # the error is not about the form of the request
-    if "signature" not in done and _rejects_reasoning(error, messages, rules):
+    of_reasoning = error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
+    if of_reasoning and "signature" not in done:
         found = _without_reasoning(request, provider)
         if found is not None:
             return found
@@ -241,10 +248,6 @@ def _warning(provider: str, what: str) -> CallWarning:
 
 
 # --- Reasoning ---
-
-
-def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
-    return error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
 
 
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
@@ -312,10 +315,12 @@ def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> 
     if refusal.value is not UNSET:
         return Edit(keys, refusal.value)
     if refusal.entry is not UNSET:
-        return Edit(keys, entry=refusal.entry) if _holds_entry(body.get(keys[0]), refusal.entry) else None
-    if keys[-1] in rules.anywhere and _holds(body, keys[-1]):
+        entries = body.get(keys[0])
+        return Edit(keys, entry=refusal.entry) if isinstance(entries, list) and refusal.entry in entries else None
+    if keys[-1] in rules.anywhere and any(keys[-1] in inner for inner in protocol_objects(body)):
         return Edit(keys[-1:], anywhere=True)
-    path = _path(body, keys) or _path(body, tuple(_snake(key) for key in keys))
+    snake_keys = tuple(re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower() for key in keys)
+    path = _path(body, keys) or _path(body, snake_keys)
     if path and path[0] in rules.whole:
         path = path[:1]
     elif not refusal.named and path != keys:
@@ -325,10 +330,6 @@ def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> 
     if (rename := rules.renames.get(path[0])) is not None and rename not in body:
         return Edit(path, rename=rename)
     return None if _is_essential(body, path, rules.essential) else Edit(path)
-
-
-def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
-    return isinstance(value, list) and entry in value
 
 
 def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -343,10 +344,6 @@ def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _snake(key: str) -> str:
-    return re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower()
-
-
 def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[str]) -> bool:
     for essential_key in essential:
         keys = tuple(essential_key.split("."))
@@ -354,10 +351,6 @@ def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[
         if keys[:shorter] == path[:shorter] and _path(body, keys) == keys:
             return True
     return False
-
-
-def _holds(value: Json, key: str) -> bool:
-    return any(key in inner for inner in protocol_objects(value))
 
 
 # --- Tool calls and results ---

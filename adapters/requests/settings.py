@@ -228,6 +228,8 @@ def _limit(match: re.Match[str]) -> int:
     return int(groups["window"]) - int(groups["used"])
 
 
+# --- Free-form tools ---
+
 CUSTOM = "custom"
 """OpenAI's type of a free-form tool."""
 
@@ -252,7 +254,7 @@ def free_text(block: ToolUseBlock) -> str | None:
     return text if isinstance(text, str) and len(block.input) == 1 else None
 
 
-# Checks of a request against the capabilities of its model.
+# --- Checks against the capabilities of the model ---
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
 FORCING = ("required", "named")
@@ -312,6 +314,8 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
         if accepted is not None and media_type and media_type not in accepted:
             yield f"does not accept {media_type} {kind}, only {', '.join(accepted)}"
 
+
+# --- Fields of the host ---
 
 JOINED = frozenset({"tools", "include"})
 """Lists to which the host's entries are added. All other lists are replaced."""
@@ -380,13 +384,19 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
         place = f"{above}{name}"
         present = body.get(name)
         if place in protected:
-            _keep(body, name, place, value)
+            ours = body.get(name, False if name == "stream" else value)
+            if value != ours:
+                raise InvalidRequestError(
+                    f"provider_options can't set {place!r} to {value!r}: the call uses {ours!r}"
+                )
         elif isinstance(present, dict) and isinstance(value, dict) and not _are_two_kinds(present, value):
             inner = dict(present)
             _merge(inner, value, f"{place}.", protected)
             body[name] = inner
         elif place in JOINED and present:
-            body[name] = _joined(present, value, place)
+            if not isinstance(present, list) or not isinstance(value, list):
+                raise InvalidRequestError(f"provider_options: {place} must be a list, because it is added to ours")
+            body[name] = present + [entry for entry in value if entry not in present]
         elif isinstance(present, dict) and value is not None and not isinstance(value, dict) and above == "":
             raise InvalidRequestError(
                 f"provider_options: {place} must be an object, because it is merged into ours"
@@ -395,17 +405,5 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
             body[name] = value
 
 
-def _keep(body: JsonObject, name: str, place: str, value: Json) -> None:
-    ours = body.get(name, False if name == "stream" else value)
-    if value != ours:
-        raise InvalidRequestError(f"provider_options can't set {place!r} to {value!r}: the call uses {ours!r}")
-
-
 def _are_two_kinds(ours: JsonObject, theirs: JsonObject) -> bool:
     return "type" in ours and "type" in theirs and ours["type"] != theirs["type"]
-
-
-def _joined(ours: Json, theirs: Json, place: str) -> Json:
-    if not isinstance(ours, list) or not isinstance(theirs, list):
-        raise InvalidRequestError(f"provider_options: {place} must be a list, because it is added to ours")
-    return ours + [entry for entry in theirs if entry not in ours]
