@@ -26,8 +26,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message
 
+from .failures import BadRequest
 from .http import Incoming
-from .wire import BadRequest
 
 Purpose: TypeAlias = Literal[
     "reply",

@@ -36,7 +36,7 @@ from .exchange import (
     unknown_model,
     warnings_header,
 )
-from .failures import failure_of
+from .failures import BadRequest, Failure, failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
     Bodies,
@@ -53,7 +53,7 @@ from .http import (
     rate_headers,
 )
 from .stored_responses import StoredResponses
-from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
+from .wire import ClientRequest, ClientWire, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client

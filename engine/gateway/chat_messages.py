@@ -19,6 +19,7 @@ from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
+    RedactedThinkingBlock,
     ResultPart,
     TextBlock,
     ThinkingBlock,
@@ -27,9 +28,109 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from .chat_reasoning import PROTOCOL, as_list, flat_text, read_reasoning
-from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
-from .wire import BadRequest
+from .failures import BadRequest
+from .wire import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
+
+PROTOCOL = "openai_compatible"
+"""The adapters' name for the protocol. It marks the fields that only this protocol understands."""
+
+ANTHROPIC = "anthropic"
+ANTHROPIC_FORMAT = "anthropic-claude-v1"
+"""OpenRouter's name for Anthropic's reasoning."""
+
+
+def as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def flat_text(value: Json) -> str:
+    """The text in a string, in a text part, or in a list of them."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in [value, *as_list(value)]]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """The reasoning of a reply in the history. If it has several forms, the most exact one is read."""
+    text = message.get("reasoning_content") or message.get("reasoning")
+    plain_text = text if isinstance(text, str) else ""
+    extra = message.get("extra_content")
+    if isinstance(extra, dict):
+        yield ThinkingBlock("", provider_raw=ProviderRaw(PROTOCOL, {"extra_content": extra}))
+    blocks = as_list(message.get("thinking_blocks"))
+    details = _merged(as_list(message.get("reasoning_details")))
+    if blocks:
+        yield from _thinking_blocks(blocks)
+    elif details:
+        yield from _details(details, plain_text)
+    elif plain_text:
+        field: JsonObject = {} if message.get("reasoning_content") else {"reasoning_field": "reasoning"}
+        yield ThinkingBlock(plain_text, provider_raw=ProviderRaw(PROTOCOL, field))
+
+
+def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """Read LiteLLM's form of Anthropic's blocks."""
+    for block in blocks:
+        match block:
+            case {"type": "redacted_thinking", "data": str(data)}:
+                yield RedactedThinkingBlock(data)
+            case {"thinking": str(text), "signature": str(signature)} if signature:
+                yield ThinkingBlock(text, signature)
+            case {"thinking": str(text)}:
+                yield ThinkingBlock(text)
+            case _:
+                pass
+
+
+def _details(details: list[JsonObject], plain_text: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """Read OpenRouter's form. Each part of Anthropic's reasoning becomes a block. All other parts become one
+    block.
+    """
+    others: list[Json] = []
+    signed = [detail for detail in details if detail.get("signature")]
+    for detail in details:
+        signature, data = detail.get("signature"), detail.get("data")
+        if detail.get("format") != ANTHROPIC_FORMAT or not (signature or data):
+            others.append(detail)
+        elif isinstance(signature, str):
+            text = _detail_text(detail) or (plain_text if len(signed) == 1 else "")
+            yield ThinkingBlock(text, signature, _raw({**detail, "text": text}))
+        else:
+            yield RedactedThinkingBlock(str(data), _raw(detail))
+    if others:
+        text = "".join(_detail_text(detail) for detail in others if isinstance(detail, dict))
+        last = others[-1]
+        mark = last.get("signature") if isinstance(last, dict) else None
+        yield ThinkingBlock(text, mark if isinstance(mark, str) and mark else None, _raw(*others))
+
+
+def _raw(*details: Json) -> ProviderRaw:
+    return ProviderRaw(PROTOCOL, {"reasoning_details": [*details]})
+
+
+def _detail_text(detail: JsonObject) -> str:
+    text = detail.get("text") or detail.get("summary")
+    return text if isinstance(text, str) else ""
+
+
+def _merged(details: list[Json]) -> list[JsonObject]:
+    """Join the pieces of each detail that were streamed separately."""
+    merged: list[JsonObject] = []
+    for detail in details:
+        if not isinstance(detail, dict):
+            continue
+        last = merged[-1] if merged else None
+        joins = last is not None and "data" not in detail and not last.get("signature")
+        if last is None or not joins or any(last.get(name) != detail.get(name) for name in ("type", "index")):
+            merged.append(dict(detail))
+            continue
+        for name, value in detail.items():
+            old = last.get(name)
+            if name in ("text", "summary") and isinstance(value, str) and isinstance(old, str):
+                last[name] = old + value
+            elif value is not None:
+                last[name] = value
+    return merged
+
 
 MARK = "cache_control"
 """The prompt cache mark that OpenRouter and LiteLLM accept."""

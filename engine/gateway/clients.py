@@ -33,8 +33,8 @@ from ..budgets.budgets import loader
 from ..budgets.ledger import Ledger
 from ..routing.rate_limits import AsyncRateLimiter, RateLimitLease
 from ..routing.rate_slots import RateLimiter
+from .failures import Failure, FailureKind
 from .http import RateHeaders
-from .wire import Failure, FailureKind
 
 if TYPE_CHECKING:
     from ..engine import Engine

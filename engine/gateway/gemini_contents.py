@@ -41,9 +41,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
+from .failures import BadRequest
 from .gemini_fields import GEMINI, camel, each, real_signature
-from .reading import LossReport, ToolNames
-from .wire import BadRequest
+from .wire import LossReport, ToolNames
 
 # --- Media ---
 

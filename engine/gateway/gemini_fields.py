@@ -19,7 +19,7 @@ from callboard.adapters.requests.content import encode_json
 from callboard.adapters.requests.schemas import remembered
 from callboard.bus.values.base import Json, JsonObject
 
-from .wire import BadRequest
+from .failures import BadRequest
 
 GEMINI = "gemini"
 """The provider of data that only Gemini understands."""

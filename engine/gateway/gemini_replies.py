@@ -34,10 +34,11 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason
 
+from .failures import WORDS, Failure, FailureKind
 from .gemini_fields import GEMINI, Unwrapping
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import read_request
-from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo
+from .wire import ClientRequest, ClientWire, ListedModel, ReplyInfo
 
 # --- The end of a reply ---
 
@@ -123,11 +124,9 @@ class _Reply:
     """The common fields of all chunks of a reply."""
 
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
-        names = client_request.options.get("tool_names")
-        thoughts = bool(client_request.options.get("include_thoughts"))
         form = client_request.options.get("unwraps")
         self.unwrapping = None if form is None else Unwrapping(as_text=form == "text")
-        self.parts = PartWriter(names if isinstance(names, dict) else {}, thoughts=thoughts)
+        self.parts = PartWriter(client_request)
         self.identity: JsonObject = {"modelVersion": info.model, "responseId": info.id}
 
     def last(
@@ -170,7 +169,7 @@ class _Reply:
 
 def streams_events(client_request: ClientRequest) -> bool:
     """Whether a stream is server-sent events. The application sets the option `alt` from the query."""
-    return client_request.options.get("alt", "sse") == "sse"
+    return client_request.options.get("alt") in (None, "sse")
 
 
 class GeminiWriter:
@@ -275,25 +274,6 @@ class GeminiWriter:
 # --- Failures ---
 
 _GOOGLE = "type.googleapis.com/google.rpc."
-_STATUSES: Mapping[FailureKind, tuple[int, str]] = {
-    "invalid_request": (400, "INVALID_ARGUMENT"),
-    "context_overflow": (400, "INVALID_ARGUMENT"),
-    "content_filter": (400, "INVALID_ARGUMENT"),
-    "authentication": (401, "UNAUTHENTICATED"),
-    "budget": (429, "RESOURCE_EXHAUSTED"),
-    "permission": (403, "PERMISSION_DENIED"),
-    "not_found": (404, "NOT_FOUND"),
-    "missing": (404, "NOT_FOUND"),
-    "wrong_method": (405, "UNIMPLEMENTED"),  # Google's API has no name for this error
-    "too_large": (413, "INVALID_ARGUMENT"),
-    "rate_limit": (429, "RESOURCE_EXHAUSTED"),
-    "server": (500, "INTERNAL"),
-    "unavailable": (503, "UNAVAILABLE"),
-    "timeout": (504, "DEADLINE_EXCEEDED"),
-    "overloaded": (503, "UNAVAILABLE"),  # Google has no 529
-}
-"""The HTTP status and Google's canonical status (google/rpc/code.proto)."""
-
 _REASONS: Mapping[FailureKind, str] = {"authentication": "API_KEY_INVALID", "content_filter": "content_filter"}
 """The reasons of an ErrorInfo."""
 
@@ -303,14 +283,14 @@ _TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure before the first byte."""
-    status, canonical = _STATUSES[failure.kind]
+    words = WORDS[failure.kind]
     message = failure.message
     if failure.kind == "context_overflow" and "exceeds the maximum number of tokens" not in message:
         message = f"{_TOO_LONG}. {message}"
-    error: JsonObject = {"code": status, "message": message, "status": canonical}
+    error: JsonObject = {"code": words.status, "message": message, "status": words.google}
     if details := list(_details(failure)):
         error["details"] = details
-    return status, {"error": error}
+    return words.status, {"error": error}
 
 
 def _details(failure: Failure) -> Iterator[Json]:

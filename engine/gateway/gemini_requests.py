@@ -21,10 +21,10 @@ from callboard.adapters.requests.content import as_text
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
 
+from .failures import BadRequest
 from .gemini_contents import read_contents
 from .gemini_fields import GEMINI, camel, each, is_bare, json_schema, wrapped
-from .reading import LossReport, ToolNames
-from .wire import BadRequest, ClientRequest
+from .wire import ClientRequest, LossReport, ToolNames
 
 DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
 """The reply's limit in tokens, if the client sets none."""
@@ -74,7 +74,7 @@ class _Reader:
         self.protocol_fields: JsonObject = {}  # the fields for Gemini's adapter
         self.config: JsonObject = {}  # the fields for the generationConfig
         self.settings: dict[str, Any] = {}  # the fields of the CanonicalRequest
-        self.options: dict[str, Json] = {}
+        self.options: JsonObject = {}
 
     def read(self, model: str, body: JsonObject, *, stream: bool) -> ClientRequest:
         tools = self._tools()
@@ -89,8 +89,6 @@ class _Reader:
                 self.losses.parameter(name)
         if self.config:
             self.protocol_fields["generationConfig"] = self.config
-        if changed := self.names.changed:
-            self.options["tool_names"] = changed
         limit = self.settings.pop("max_output_tokens", None)
         try:
             request = CanonicalRequest(
@@ -114,6 +112,7 @@ class _Reader:
             body=body,
             refers_to="cachedContent" if self.fields.get("cachedContent") else "",
             losses=tuple(self.losses),
+            tool_names=self.names.changed,
             options=self.options,
         )
 

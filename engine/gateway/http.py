@@ -26,7 +26,7 @@ from callboard.adapters.http.retry import seconds_until
 from callboard.bus import Log
 from callboard.bus.values.base import JsonObject
 
-from .wire import BadRequest, Failure
+from .failures import BadRequest, Failure
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

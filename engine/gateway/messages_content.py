@@ -54,7 +54,7 @@ class ContentReader:
 
     def __init__(self, losses: Losses) -> None:
         self.losses = losses
-        self.names: dict[str, Json] = {}
+        self.names: dict[str, str] = {}
         """The client's tool names, by canonical name, where they differ."""
         self.has_own_replies = False
         """Whether the history has a reply that the gateway wrote. Such a reply may come from another provider."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import sha256
 
 from callboard.adapters import CallWarning
@@ -16,7 +16,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ProviderRaw, ThinkingBlock
 
-from .wire import BadRequest, Failure, FailureKind
+from .failures import BadRequest
 
 PROTOCOL = "anthropic"
 """The adapters' name for the protocol, used to mark its data."""
@@ -69,46 +69,6 @@ def number_at(value: Json, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad(path, "Input should be a valid number")
     return float(value)
-
-
-# --- Failures ---
-
-_FAILURES: Mapping[FailureKind, tuple[int, str]] = {
-    "invalid_request": (400, "invalid_request_error"),
-    "context_overflow": (400, "invalid_request_error"),
-    "content_filter": (400, "invalid_request_error"),
-    "authentication": (401, "authentication_error"),
-    "budget": (402, "billing_error"),
-    "permission": (403, "permission_error"),
-    "not_found": (404, "not_found_error"),
-    "missing": (404, "not_found_error"),
-    "wrong_method": (405, "invalid_request_error"),
-    "too_large": (413, "request_too_large"),
-    "rate_limit": (429, "rate_limit_error"),
-    "server": (500, "api_error"),
-    "unavailable": (503, "api_error"),
-    "timeout": (504, "timeout_error"),
-    "overloaded": (529, "overloaded_error"),
-}
-_TOO_LONG = "prompt is too long"
-"""The text by which clients detect a prompt that is too long, and shorten their history."""
-
-
-def failure_kind(failure: Failure) -> tuple[int, str]:
-    """The status and the type of a failure."""
-    if failure.kind == "budget" and failure.retry_after is not None:
-        return _FAILURES["rate_limit"]  # a retry in the budget's next window may succeed
-    return _FAILURES[failure.kind]
-
-
-def failure_body(failure: Failure) -> JsonObject:
-    message = failure.message
-    if failure.kind == "context_overflow" and _TOO_LONG not in message.lower():
-        message = f"{_TOO_LONG}: {message}"
-    error: JsonObject = {**failure.details, "type": failure_kind(failure)[1], "message": message}
-    if failure.code is not None and "details" not in error:
-        error["details"] = {"error_code": failure.code}
-    return {"type": "error", "error": error, "request_id": failure.request_id}
 
 
 # --- Losses ---

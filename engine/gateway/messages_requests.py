@@ -35,9 +35,6 @@ from .messages_fields import (
 )
 from .wire import ClientRequest
 
-TOOL_NAMES = "tool_names"
-"""The key of `ClientRequest.options` for the client's tool names, by canonical name."""
-
 _READ = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
     | {"temperature", "top_p", "metadata", "output_config", "output_format", "thinking"}
@@ -107,7 +104,7 @@ class _Reader:
             headers={name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers},
             losses=self.losses.all,
             session_hint=_session(body, self.headers),
-            options={TOOL_NAMES: self.content.names} if self.content.names else {},
+            tool_names=self.content.names,
         )
 
     # --- Settings ---

@@ -27,9 +27,9 @@ from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
+from .failures import BadRequest
 from .http import FormField
-from .reading import LossReport, a_list, a_text, an_integer, kind_of, missing, wrong_value
-from .wire import BadRequest
+from .wire import LossReport, a_list, a_text, an_integer, kind_of, missing, wrong_value
 
 _PROTOCOLS = ("openai", "openai_compatible")
 """The protocols with these endpoints."""

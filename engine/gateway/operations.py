@@ -27,7 +27,7 @@ from ..imports.sources.otlp import read_otlp
 from ..operations.embeddings import EmbeddingResult, ImageOptions, space_of
 from . import gemini_requests, openai_extras
 from .exchange import models_of
-from .wire import BadRequest
+from .failures import BadRequest
 
 
 class OperationResult(NamedTuple):

@@ -33,9 +33,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role
 
-from .reading import a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .failures import BadRequest
 from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
-from .wire import BadRequest
+from .wire import a_list, a_text, an_object, missing, wrong_type, wrong_value
 
 TOKEN = "callboard:"
 """The prefix of an `encrypted_content` that represents another provider's reasoning."""

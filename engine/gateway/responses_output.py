@@ -34,10 +34,10 @@ from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
-from .reading import arguments_of, free_form_text
+from .failures import Failure
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
-from .wire import ClientRequest, Failure, ListedModel, ReplyInfo
+from .wire import ClientRequest, ListedModel, ReplyInfo, arguments_of, free_form_text
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 

@@ -29,7 +29,7 @@ from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, 
 from callboard.bus.values.usage import StopReason
 
 from . import responses_output as output
-from .reading import FreeFormReader, free_form_text
+from .failures import Failure
 from .responses_output import (
     COMPLETED,
     CUSTOM_KIND,
@@ -47,7 +47,7 @@ from .responses_output import (
 )
 from .responses_requests import read_request
 from .responses_tools import FUNCTION, WireTool, call_fields
-from .wire import ClientRequest, ClientWire, Failure, ReplyInfo
+from .wire import ClientRequest, ClientWire, FreeFormReader, ReplyInfo, free_form_text
 
 _PING = b": ping\n\n"
 

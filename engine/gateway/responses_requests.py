@@ -15,10 +15,10 @@ from callboard.adapters import AdapterCapabilities, CanonicalRequest, ToolChoice
 from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
 from callboard.bus.values.base import Json, JsonObject
 
-from .reading import a_list, an_object, missing, wrong_type, wrong_value
+from .failures import BadRequest
 from .responses_items import InputReader, brings_tools, is_reference
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
-from .wire import BadRequest, ClientRequest
+from .wire import ClientRequest, a_list, an_object, missing, wrong_type, wrong_value
 
 SESSION_HEADERS = (
     "session_id",

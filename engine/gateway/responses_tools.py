@@ -16,7 +16,7 @@ from callboard.adapters import ToolDefinition
 from callboard.adapters.requests.settings import CUSTOM, digest
 from callboard.bus.values.base import Json, JsonObject
 
-from .reading import LossReport, a_list, a_text, an_object, free_form_schema, object_schema
+from .wire import LossReport, a_list, a_text, an_object, free_form_schema, object_schema
 
 FUNCTION = "function"
 NAMESPACE = "namespace"

@@ -21,7 +21,8 @@ from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, 
 from ..conversation.results import Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .wire import ClientRequest, Failure, ReplyWriter
+from .failures import Failure
+from .wire import ClientRequest, ReplyWriter
 
 _Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(_Members)

@@ -28,6 +28,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 from callboard.engine import Engine, ModelRegistry
 from callboard.engine.gateway import gateway
+from callboard.engine.gateway.failures import BadRequest
 from callboard.engine.gateway.http import FormField, form_fields
 from callboard.engine.gateway.openai_extras import (
     read_embeddings,
@@ -37,7 +38,6 @@ from callboard.engine.gateway.openai_extras import (
     write_embeddings,
     write_images,
 )
-from callboard.engine.gateway.wire import BadRequest
 
 from ..support.engines import entry, model, serving
 from ..support.scripted import adapter_type
