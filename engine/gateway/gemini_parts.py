@@ -26,7 +26,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import TokenUsage, split_tier
 
-from .gemini_fields import GEMINI, token_of
+from .gemini_contents import GEMINI, token_of
 from .wire import ClientRequest
 
 

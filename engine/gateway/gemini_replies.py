@@ -9,7 +9,10 @@ part contains its signature, which may arrive late.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from callboard.adapters.contract import CanonicalResponse
 from callboard.adapters.providers.gemini.contents import REPLY_KINDS
@@ -35,9 +38,9 @@ from callboard.bus.values.content import (
 from callboard.bus.values.usage import StopReason
 
 from .failures import WORDS, Failure, FailureKind
-from .gemini_fields import GEMINI, Unwrapping
+from .gemini_contents import GEMINI
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
-from .gemini_requests import read_request
+from .gemini_requests import VALUE, read_request
 from .wire import ClientRequest, ClientWire, ListedModel, ReplyInfo
 
 # --- The end of a reply ---
@@ -110,6 +113,67 @@ def _is_blocked(response: CanonicalResponse) -> bool:
     """Whether Gemini blocked the prompt. Such a reply has feedback and no candidate."""
     feedback = response.provider_details.get("promptFeedback")
     return isinstance(feedback, dict) and bool(feedback.get("blockReason")) and not response.content
+
+
+# --- Replies that are not objects ---
+
+_BEFORE = re.compile(rf'\s*{{\s*"{VALUE}"\s*:\s*')
+_BARE_BEFORE = f'{{"{VALUE}":'
+
+
+def _unwrapped(text: str, *, as_text: bool) -> str:
+    """The value in the text of a wrapped reply. Any other text is returned unchanged. `as_text` returns a string
+    without quotes, for ``text/x.enum``.
+    """
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+    if members.keys() != {VALUE}:
+        return text
+    if as_text:
+        value: Json = msgspec.json.decode(members[VALUE])
+        if isinstance(value, str):
+            return value
+    return bytes(members[VALUE]).decode()
+
+
+class Unwrapping:
+    """Unwraps the value from a text that arrives in pieces. `feed` and `end` return the new text for the
+    client.
+    """
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+        self._wrapper_text = ""  # the text that may belong to the wrapper
+        self._started = False  # whether the wrapper's start has arrived
+        self._bare = False  # whether the model left the wrapper out
+
+    def feed(self, text: str) -> str:
+        if self._bare:
+            return text
+        self._wrapper_text += text
+        if self._as_text:
+            return ""  # one short word; it is held until its end
+        if not self._started:
+            found = _BEFORE.match(self._wrapper_text)
+            if found is None or found.end() == len(self._wrapper_text):
+                so_far = "".join(self._wrapper_text.split())
+                if _BARE_BEFORE.startswith(so_far):
+                    return ""
+                self._bare, so_far, self._wrapper_text = True, self._wrapper_text, ""
+                return so_far
+            self._started, self._wrapper_text = True, self._wrapper_text[found.end() :]
+        last = self._wrapper_text.rfind("}")
+        certain = self._wrapper_text if last < 0 else self._wrapper_text[:last]
+        self._wrapper_text = self._wrapper_text[len(certain) :]
+        return certain
+
+    def end(self) -> str:
+        rest, self._wrapper_text = self._wrapper_text, ""
+        if self._as_text and not self._bare:
+            return _unwrapped(rest, as_text=True)
+        return "" if self._started and rest.strip() == "}" else rest
 
 
 # --- Whole replies ---

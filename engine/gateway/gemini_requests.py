@@ -1,29 +1,30 @@
-"""Reads the requests of Gemini clients: replies, streamed ones, token counts and embeddings. Pure.
+"""Reads the requests of Gemini clients for replies and token counts: settings, tools and schemas. Pure.
 
 The reverse of `adapters.providers.gemini.request`. If a setting has no canonical equivalent, it is stored in
-``provider_options["gemini"]`` and listed among the losses for other wires. This file also writes the vectors of
-embeddings.
+``provider_options["gemini"]`` and listed among the losses for other wires.
+
+Google's schemas are converted to JSON Schema. Gemini accepts any schema for a reply, but other providers accept
+only objects. So the schema of a list, a number or an enum is wrapped in an object with the member ``value``, and
+the reply is unwrapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Mapping
 from math import log
 from typing import Any
 
 import msgspec
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse, InputType
 from callboard.adapters.providers.gemini.data import BUDGETS
-from callboard.adapters.requests.content import as_text
-from callboard.bus.values.base import Json, JsonObject, ShortRepr
-from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
+from callboard.adapters.requests.content import as_text, encode_json
+from callboard.adapters.requests.schemas import remembered
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .failures import BadRequest
-from .gemini_contents import read_contents
-from .gemini_fields import GEMINI, camel, each, is_bare, json_schema, wrapped
+from .gemini_contents import GEMINI, camel, each, read_contents
 from .wire import ClientRequest, LossReport, ToolNames
 
 DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
@@ -35,17 +36,7 @@ def read_request(
 ) -> ClientRequest:
     """Read the body of generateContent, streamGenerateContent or countTokens.
 
-    The path contains the model. Headers are ignored, because Gemini's clients send none about the request or the
-    session.
-
-    Args:
-        body: The decoded body.
-        headers: The headers, names in lower case.
-        model: The model of the path.
-        stream: Whether the path requests a stream.
-
-    Raises:
-        BadRequest: The request can't be read.
+    Headers are ignored, because Gemini's clients send none about the request or the session.
     """
     fields = camel(body, "request")
     inner = fields.get("generateContentRequest")  # countTokens may contain a complete request
@@ -374,116 +365,135 @@ def effort_of(budget: int) -> str:
     return min(_EFFORTS, key=lambda effort: abs(log(BUDGETS[effort] / budget)))
 
 
-_TASKS: Mapping[str, InputType] = {
-    "RETRIEVAL_QUERY": "query",
-    "RETRIEVAL_DOCUMENT": "document",
-    "CLASSIFICATION": "classification",
-    "CLUSTERING": "clustering",
-    "SEMANTIC_SIMILARITY": "similarity",
-    "QUESTION_ANSWERING": "question_answering",
-    "FACT_VERIFICATION": "fact_verification",
-    "CODE_RETRIEVAL_QUERY": "code_query",
-}
+# --- Schemas ---
+
+_CAMEL_KEYWORDS = frozenset(
+    {"anyOf", "oneOf", "allOf", "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+    | {"additionalProperties", "propertyOrdering", "prefixItems"}
+)
+_COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+"""Keywords with 64-bit integers, which are strings in the JSON of protocol buffers."""
+
+_RENAMED = {"ref": "$ref", "defs": "$defs"}
 
 
-class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
-    """A client's request for embeddings."""
+def json_schema(schema: Json, where: str) -> JsonObject:
+    """Convert Google's Schema object, whose types are in capitals, to a JSON Schema.
 
-    model: str
-    """The model as the client names it."""
-    requests: tuple[EmbeddingRequest, ...]
-    """The canonical requests, one for each run of texts with the same settings, in order. Their ids are empty."""
-    single: bool
-    """Whether the client called embedContent, which returns one vector."""
-    losses: tuple[CallWarning, ...] = ()
-    """The parts without a canonical equivalent. If another wire serves the request, the client gets these
-    warnings.
-    """
-
-
-class _Text(msgspec.Struct, frozen=True):
-    text: str
-    task: InputType | None
-    dimensions: int | None
-    protocol_fields: JsonObject
-
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.task, self.dimensions, self.protocol_fields
-
-
-def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbeddingRequest:
-    """Read the body of embedContent (`single`) or batchEmbedContents.
+    The result is cached, because the same tools arrive with every request. It must not be changed.
 
     Raises:
-        BadRequest: The request can't be read.
+        BadRequest: The schema is not an object.
     """
-    model = model.removeprefix("models/")
-    fields = camel(body, "request")
-    items: Sequence[Json] = (fields,) if single else each(fields.get("requests"), "requests")
-    if not items:
-        raise BadRequest("requests are required", param="requests")
-    losses = LossReport()
-    texts = [_text(item, "request" if single else f"requests[{at}]", losses) for at, item in enumerate(items)]
-    requests = []
-    for _, run in groupby(texts, lambda text: text.settings):
-        same = list(run)
-        protocol_fields = same[0].protocol_fields
-        requests.append(
-            EmbeddingRequest(
-                request_id="",
-                model=model,
-                inputs=tuple(text.text for text in same),
-                dimensions=same[0].dimensions,
-                input_type=same[0].task,
-                provider_options={GEMINI: protocol_fields} if protocol_fields else {},
-            )
-        )
-    return ClientEmbeddingRequest(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
+    if isinstance(schema, dict):
+        try:
+            return _remembered(schema)
+        except BadRequest:
+            pass  # not cached, because the error's text has the path
+    return _converted(schema, where)
 
 
-def _text(value: Json, where: str, losses: LossReport) -> _Text:
-    fields = camel(value, where)
-    content = fields.get("content")
-    parts = content if isinstance(content, list) else camel(content or {}, f"{where}.content").get("parts")
-    texts: list[str] = []
-    for number, part in enumerate(each(parts, f"{where}.content.parts")):
-        text = part if isinstance(part, str) else camel(part, f"{where}.content.parts[{number}]").get("text")
-        if not isinstance(text, str):
-            raise BadRequest("only text can be embedded here", param=f"{where}.content.parts[{number}]")
-        texts.append(text)
-    if not texts:
-        raise BadRequest("content is required", param=f"{where}.content")
-    task = fields.get("taskType")
-    task_kind = _TASKS.get(task) if isinstance(task, str) else None
-    dimensions = fields.get("outputDimensionality")
-    if dimensions is not None and (not isinstance(dimensions, int) or dimensions < 1):
-        raise BadRequest("output_dimensionality must be positive", param=f"{where}.output_dimensionality")
-    protocol_fields: JsonObject = {
-        name: inner for name, inner in fields.items() if name not in _KNOWN and inner is not None
+def _converted(schema: Json, where: str) -> JsonObject:
+    written: JsonObject = {}
+    nullable = False
+    ordering: Json = None
+    for name, value in camel_keywords(schema, where).items():
+        match name, value:
+            case "type", str():
+                if value.upper() != "TYPE_UNSPECIFIED":
+                    written[name] = value.lower()
+            case "type", list():
+                written[name] = [kind.lower() if isinstance(kind, str) else kind for kind in value]
+            case "nullable", bool():
+                nullable = value
+            case "propertyOrdering", _:
+                ordering = value
+            case "example", _:
+                written["examples"] = [value]
+            case "format", "enum":
+                pass  # the keyword `enum` has the same meaning
+            case "properties" | "$defs" | "defs", dict():
+                named: JsonObject = {
+                    key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
+                }
+                written[_RENAMED.get(name, name)] = named
+            case "items" | "additionalProperties", dict():
+                written[name] = _converted(value, f"{where}.{name}")
+            case "anyOf" | "oneOf" | "allOf" | "prefixItems", list():
+                written[name] = [
+                    _converted(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
+                ]
+            case _ if name in _COUNTS and isinstance(value, str) and value.isdigit():
+                written[name] = int(value)
+            case "ref", str():
+                written["$ref"] = value
+            case _:
+                written[name] = value
+    _put_in_order(written, ordering)
+    return _or_null(written) if nullable else written
+
+
+@remembered
+def _remembered(schema: JsonObject) -> JsonObject:
+    return _converted(schema, "schema")
+
+
+def camel_keywords(schema: Json, where: str) -> JsonObject:
+    """A schema with its keywords in camel case, as in JSON Schema."""
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} must be an object", param=where)
+    if "_" not in "".join(schema):
+        return schema
+    renamed: JsonObject = {}
+    for name, value in schema.items():
+        camel_name = next(iter(camel({name: None}, where)))
+        renamed[camel_name if camel_name in _CAMEL_KEYWORDS else name] = value
+    return renamed
+
+
+def _put_in_order(schema: JsonObject, ordering: Json) -> None:
+    properties = schema.get("properties")
+    if isinstance(ordering, list) and isinstance(properties, dict):
+        first = {name: properties[name] for name in ordering if isinstance(name, str) and name in properties}
+        schema["properties"] = {**first, **properties}
+
+
+def _or_null(schema: JsonObject) -> JsonObject:
+    kind, values = schema.get("type"), schema.get("enum")
+    if isinstance(values, list) and None not in values:
+        schema["enum"] = [*values, None]
+    if isinstance(kind, str) and kind != "null":
+        schema["type"] = [kind, "null"]
+    elif isinstance(kind, list) and "null" not in kind:
+        schema["type"] = [*kind, "null"]
+    elif isinstance(choices := schema.get("anyOf"), list):
+        schema["anyOf"] = [*choices, {"type": "null"}]
+    elif "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+# --- Replies that are not objects ---
+
+VALUE = "value"
+
+
+def is_bare(schema: JsonObject) -> bool:
+    """Whether a schema describes a value other than an object. Such a value can be wrapped in an object."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "object" in kinds or not (kind or "enum" in schema):
+        return False
+    return b'"$ref":"#"' not in encode_json(schema)
+
+
+def wrapped(schema: JsonObject) -> JsonObject:
+    """The schema of an object whose only member is the value."""
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    written: JsonObject = {
+        "type": "object",
+        "properties": {VALUE: inner},
+        "required": [VALUE],
+        "additionalProperties": False,
     }
-    if task_kind is None and task not in (None, "", "TASK_TYPE_UNSPECIFIED"):
-        protocol_fields["taskType"] = task
-    for name in protocol_fields:
-        losses.parameter(name)
-    return _Text("\n".join(texts), task_kind, dimensions, protocol_fields)
-
-
-_KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})
-
-
-def write_embeddings(client_request: ClientEmbeddingRequest, responses: Sequence[EmbeddingResponse]) -> JsonObject:
-    """The body of a reply.
-
-    Args:
-        client_request: The request.
-        responses: The responses to `client_request.requests`, in the same order.
-    """
-    vectors: list[Json] = [
-        {"values": list[Json](vector.tolist())} for response in responses for vector in response.vectors
-    ]
-    tokens = sum(response.usage.total_input_tokens for response in responses)
-    written: JsonObject = (
-        {"embedding": vectors[0]} if client_request.single and vectors else {"embeddings": vectors}
-    )
-    return {**written, "usageMetadata": {"promptTokenCount": tokens}}
+    return {**written, "$defs": schema["$defs"]} if "$defs" in schema else written

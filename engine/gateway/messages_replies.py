@@ -39,7 +39,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .failures import WORDS, Failure, FailureKind
-from .messages_fields import (
+from .messages_content import (
     IMAGE_LEFT_OUT,
     PROTOCOL,
     client_signature,
