@@ -29,7 +29,18 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from .failures import BadRequest
-from .wire import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .wire import (
+    LossReport,
+    ToolNames,
+    a_list,
+    a_text,
+    an_object,
+    missing,
+    objects_in,
+    rest_of,
+    wrong_type,
+    wrong_value,
+)
 
 PROTOCOL = "openai_compatible"
 """The adapters' name for the protocol. It marks the fields that only this protocol understands."""
@@ -178,9 +189,7 @@ class _Reader:
 
     def read(self, entries: list[Json]) -> ReadHistory:
         system: str | None = None
-        for place, each in enumerate(entries):
-            where = f"messages[{place}]"
-            message = an_object(each, where)
+        for message, where in objects_in(entries, "messages"):
             role, content = message.get("role"), message.get("content")
             if role is None:
                 raise missing(f"{where}.role")
@@ -188,7 +197,7 @@ class _Reader:
                 self.results.append(self._result(message, where))
                 continue
             self._end_results()
-            if role == "system" and place == 0 and isinstance(content, str) and MARK not in message:
+            if role == "system" and message is entries[0] and isinstance(content, str) and MARK not in message:
                 system = content
                 self._author(message, where)
                 self._note_others(message, ("role", "content", "name"), where)
@@ -364,9 +373,7 @@ class _Reader:
     def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
         client_id = call.get("id")
         wire_id = client_id if isinstance(client_id, str) and client_id else f"call_{len(self.messages)}_{place}"
-        data: JsonObject = {
-            name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
-        }
+        data = rest_of(call, *_CALL_FIELDS)
         self._note_others(data, ("extra_content",), f"{where}.tool_calls[{place}]")
         free_form = call.get(CUSTOM)
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):

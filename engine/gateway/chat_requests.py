@@ -31,6 +31,7 @@ from .wire import (
     model_of,
     object_in,
     object_schema,
+    objects_in,
     rest_of,
     wrong_type,
     wrong_value,
@@ -353,7 +354,7 @@ class _ToolReader:
     def tools(self) -> tuple[ToolDefinition, ...]:
         found: dict[str, ToolDefinition] = {}
         others: list[Json] = []
-        for where, tool in self._given_tools():
+        for tool, where in self._given_tools():
             read = self._tool(tool, where)
             if read is None:
                 others.append(tool)
@@ -366,16 +367,15 @@ class _ToolReader:
             self.protocol_fields["tools"] = others
         return tuple(found.values())
 
-    def _given_tools(self) -> list[tuple[str, JsonObject]]:
+    def _given_tools(self) -> list[tuple[JsonObject, str]]:
         if self.legacy:
             functions = a_list(self.body["functions"], "functions")
             return [
-                (f"functions[{place}]", {"type": "function", "function": function})
+                ({"type": "function", "function": function}, f"functions[{place}]")
                 for place, function in enumerate(functions)
             ]
         value = self.body.get("tools")
-        tools = [] if value is None else a_list(value, "tools")
-        return [(f"tools[{place}]", an_object(tool, f"tools[{place}]")) for place, tool in enumerate(tools)]
+        return [] if value is None else list(objects_in(value, "tools"))
 
     def _tool(self, tool: JsonObject, where: str) -> ToolDefinition | None:
         match tool.get("type", "function"):

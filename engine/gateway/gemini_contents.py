@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -76,6 +76,12 @@ def each(value: Json, where: str) -> Sequence[Json]:
     if not isinstance(value, list):
         raise BadRequest(f"{where} must be a list", param=where)
     return value
+
+
+def objects_of(value: Json, where: str) -> Iterator[tuple[JsonObject, str]]:
+    """The objects of a list, with their places."""
+    for number, item in enumerate(each(value, where)):
+        yield camel(item, f"{where}[{number}]"), f"{where}[{number}]"
 
 
 # --- Signatures ---
@@ -190,8 +196,8 @@ def _text(value: Json) -> str | None:
 def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[Message]:
     """Read the messages from a request's contents."""
     reader = _Reader(names, losses)
-    for number, content in enumerate(each(contents, "contents")):
-        reader.add(content, f"contents[{number}]")
+    for content, where in objects_of(contents, "contents"):
+        reader.add(content, where)
     return reader.finish()
 
 
@@ -207,11 +213,9 @@ class _Reader:
         self._end_reply()
         return self._messages
 
-    def add(self, value: Json, where: str) -> None:
-        content = camel(value, where)
+    def add(self, content: JsonObject, where: str) -> None:
         parts = [
-            (_without_nulls(camel(part, f"{where}.parts[{number}]")), f"{where}.parts[{number}]")
-            for number, part in enumerate(each(content.get("parts"), f"{where}.parts"))
+            (_without_nulls(part), place) for part, place in objects_of(content.get("parts"), f"{where}.parts")
         ]
         role = content.get("role")
         match role:
@@ -263,8 +267,7 @@ class _Reader:
         text, is_error = _read_response(response.get("response"))
         content: str | tuple[ResultPart, ...] = text
         media = [
-            self._in_result(camel(inner, f"{where}.parts[{number}]"), f"{where}.parts[{number}]")
-            for number, inner in enumerate(each(response.get("parts"), f"{where}.parts"))
+            self._in_result(inner, place) for inner, place in objects_of(response.get("parts"), f"{where}.parts")
         ]
         if media:
             content = (TextBlock(text), *media) if text else tuple(media)

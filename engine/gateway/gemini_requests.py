@@ -10,7 +10,7 @@ the reply is unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import log
 from typing import Any
 
@@ -24,8 +24,8 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from .failures import BadRequest
-from .gemini_contents import GEMINI, camel, each, read_contents
-from .wire import ClientRequest, LossReport, ToolNames
+from .gemini_contents import GEMINI, camel, each, objects_of, read_contents
+from .wire import ClientRequest, LossReport, ToolNames, fitting_schema, rest_of
 
 DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
 """The reply's limit in tokens, if the client sets none."""
@@ -129,12 +129,13 @@ class _Reader:
     def _tools(self) -> list[ToolDefinition]:
         found: list[ToolDefinition] = []
         built_in: list[Json] = []
-        for number, tool in enumerate(each(self.fields.get("tools"), "tools")):
-            fields = camel(tool, f"tools[{number}]")
-            where = f"tools[{number}].function_declarations"
-            for place, declaration in enumerate(each(fields.get("functionDeclarations"), where)):
-                found.append(self._tool(declaration, f"{where}[{place}]"))
-            rest = _others(fields, ("functionDeclarations",))
+        for fields, place in objects_of(self.fields.get("tools"), "tools"):
+            declarations = fields.get("functionDeclarations")
+            found += [
+                self._tool(declaration, where)
+                for declaration, where in objects_of(declarations, f"{place}.function_declarations")
+            ]
+            rest = rest_of(fields, "functionDeclarations")
             if rest:
                 built_in.append(rest)
                 self.losses.parameter(f"the tool {', '.join(rest)}")
@@ -146,8 +147,7 @@ class _Reader:
             raise BadRequest(f"Duplicate function declaration found: {twice}", param="tools")
         return found
 
-    def _tool(self, value: Json, where: str) -> ToolDefinition:
-        fields = camel(value, where)
+    def _tool(self, fields: JsonObject, where: str) -> ToolDefinition:
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
@@ -157,10 +157,7 @@ class _Reader:
             schema = declared_schema
         elif fields.get("parameters") is not None:
             schema = json_schema(fields["parameters"], f"{where}.parameters")
-        described = ("name", "description", "parameters", "parametersJsonSchema")
-        rest: JsonObject = {
-            key: inner for key, inner in fields.items() if key not in described and inner is not None
-        }
+        rest = rest_of(fields, "name", "description", "parameters", "parametersJsonSchema")
         for key in rest:
             self.losses.parameter(f"{key} of the tool {name}")
         return ToolDefinition(
@@ -171,25 +168,14 @@ class _Reader:
         )
 
     def _arguments(self, schema: JsonObject | None, tool: str) -> JsonObject:
-        """Convert a schema to a schema that ToolDefinition accepts."""
         if not schema:
             return {"type": "object", "properties": {}}
-        if not schema.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref")):
-            return schema
-        if schema.get("type") != "object":
-            schema = {**schema, "type": "object"}
-        required, properties = schema.get("required"), schema.get("properties")
-        if isinstance(required, list):
-            properties_by_name = properties if isinstance(properties, dict) else {}
-            declared: list[Json] = [
-                name for name in required if isinstance(name, str) and name in properties_by_name
-            ]
-            if len(declared) < len(required):
-                self.losses.changed(
-                    f"the tool {tool} requires arguments that its schema does not define; they were left out",
-                )
-                schema = {**schema, "required": declared}
-        return schema
+        fitting = fitting_schema(schema)
+        if fitting.get("required") != schema.get("required"):
+            self.losses.changed(
+                f"the tool {tool} requires arguments that its schema does not define; they were left out",
+            )
+        return fitting
 
     def _tool_config(self, tools: list[ToolDefinition]) -> None:
         config = camel(self.fields.get("toolConfig") or {}, "tool_config")
@@ -209,7 +195,7 @@ class _Reader:
 
     def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
         """Set the tool choice. Returns the fields without a canonical equivalent."""
-        rest = _others(calling, ("mode", "allowedFunctionNames"))
+        rest = rest_of(calling, "mode", "allowedFunctionNames")
         for name in rest:
             self.losses.parameter(name)
         named = each(calling.get("allowedFunctionNames"), "allowed_function_names")
@@ -309,10 +295,7 @@ class _Reader:
     def _thinking(self, config: JsonObject) -> None:
         self.options["include_thoughts"] = bool(config.get("includeThoughts"))
         level, budget = config.get("thinkingLevel"), config.get("thinkingBudget")
-        rest: JsonObject = {}
-        rest.update(
-            (name, value) for name, value in config.items() if name not in _OF_THINKING and value is not None
-        )
+        rest = rest_of(config, "thinkingLevel", "thinkingBudget", "includeThoughts")
         for name in rest:
             self.losses.parameter(name)
         if isinstance(level, str) and level and level.upper() != "THINKING_LEVEL_UNSPECIFIED":
@@ -337,13 +320,6 @@ class _Reader:
         self.settings["reasoning_effort"] = effort
         return effort
 
-
-def _others(fields: JsonObject, known_fields: Collection[str]) -> JsonObject:
-    """The fields that were sent besides the known ones."""
-    return {name: value for name, value in fields.items() if name not in known_fields and value is not None}
-
-
-_OF_THINKING = ("thinkingLevel", "thinkingBudget", "includeThoughts")
 
 _NUMBERS: Mapping[str, tuple[str, type[float]]] = {
     "maxOutputTokens": ("max_output_tokens", int),

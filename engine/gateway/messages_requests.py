@@ -37,7 +37,7 @@ from .messages_content import (
     text_at,
     text_in,
 )
-from .wire import ClientRequest, rest_of
+from .wire import ClientRequest, first_text, fitting_schema, rest_of
 
 _READ = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
@@ -260,7 +260,7 @@ class _Reader:
         input_schema = object_in(fields, "input_schema", path)
         strict = fields.get("strict")
         name = self.content.name(text_in(fields, "name", path))
-        schema = _fitting_schema(input_schema)
+        schema = fitting_schema(input_schema)
         if schema is not input_schema:
             self.losses.changed(f"tool {name!r}", "its schema was changed, because providers would refuse it")
         rest = rest_of(fields, "name", "description", "input_schema", "strict")
@@ -295,45 +295,22 @@ def _effort_of(budget: int) -> str:
     return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
 
-_ROOTS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
-
-
-def _fitting_schema(schema: JsonObject) -> JsonObject:
-    """A schema that `ToolDefinition` accepts. A valid schema is returned unchanged."""
-    if not _ROOTS.isdisjoint(schema):
-        return schema
-    properties, needed = schema.get("properties"), schema.get("required")
-    by_name = properties if isinstance(properties, dict) else {}
-    changed: JsonObject = {}
-    if schema.get("type") != "object":
-        changed["type"] = "object"
-    if isinstance(needed, list) and any(not isinstance(name, str) or name not in by_name for name in needed):
-        changed["required"] = [name for name in needed if isinstance(name, str) and name in by_name]
-    return {**schema, **changed} if changed else schema
-
-
 _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 
 
 def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
     """The conversation's id that Claude Code sends in a header or in the user's id."""
-    session_header = headers.get("x-claude-code-session-id")
-    if session_header:
-        return session_header
-    metadata = body.get("metadata")
+    metadata, header = body.get("metadata"), headers.get("x-claude-code-session-id")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    if not isinstance(user, str):
-        return None
+    if header or not isinstance(user, str):
+        return header or None
     if found := _SESSION.search(user):
         return found[1]
-    if user.startswith("{"):
-        try:
-            fields = msgspec.json.decode(user)
-        except msgspec.DecodeError:
-            return None
-        session = fields.get("session_id") if isinstance(fields, dict) else None
-        return session if isinstance(session, str) and session else None
-    return None
+    try:
+        fields = msgspec.json.decode(user)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    return first_text(fields.get("session_id")) if isinstance(fields, dict) else None
 
 
 # --- The client's body for its own providers ---

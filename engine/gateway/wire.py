@@ -204,6 +204,12 @@ def a_list(value: Json, param: str) -> list[Json]:
     return value
 
 
+def objects_in(value: Json, param: str) -> Iterator[tuple[JsonObject, str]]:
+    """The objects of a list, with their places."""
+    for number, item in enumerate(a_list(value, param)):
+        yield an_object(item, f"{param}[{number}]"), f"{param}[{number}]"
+
+
 def a_text(value: Json, param: str) -> str:
     if value is None:
         raise missing(param)
@@ -372,6 +378,23 @@ def object_schema(declared: Json) -> JsonObject:
     if "required" in schema:
         schema["required"] = list[Json](names)
     return schema
+
+
+def fitting_schema(schema: JsonObject) -> JsonObject:
+    """A schema of arguments that `ToolDefinition` accepts: required properties without a definition are left out.
+
+    A valid schema is returned unchanged.
+    """
+    if not _COMBINED.isdisjoint(schema):
+        return schema
+    properties, needed = schema.get("properties"), schema.get("required")
+    by_name = properties if isinstance(properties, dict) else {}
+    changed: JsonObject = {}
+    if schema.get("type") != "object":
+        changed["type"] = "object"
+    if isinstance(needed, list) and any(not isinstance(name, str) or name not in by_name for name in needed):
+        changed["required"] = [name for name in needed if isinstance(name, str) and name in by_name]
+    return {**schema, **changed} if changed else schema
 
 
 _COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
