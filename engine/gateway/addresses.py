@@ -212,10 +212,6 @@ async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
     A name that can't be resolved is allowed, because a gateway behind a proxy often resolves no public names. A
     name may resolve to another address at the provider, and a public address may redirect. Only the provider
     itself can prevent that.
-
-    Args:
-        addresses: The addresses.
-        resolve: Whether to resolve names, too.
     """
     names: dict[str, str] = {}
     for url in addresses:

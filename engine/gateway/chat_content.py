@@ -23,22 +23,9 @@ from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_messages import ANTHROPIC, ANTHROPIC_FORMAT, as_list
 from .failures import WORDS, Failure, FailureKind
+from .wire import STOP_WORDS
 
 # --- How a reply ended ---
-
-FINISH_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "stop",
-    StopReason.STOP_SEQUENCE: "stop",
-    StopReason.TOOL_USE: "tool_calls",
-    StopReason.MAX_TOKENS: "length",
-    StopReason.PAUSE_TURN: "length",  # the reply is incomplete, and the protocol has no better value
-    StopReason.CONTENT_FILTER: "content_filter",
-    StopReason.REFUSAL: "content_filter",
-    StopReason.CANCELLED: "length",
-    StopReason.ERROR: "error",
-    StopReason.PROVIDER_SPECIFIC: "stop",
-}
-"""OpenAI's values, and OpenRouter's ``error``."""
 
 _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_filter"})
 
@@ -46,7 +33,7 @@ _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_fil
 def end_of(response: CanonicalResponse, *, legacy: bool) -> JsonObject:
     """The finish reason, the provider's own stop reason, and vLLM's field for the stop sequence."""
     reason, details, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
-    word = FINISH_REASONS[reason]
+    word = STOP_WORDS[reason].chat
     if reason is StopReason.TOOL_USE and legacy:
         word = "function_call"
     elif reason is StopReason.PROVIDER_SPECIFIC and any(call.incomplete for call in response.tool_uses):

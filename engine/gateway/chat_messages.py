@@ -30,6 +30,7 @@ from callboard.bus.values.messages import Message, Role
 
 from .failures import BadRequest
 from .wire import (
+    CallIds,
     LossReport,
     ToolNames,
     a_list,
@@ -160,11 +161,7 @@ class ReadHistory(NamedTuple):
 
 
 def read_messages(value: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
-    """Read the messages of a request.
-
-    Raises:
-        BadRequest: A message has no role, or its content doesn't fit the protocol.
-    """
+    """Read the messages of a request."""
     if value is None:
         raise missing("messages")
     messages = a_list(value, "messages")
@@ -183,8 +180,7 @@ class _Reader:
         self.losses = losses
         self.messages: list[Message] = []
         self.results: list[ToolResultBlock] = []  # the results of successive tool messages
-        self.ids: dict[str, str] = {}  # the latest call for each of the client's ids
-        self.used_ids: set[str] = set()
+        self.ids = CallIds()
         self.functions: dict[str, str] = {}  # the latest legacy call of each function
 
     def read(self, entries: list[Json]) -> ReadHistory:
@@ -379,7 +375,7 @@ class _Reader:
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):
             name, text = free_form.get("name"), free_form.get("input")
             block = ToolUseBlock(
-                self._new_id(wire_id),
+                self.ids.new(wire_id),
                 self._tool_name(name, f"{where}.tool_calls[{place}].custom.name"),
                 {INPUT: text if isinstance(text, str) else ""},
                 provider_raw=ProviderRaw(PROTOCOL, {"id": wire_id, "type": CUSTOM, **data}),
@@ -389,7 +385,7 @@ class _Reader:
             name, arguments = function.get("name"), function.get("arguments")
             parsed = _arguments(arguments)
             block = ToolUseBlock(
-                self._new_id(wire_id),
+                self.ids.new(wire_id),
                 self._tool_name(name, f"{where}.tool_calls[{place}].function.name"),
                 parsed or {},
                 raw_arguments=str(arguments) if parsed is None else None,
@@ -401,16 +397,6 @@ class _Reader:
     def _tool_name(self, name: Json, where: str) -> str:
         return self.names.canonical(a_text(name, where))
 
-    def _new_id(self, wire_id: str) -> str:
-        """A unique id for a call: the client's id, with a number if an earlier call has the same id."""
-        number, new = 1, wire_id
-        while new in self.used_ids:
-            number += 1
-            new = f"{wire_id}_{number}"
-        self.used_ids.add(new)
-        self.ids[wire_id] = new
-        return new
-
     # --- Results ---
 
     def _result(self, message: JsonObject, where: str) -> ToolResultBlock:
@@ -419,7 +405,7 @@ class _Reader:
             call_id = wire_id
         else:
             wire_id = a_text(message.get("tool_call_id"), f"{where}.tool_call_id")
-            call_id = self.ids.get(wire_id, wire_id)
+            call_id = self.ids.latest.get(wire_id, wire_id)
         content = message.get("content")
         self._note_others(message, ("role", "content", "name", "tool_call_id"), where)
         raw = _raw_of({MARK: message.get(MARK)})

@@ -90,15 +90,7 @@ def unknown_model(name: str) -> BadRequest:
 
 
 class Exchange:
-    """One request and its reply.
-
-    Args:
-        serving: The common objects of all requests.
-        wire: The client's wire.
-        client_request: The client's request.
-        canonical: The canonical request, as part of its conversation.
-        request: The HTTP request.
-    """
+    """One request and its reply."""
 
     def __init__(
         self,

@@ -35,28 +35,14 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import StopReason
 
 from .failures import WORDS, Failure, FailureKind
 from .gemini_contents import GEMINI
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
 from .gemini_requests import VALUE, read_request
-from .wire import ClientRequest, ClientWire, ListedModel, ReplyInfo
+from .wire import STOP_WORDS, ClientRequest, ClientWire, ListedModel, ReplyInfo
 
 # --- The end of a reply ---
-
-FINISH_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "STOP",
-    StopReason.TOOL_USE: "STOP",
-    StopReason.STOP_SEQUENCE: "STOP",
-    StopReason.MAX_TOKENS: "MAX_TOKENS",
-    StopReason.CONTENT_FILTER: "SAFETY",
-    StopReason.REFUSAL: "SAFETY",
-    StopReason.PAUSE_TURN: "OTHER",
-    StopReason.CANCELLED: "OTHER",
-    StopReason.ERROR: "OTHER",
-    StopReason.PROVIDER_SPECIFIC: "OTHER",
-}
 
 _OWN_REASONS = frozenset(
     {"STOP", "MAX_TOKENS", "SAFETY", "RECITATION", "LANGUAGE", "OTHER", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"}
@@ -92,7 +78,7 @@ def _end(response: CanonicalResponse) -> JsonObject:
     """The finish reason of a reply, and its explanation."""
     raw = response.raw_stop_reason
     own_reason = raw if raw in _OWN_REASONS else None
-    reason = own_reason or FINISH_REASONS[response.stop_reason]
+    reason = own_reason or STOP_WORDS[response.stop_reason].google
     broken = [block for block in response.content if isinstance(block, ToolUseBlock) and not _runs(block)]
     if broken and reason == "STOP":
         names = ", ".join(block.name for block in broken)

@@ -357,9 +357,6 @@ def json_schema(schema: Json, where: str) -> JsonObject:
     """Convert Google's Schema object, whose types are in capitals, to a JSON Schema.
 
     The result is cached, because the same tools arrive with every request. It must not be changed.
-
-    Raises:
-        BadRequest: The schema is not an object.
     """
     if isinstance(schema, dict):
         try:

@@ -46,7 +46,7 @@ from .messages_content import (
     client_tool_id,
 )
 from .messages_requests import read_request
-from .wire import ClientRequest, ClientWire, ListedModel, ReplyInfo, ReplyWriter
+from .wire import STOP_WORDS, ClientRequest, ClientWire, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
 
@@ -117,18 +117,6 @@ def _call_fields(block: ToolUseBlock) -> JsonObject:
 
 # --- The end ---
 
-_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "end_turn",
-    StopReason.MAX_TOKENS: "max_tokens",
-    StopReason.STOP_SEQUENCE: "stop_sequence",
-    StopReason.TOOL_USE: "tool_use",
-    StopReason.CONTENT_FILTER: "refusal",
-    StopReason.REFUSAL: "refusal",
-    StopReason.PAUSE_TURN: "pause_turn",
-    StopReason.CANCELLED: "max_tokens",  # the reply is not complete
-    StopReason.ERROR: "max_tokens",
-    StopReason.PROVIDER_SPECIFIC: "end_turn",
-}
 _OWN_REASONS = frozenset(
     {"end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal", "compaction"}
     | {"model_context_window_exceeded"}
@@ -143,7 +131,7 @@ def _stop_reason(response: CanonicalResponse) -> str:
     calls = any(isinstance(block, ToolUseBlock) and not block.incomplete for block in response.content)
     if calls and reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC):
         return "tool_use"  # some providers end a reply with tool calls with the reason `stop`
-    return _REASONS[reason]
+    return STOP_WORDS[reason].anthropic
 
 
 def _ending(response: CanonicalResponse) -> JsonObject:

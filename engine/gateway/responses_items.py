@@ -35,7 +35,7 @@ from callboard.bus.values.messages import Role
 
 from .failures import BadRequest
 from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
-from .wire import a_list, a_text, an_object, missing, objects_in, rest_of, wrong_type, wrong_value
+from .wire import CallIds, a_list, a_text, an_object, missing, objects_in, rest_of, wrong_type, wrong_value
 
 TOKEN = "callboard:"
 """The prefix of an `encrypted_content` that represents another provider's reasoning."""
@@ -62,9 +62,7 @@ class InputReader:
         self._reply: list[ContentBlock] = []
         self._results: list[ContentBlock] = []
         self._reasoning: str | None = None  # the id of the last reasoning in the reply
-        self._calls: dict[str, str] = {}  # the blocks' ids by the items' ids
-        self._used: set[str] = set()  # ids of blocks
-        self._repeats: dict[str, int] = {}
+        self._calls = CallIds()
         self._found: dict[str, list[str]] = {}  # names of tools by the path of the item that contains them
 
     def read(self, value: Json) -> tuple[Message, ...]:
@@ -242,16 +240,10 @@ class InputReader:
         )
 
     def _call_id(self, item: JsonObject, call_id: str) -> str:
-        """The id of a call's block. It must be unique, but some clients use the same id for two calls."""
-        block_id = call_id
-        while block_id in self._used:
-            number = self._repeats[call_id] = self._repeats.get(call_id, 1) + 1
-            block_id = f"{call_id}_{number}"
-        self._used.add(block_id)
-        self._calls[call_id] = block_id
-        named = item.get("id")
+        """The id of a call's block. The output of the call may refer to the item's id instead."""
+        block_id, named = self._calls.new(call_id), item.get("id")
         if isinstance(named, str) and named:
-            self._calls.setdefault(named, block_id)
+            self._calls.latest.setdefault(named, block_id)
         return block_id
 
     def _host_call(self, kind: str, item: JsonObject, place: str) -> None:
@@ -276,7 +268,7 @@ class InputReader:
         wire_id = item.get("call_id") or item.get("id")
         call_id = wire_id if isinstance(wire_id, str) else _required(item, "call_id", place)
         self._end_reply()
-        self._results.append(ToolResultBlock(self._calls.get(call_id, call_id), output, failed, raw))
+        self._results.append(ToolResultBlock(self._calls.latest.get(call_id, call_id), output, failed, raw))
 
     def _output(self, output: Json, place: str) -> str | tuple[ResultPart, ...]:
         if isinstance(output, str):

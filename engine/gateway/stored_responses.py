@@ -53,12 +53,7 @@ class _Running(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses of one gateway.
-
-    Args:
-        runtime: The parts of the engine.
-        conversations: Keeps the responses.
-    """
+    """The stored responses of one gateway."""
 
     def __init__(self, runtime: Runtime, conversations: Conversations) -> None:
         self._runtime = runtime

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
 from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.usage import StopReason
 
 from ..generation.partial_json import JsonString
 from .failures import BadRequest, Failure
@@ -69,6 +70,30 @@ class ReplyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     input_tokens: int = 0
     """An estimate of the prompt's tokens, for wires that send it before the reply ends."""
+
+
+class StopWords(NamedTuple):
+    """A stop reason in the words of each wire. Responses has a status instead."""
+
+    chat: str
+    """OpenAI's values, and OpenRouter's ``error``."""
+    anthropic: str
+    google: str
+
+
+STOP_WORDS: Mapping[StopReason, StopWords] = {
+    StopReason.END_TURN: StopWords("stop", "end_turn", "STOP"),
+    StopReason.STOP_SEQUENCE: StopWords("stop", "stop_sequence", "STOP"),
+    StopReason.TOOL_USE: StopWords("tool_calls", "tool_use", "STOP"),
+    StopReason.MAX_TOKENS: StopWords("length", "max_tokens", "MAX_TOKENS"),
+    # the reply is not complete, and not every protocol has a better value
+    StopReason.PAUSE_TURN: StopWords("length", "pause_turn", "OTHER"),
+    StopReason.CANCELLED: StopWords("length", "max_tokens", "OTHER"),
+    StopReason.ERROR: StopWords("error", "max_tokens", "OTHER"),
+    StopReason.CONTENT_FILTER: StopWords("content_filter", "refusal", "SAFETY"),
+    StopReason.REFUSAL: StopWords("content_filter", "refusal", "SAFETY"),
+    StopReason.PROVIDER_SPECIFIC: StopWords("stop", "end_turn", "OTHER"),
+}
 
 
 class ReplyWriter(Protocol):
@@ -293,7 +318,27 @@ class LossReport:
 _PLACE = re.compile(r"\[\d+\]")
 
 
-# --- Free-form tools, and the arguments of calls ---
+# --- Calls, their arguments, and free-form tools ---
+
+
+class CallIds:
+    """The ids of the calls in a history. They are unique, but some clients use the same id for two calls."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, str] = {}
+        """The id of the latest call for each of the client's ids."""
+        self._used: set[str] = set()
+        self._repeats: dict[str, int] = {}
+
+    def new(self, client_id: str) -> str:
+        """The id of a new call: the client's id, with a number if an earlier call has the same id."""
+        call_id = client_id
+        while call_id in self._used:
+            number = self._repeats[client_id] = self._repeats.get(client_id, 1) + 1
+            call_id = f"{client_id}_{number}"
+        self._used.add(call_id)
+        self.latest[client_id] = call_id
+        return call_id
 
 
 class FreeFormReader:
