@@ -28,7 +28,8 @@ from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
 from .nodes.node import Cluster
-from .nodes.remote_bus import Bridge, RemoteBus
+from .nodes.bridge import Bridge
+from .nodes.remote_bus import RemoteBus
 from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .generation.object_stream import ObjectStream
 from .operations.batch_creation import BatchOptions

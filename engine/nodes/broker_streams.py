@@ -277,6 +277,7 @@ class BrokerFrames:
         self._callbacks: list[Callable[[], None]] = []
         self._back = asyncio.Event()
         self.publish = broker.publish
+        self.listen = broker.listen
         self.subscribe = broker.subscribe
         self.request = broker.request
         self.drain = broker.drain

@@ -47,16 +47,16 @@ from ..runtime.alone import Alone, OwnershipStatistics
 from ..sessions.open import OpenSessions
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
-from .availability import LearnedLimits, ProbeLeases, SharedAvailability
+from .availability import ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker, check_broker, megabytes
 from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
-from .frames.exchange import Subjects
-from .frames.retained_turns import NoStoredTurns, StoredTurns
-from .frames.sender import Frames
+from .frame_sender import Frames
+from .frames import Subjects
 from .ownership import Ownership
-from .rate_limits import RateLimitShares
+from .rate_limits import LearnedLimits, RateLimitShares
+from .retained_turns import answer_of_store
 from .takeover import SharedSessions
 from .trees import RemoteTrees
 
@@ -438,7 +438,9 @@ class Node(Alone):
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         broker_frames = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).stored_pattern)
-        source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        source = None
+        if self.ownership is not None:
+            source = partial(answer_of_store, self.shared_trace, self.ownership.ending_of)
         return Frames(
             *(self.cluster.name, self.id, broker_frames, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,

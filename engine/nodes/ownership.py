@@ -25,8 +25,7 @@ from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, Ownership
 
 from ..runtime.alone import OwnershipStatistics
 from .broker import Broker
-from .frames.exchange import Subjects
-from .frames.wire import Ending
+from .frames import Ending, Subjects
 
 # --- The lease and held sessions ---
 
@@ -280,7 +279,7 @@ class Ownership:
             self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn with an unreachable owner, see `frames.retained_turns.TurnEndings`."""
+        """The end of a turn with an unreachable owner. If its lease has expired, the end is decided now."""
         found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
         if found is None:
             return None

@@ -19,9 +19,9 @@ from callboard.tracestore.nodes import Owner
 from ..runtime.adapters import Host
 from ..sessions.open import OpenSessions, Restored, TurnRight, require_nothing_lost, show_costs
 from ..sessions.state import SessionState
-from .frames.retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
-from .frames.sender import Frames
+from .frame_sender import Frames
 from .ownership import Ownership
+from .retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
 
 _log = Log("engine.ownership")
 

@@ -16,7 +16,8 @@ from callboard.bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
 from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
-from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
+from callboard.engine.nodes.availability import SharedAvailability
+from callboard.engine.nodes.rate_limits import TELL_SECONDS, LearnedLimits
 from callboard.engine.routing.availability import AvailabilityTable
 from callboard.engine.routing.learned_limits import Reading
 from callboard.engine.routing.rate_limits import RateLimits

@@ -1,25 +1,195 @@
-"""The subjects of frames, and the requests of nodes about each other's streams.
+"""A copy of a stream's log on another node, and the decisions of the node that fills it.
 
-callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker stores for some minutes
-callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has requested callboard.CLUSTER.ask.NODE.STREAM
-requests to a node; if NODE is ``-``, to all nodes callboard.CLUSTER.wanted.NODE               a notice that
-another node waits for a session of NODE
+A mirror is made from frames, which may arrive in any order.
+
+    empty ──▶ contiguous ⇄ with a gap ──▶ over
+
+- If a frame directly follows the known events or overlaps them, its new events are added. Known events, and events
+  of an older epoch, are ignored.
+- A frame after a gap is held until the missing frames or a snapshot arrive.
+- The mirror is over after exactly one of these: the turn's own end, an end from another node, or the store's copy
+  of the turn. Later frames are ignored.
+
+So at any time, its readers have a prefix of the owner's stream, with one end. A `Follower` decides when to ask the
+broker, the owner and the store for missing events. This module uses no I/O and no clock.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 
+from callboard.bus import StopReason, StreamLog, TokenUsage, UsageSource
 from callboard.bus.errors import UnknownStream
-from callboard.bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus.streams.events import TurnComplete, TurnEvent, fold
 
-from .mirror import Mirror
-from .wire import Ending, Frame
+from ..calls.accumulator import StreamAccumulator
+from .frames import Ending, Frame, OwnerAnswer, count_of, unpacked
+
+
+def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
+    """The events that end the open message and the turn. The message keeps the content that has arrived."""
+    accumulator = StreamAccumulator()
+    for event in events:
+        accumulator.process(event)
+    unknown = TokenUsage(source=UsageSource.PARTIAL)
+    return [
+        *accumulator.closing_events(StopReason.ERROR, unknown),
+        TurnComplete(ending.status, ending.error),
+    ]
+
+
+MOST_HELD = 256
+"""The maximum number of frames that are held after a gap. Later frames are dropped, because they are requested
+again.
+"""
+
+
+class Mirror:
+    """A copy of a stream's log.
+
+    Args:
+        log: The log to fill. Only the mirror appends to it.
+    """
+
+    def __init__(self, log: StreamLog[TurnEvent]) -> None:
+        self.log = log
+        self.session_id = ""
+        """The id of the stream's session; empty until a frame contains it, or without a session."""
+        self.node = ""
+        """The node that owns the stream; empty until a frame names it."""
+        self.epoch = 0
+        """The highest epoch that a frame had."""
+        self.ahead = 0
+        """The highest known number of the owner's events."""
+        self._early_frames: dict[int, Frame] = {}
+
+    @property
+    def next_seq(self) -> int:
+        return self.log.next_seq
+
+    @property
+    def over(self) -> bool:
+        return self.log.closed
+
+    @property
+    def behind(self) -> bool:
+        """Whether known events of the owner are missing."""
+        return not self.over and self.ahead > self.next_seq
+
+    def receive(self, frame: Frame) -> bool:
+        if self.over or frame.epoch < self.epoch:
+            return False
+        if frame.epoch > self.epoch:
+            self._early_frames.clear()
+        self.epoch, self.session_id, self.log.session_id = frame.epoch, frame.session_id, frame.session_id
+        if frame.ending is not None:
+            self.end(frame.ending)
+            return True
+        self.node, self.log.owner = frame.node, frame.owner
+        before = self.next_seq
+        self.expect(frame.next_seq)
+        self._hold(frame)
+        while not self.log.closed and (following := self._following()) is not None:
+            self._add(following)
+        return self.log.closed or self.next_seq > before
+
+    def expect(self, next_seq: int) -> None:
+        """Record the number of the owner's events."""
+        self.ahead = max(self.ahead, next_seq)
+
+    def end(self, ending: Ending) -> None:
+        """End the stream with an end that another node decided. An open message ends with the content that has
+        arrived.
+        """
+        if not self.over:
+            self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
+            self.log.close()
+
+    def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
+        """End the stream with its complete events from another source. Readers that have read a part of the stream
+        start again.
+        """
+        if not self.over:
+            self.log.owner = owner
+            *content, end = events
+            if content:
+                snapshot = cast("tuple[TurnEvent, ...]", fold(content))
+                self.log.jump(snapshot, max(self.next_seq + 1, len(content)))
+            self.log.append(end)
+            self.log.close()
+
+    def give_up(self, error: Exception) -> None:
+        """End the stream with an exception for its readers."""
+        self.log.close(error)
+
+    def _hold(self, frame: Frame) -> None:
+        if frame.next_seq <= self.next_seq or not _consistent(frame):
+            return
+        other = self._early_frames.get(frame.first_seq)
+        if other is None and len(self._early_frames) >= MOST_HELD:
+            furthest = max(self._early_frames)
+            if furthest <= frame.first_seq:
+                return
+            del self._early_frames[furthest]
+        if other is None or other.next_seq < frame.next_seq:
+            self._early_frames[frame.first_seq] = frame
+
+    def _following(self) -> Frame | None:
+        """The next frame with new events and without a gap. Frames without new events are dropped."""
+        for first_seq in sorted(self._early_frames):
+            frame = self._early_frames[first_seq]
+            if frame.next_seq <= self.next_seq:
+                del self._early_frames[first_seq]
+            elif frame.folded or first_seq <= self.next_seq:
+                return self._early_frames.pop(first_seq)
+            else:
+                break
+        return None
+
+    def _add(self, frame: Frame) -> None:
+        # An event of a newer version becomes an UnknownEvent, so that later events keep their numbers.
+        try:
+            events = cast("list[TurnEvent]", unpacked(frame.entries))
+        except ValueError:
+            return  # the frame is inconsistent; the gap stays, and is requested again
+        if frame.folded:
+            self.log.jump(events, frame.next_seq)
+        else:
+            self.log.extend(events[self.next_seq - frame.first_seq :])
+        if events and isinstance(events[-1], TurnComplete):
+            self.log.close()
+
+
+def _consistent(frame: Frame) -> bool:
+    return frame.folded or frame.next_seq - frame.first_seq == count_of(frame.entries)
+
+
+_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+RECENT_US = 2 * 3_600_000_000
+"""The maximum age at which a turn may be new, in microseconds. Clocks may differ by more than an hour."""
+
+
+def started_us(stream_id: str) -> int | None:
+    """The creation time in a turn's id, in microseconds since the epoch; None if the id has no time."""
+    digits = stream_id.partition("_")[2][:10]
+    if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
+        return None
+    milliseconds = 0
+    for digit in digits:
+        milliseconds = milliseconds * 32 + _ULID_DIGITS.index(digit)
+    return milliseconds * 1000
+
+
+def may_be_new(stream_id: str, now_us: int) -> bool:
+    """Whether a turn may be so new that its node has not published anything about it yet."""
+    started = started_us(stream_id)
+    return started is not None and now_us - started < RECENT_US
+
 
 # --- Following a stream ---
 
@@ -66,13 +236,6 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 Question: TypeAlias = Replay | AskOwner | AskStore
-
-
-class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of the node that has the stream. The events are sent separately, as frames."""
-
-    node: str
-    next_seq: int
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -222,171 +385,3 @@ def unknown_anywhere(stream_id: str) -> UnknownStream:
         f"no stream {stream_id!r}: no node has it, and it is not stored. Read the finished message from "
         f"its session instead"
     )
-
-
-T = TypeVar("T")
-
-ANY = "-"
-"""The token for any node, or for no session."""
-
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
-
-
-def token(name: str) -> str:
-    """Encode a name as one token of a subject. Different names have different tokens, and none equals `ANY`."""
-    if not name:
-        return ANY
-    return "".join(
-        sign if sign in _PLAIN else "".join(f"={byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
-        for sign in name
-    )
-
-
-class Subjects:
-    def __init__(self, cluster: str) -> None:
-        self._root = f"callboard.{cluster}"
-
-    @property
-    def stored_pattern(self) -> str:
-        """The pattern of all frames that the broker stores."""
-        return f"{self._root}.streams.>"
-
-    def stream(self, stream_id: str, session_id: str) -> str:
-        """The subject to which the owner of a stream sends its frames."""
-        return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
-
-    def request_subject(self, node: str) -> str:
-        """The subject on which a node is notified that another node waits for one of its sessions."""
-        return f"{self._root}.wanted.{token(node)}"
-
-    def of_stream(self, stream_id: str) -> str:
-        """The pattern of all frames of a stream, in any session."""
-        return f"{self._root}.streams.*.{token(stream_id)}"
-
-    def of_session(self, session_id: str) -> str:
-        """The pattern of all frames of a session's streams."""
-        return f"{self._root}.streams.{token(session_id)}.*"
-
-    def mirror(self, node: str, stream_id: str) -> str:
-        """The subject on which a node receives the frames that it requested."""
-        return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
-
-    def mirrors(self, node: str) -> str:
-        """The pattern of all frames that a node has requested."""
-        return f"{self._root}.mirrors.{token(node)}.*"
-
-    def ask(self, node: str, stream_id: str) -> str:
-        """The subject for requests to a node, or to all nodes if the name is empty."""
-        return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
-
-    def ask_pattern(self, node: str) -> str:
-        """The pattern of all requests to a node, or to all nodes if the name is empty."""
-        return f"{self._root}.ask.{token(node)}.*"
-
-
-class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A request to send the events of a stream."""
-
-    stream_id: str
-    from_seq: int
-    """The number of the first event to send."""
-    to: str
-    """The subject to which the events are sent. The answer is an `OwnerAnswer`."""
-
-
-class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request to cancel the turn of a stream. The answer is a bool."""
-
-    stream_id: str
-    owner: str | None = None
-    """The owner that the stream must have; None cancels the stream of any owner."""
-
-
-Ask: TypeAlias = AskFrames | AskCancel
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-@functools.cache
-def _ask_decoder() -> msgspec.msgpack.Decoder[Ask]:
-    return msgspec.msgpack.Decoder(Ask)
-
-
-def encode(value: Ask | OwnerAnswer | bool) -> bytes:
-    """Encode a request or an answer."""
-    return _encoder.encode(value)
-
-
-def read_ask(payload: bytes) -> Ask | None:
-    """Decode a request; None if this version can't read it."""
-    try:
-        return _ask_decoder().decode(payload)
-    except (ValueError, RecursionError):
-        return None
-
-
-def read_answer(payload: bytes | None, kind: type[T]) -> T | None:
-    """Decode an answer; None if there is none, or this version can't read it."""
-    if payload is None:
-        return None
-    try:
-        return msgspec.msgpack.decode(payload, type=kind)
-    except (ValueError, RecursionError):
-        return None
-
-
-Receiver: TypeAlias = Callable[[str, bytes, str], None]
-"""Receives a message: its subject, its payload, and the subject for an answer, if any."""
-
-
-class Subscription(Protocol):
-    """A subscription to messages."""
-
-    async def unsubscribe(self) -> None:
-        """End the subscription. It never raises."""
-
-
-class FrameBroker(Protocol):
-    """The methods of a broker that frames use. Messages are lost while the broker is unreachable; callbacks report
-    reconnections.
-    """
-
-    @property
-    def connected_seconds(self) -> float:
-        """Seconds of uninterrupted connection to the broker; 0 if it can't be reached."""
-
-    @property
-    def most_bytes(self) -> int:
-        """The maximum size of a message, in bytes."""
-
-    def publish(self, subject: str, payload: bytes) -> bool:
-        """Send a message, without waiting."""
-
-    async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
-        """Receive messages from now on, also after a reconnection."""
-
-    async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
-        """Send a message, and return the first answer.
-
-        Returns None if there is no receiver, no answer in time, or no connection.
-        """
-
-    def stored_frames(self, subject: str) -> AsyncIterator[bytes]:
-        """The frames that the broker has stored, in the order in which they were sent."""
-
-    async def forget(self, subject: str) -> None:
-        """Delete all stored frames of a subject from the broker. It never raises."""
-
-    async def let_go(self) -> None:
-        """Wait, if possible, until the operating system will send published messages even if this process dies.
-        This never raises.
-        """
-
-    async def drain(self) -> None:
-        """Send everything that was published."""
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-
-    def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call a function after each reconnection. Messages may have been lost meanwhile."""

@@ -8,7 +8,6 @@ any order to messages.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Protocol
 
 import msgspec
 
@@ -41,13 +40,12 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, SavedSession, Store
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ...calls.accumulator import StreamAccumulator
-from ...calls.outcome import NOT_KNOWN
-from ...conversation.options import StoredTurnOptions, stored_turn_options
-from ...sessions.state import SessionState, setup_of
-from .exchange import StoreAnswer, Stored
-from .mirror import Mirror, started_us
-from .wire import Beginning, Ending, Frame, Packed, unpack_message
+from ..calls.accumulator import StreamAccumulator
+from ..calls.outcome import NOT_KNOWN
+from ..conversation.options import StoredTurnOptions, stored_turn_options
+from ..sessions.state import SessionState, setup_of
+from .frames import Beginning, Ending, Frame, Packed, unpack_message
+from .mirror import Mirror, StoreAnswer, Stored, started_us
 
 _log = Log("engine.frames")
 
@@ -243,45 +241,23 @@ def _message(packed: Packed) -> Message | None:
 _MINUTE_US = 60_000_000
 
 
-class TurnEndings(Protocol):
-    """Decides how a dead node's turn ended."""
-
-    async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn. If its node's lease has expired, the end is decided now."""
-
-
-class NoStoredTurns:
-    """The source of turns for a cluster without a store."""
-
-    async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
-        return "nothing"
-
-
-class StoredTurns:
-    """The source of turns for a cluster with a shared store.
-
-    Args:
-        trace: A function that returns the open store.
-        endings: Decides how a dead node's turns ended.
-    """
-
-    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: TurnEndings) -> None:
-        self._trace = trace
-        self._endings = endings
-
-    async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """The stored state of a turn, see `mirrors.TurnSource`."""
-        try:
-            store = await self._trace()
-            found = await stored_turn(store, stream_id, session_id)
-            if found is not None:
-                return found
-            if not node:
-                return "nothing"
-            return await self._endings.ending_of(stream_id, session_id, node, epoch) or "alive"
-        except StoreError as error:
-            _log.warning("turn_not_looked_up", stream_id=stream_id, error=str(error))
-            return "no answer"
+async def answer_of_store(
+    trace: Callable[[], Awaitable[Store]],
+    ending_of: Callable[[str, str, str, int], Awaitable[Ending | None]],
+    stream_id: str,
+    session_id: str,
+    node: str,
+    epoch: int,
+) -> StoreAnswer:
+    """The stored state of a turn. If it isn't stored, `ending_of` decides how a dead node's turn ended."""
+    try:
+        found = await stored_turn(await trace(), stream_id, session_id)
+        if found is not None:
+            return found
+        return await ending_of(stream_id, session_id, node, epoch) or "alive" if node else "nothing"
+    except StoreError as error:
+        _log.warning("turn_not_looked_up", stream_id=stream_id, error=str(error))
+        return "no answer"
 
 
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
