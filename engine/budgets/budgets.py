@@ -22,7 +22,7 @@ from ..calls.outcome import CallEnd, output_is_unknown
 from .budget import OF_TREES, Budget, Payer
 from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
 
-# Reading the spending from the trace
+# --- The spending in the trace ---
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
 """A function that reads the past spending of budgets at a given time from the trace."""
@@ -111,11 +111,6 @@ def job_of(request_id: str) -> str:
     return request_id + _JOB
 
 
-def is_job(name: str) -> bool:
-    """Whether a reservation belongs to a job."""
-    return name.endswith(_JOB)
-
-
 _LONGEST_NAP_SECONDS = 3600.0
 """The maximum wait, in seconds, before a call checks the clock again, because the clock may be changed."""
 
@@ -124,6 +119,9 @@ _LOAN_SECONDS = 2.0
 
 _SHARED_NAP_SECONDS = 1.0
 """The maximum wait, in seconds, before a call checks again whether other nodes have returned room."""
+
+
+# --- The budgets of an engine ---
 
 
 class SharedBudgets(Protocol):
@@ -210,18 +208,12 @@ class Budgets:
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
-        self._may_change_calls = any(
-            each.when_full == "cheaper" or each.shorten_to is not None for each in budgets
-        )
+        self.may_change_calls = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
         self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
 
     def __bool__(self) -> bool:
         return self._some
-
-    @property
-    def may_change_calls(self) -> bool:
-        """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
-        return self._may_change_calls
 
     @property
     def waiting(self) -> int:
@@ -293,7 +285,8 @@ class Budgets:
                 self.ledger.add(added)
                 self._know(self.ledger.budgets)
             for budget in budgets:
-                self.ledger.forget_ended(budget)
+                for account in self.ledger.accounts_of(budget):
+                    account.clear_ended()
             counted.count_in(self.ledger)
         except BaseException:
             self._late = None
@@ -330,24 +323,16 @@ class Budgets:
         while refusals and [each for each in payer.accounts if await each.secure(amount, self._now_us())]:
             refusals = self._try(name, payer, amount)  # another call may have been faster
         if refusals and self._loans and all(refusal.may_fit for refusal in refusals):
-            refusals = await self._after_loans(name, payer, amount, refusals)
+            # A tool's result may arrive before the message that returns the room it borrowed.
+            with anyio.move_on_after(_LOAN_SECONDS):
+                while refusals and self._loans:
+                    await self._loans_ended.wait()
+                    refusals = self._try(name, payer, amount)
         if refusals is None:
             return
         if refusals:
             self._require_patience(name, payer, refusals)
         await self._wait(_Waiter(name, payer, amount))
-
-    async def _after_loans(
-        self, name: str, payer: Payer, amount: Amount, refusals: list[Refusal] | None
-    ) -> list[Refusal] | None:
-        """Wait briefly for other nodes to return lent room, and try again. A tool's result may arrive before the
-        message that returns the room it borrowed.
-        """
-        with anyio.move_on_after(_LOAN_SECONDS):
-            while refusals and self._loans:
-                await self._loans_ended.wait()
-                refusals = self._try(name, payer, amount)
-        return refusals
 
     def reserve_now(self, name: str, payer: Payer, amount: Amount) -> bool:
         """Reserve without waiting. Returns False if there is no room, or an earlier call waits for it."""
@@ -512,8 +497,11 @@ class Budgets:
             self._settle(ended)
 
     def _settle(self, end: _End, counted: Sequence[Budget] = ()) -> None:
-        if end.name is None or (end.name not in self.ledger and is_job(end.name)):
-            accounts = self._book(end, counted)
+        if end.name is None or (end.name not in self.ledger and end.name.endswith(_JOB)):
+            accounts = self.ledger.accounts(end.payer)
+            for account in accounts:
+                if account.budget not in counted:
+                    account.book(end.spent, self._now_us())
         elif end.unknown:
             accounts = self.ledger.lose(end.name, counted)
         else:
@@ -526,13 +514,6 @@ class Budgets:
         self._publish_low(accounts, end.name or "", end.payer)
         if self._waiters:
             self._admit()
-
-    def _book(self, end: _End, counted: Sequence[Budget]) -> list[Account]:
-        accounts = self.ledger.accounts(end.payer)
-        for account in accounts:
-            if account.budget not in counted:
-                account.book(end.spent, self._now_us())
-        return accounts
 
     def keep(self, name: str | None, new_name: str) -> None:
         """Move a reservation to another name, for a job that ends later."""

@@ -1,4 +1,4 @@
-"""The rate limits that nodes share: the limits that one node learned, and the shares in declared limits.
+"""The rate limits that nodes share: limits that one node has learned, and shares in declared limits.
 
 Each node may use its share of a declared limit. A share is never smaller than the node's use in the last minute.
 The shares of all nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together

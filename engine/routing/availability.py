@@ -331,16 +331,7 @@ class AvailabilityTable:
         if record.state == previous:
             return ()
         record.elsewhere, record.reason = True, reason
-        change = ProviderAvailabilityChanged(
-            provider=provider,
-            model=model,
-            previous=previous,
-            current=record.state,
-            reason=reason,
-            retry_at_us=record.retry_at_us,
-            node=node,
-        )
-        return (change,)
+        return _changed(record, previous, reason, node)
 
     def restore(self, history: Iterable[Envelope], now_us: int) -> None:
         """Restore the states that an earlier run published. Its probes have ended, so a new probe may start."""
@@ -416,15 +407,7 @@ class AvailabilityTable:
         record.elsewhere = record.elsewhere and record.state == "probing"
         if record.state != "probing":
             record.reason = reason
-        change = ProviderAvailabilityChanged(
-            provider=record.provider,
-            model=record.model,
-            previous=previous,
-            current=record.state,
-            reason=reason,
-            retry_at_us=record.retry_at_us,
-        )
-        return (change,)
+        return _changed(record, previous, reason)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
         """Reset the failures. A record that is available and has no failures is dropped."""
@@ -453,18 +436,29 @@ class AvailabilityTable:
         record.retry_at_us = now_us + record.cool_down_us
 
 
+def _changed(record: Record, previous: State, reason: str, node: str | None = None) -> Changes:
+    change = ProviderAvailabilityChanged(
+        provider=record.provider,
+        model=record.model,
+        previous=previous,
+        current=record.state,
+        reason=reason,
+        retry_at_us=record.retry_at_us,
+        node=node,
+    )
+    return (change,)
+
+
+_REASONS = {
+    "AuthError": "key refused",
+    "QuotaExceededError": "quota exhausted",
+    "AccessDeniedError": "access denied",
+    "NotFoundError": "model not found",
+}
+
+
 def _reason(event: LlmCallFailed) -> str:
-    match event.error_type:
-        case "AuthError":
-            return "key refused"
-        case "QuotaExceededError":
-            return "quota exhausted"
-        case "AccessDeniedError":
-            return "access denied"
-        case "NotFoundError":
-            return "model not found"
-        case _:
-            return f"{event.error_class}: {event.error_type}"
+    return _REASONS.get(event.error_type) or f"{event.error_class}: {event.error_type}"
 
 
 def readiness_of_key(
@@ -496,14 +490,8 @@ WATCHED = ("actor.stopped",)
 class AvailabilityActor(Actor):
     """The actor that reports crashed adapters to the table.
 
-    It receives no messages. It owns the task that reads events.
-
-    Args:
-        table: The table.
-        subscription: A lossless subscription to the topics in `WATCHED`, which the engine owns.
-        bus: The bus to which changes are published.
-        clock: The clock.
-        provider_of: Returns the provider that an actor serves; None for actors that are not adapters.
+    It receives no messages. It owns the task that reads events. `provider_of` returns the provider that an actor
+    serves; None for actors that are not adapters.
     """
 
     def __init__(
@@ -528,12 +516,8 @@ class AvailabilityActor(Actor):
 
     async def _follow(self) -> None:
         async for envelope in self._subscription:
-            self._take(envelope)
-
-    def _take(self, envelope: Envelope) -> None:
-        match envelope.data:
-            case ActorStopped(actor=actor, reason="restart limit"):
-                provider = self._provider_of(actor)
-                if provider is not None:
-                    for change in self._table.crashed(provider, self._clock.now_us()):
-                        self._bus.publish(change)
+            match envelope.data:
+                case ActorStopped(actor=actor, reason="restart limit"):
+                    if (provider := self._provider_of(actor)) is not None:
+                        for change in self._table.crashed(provider, self._clock.now_us()):
+                            self._bus.publish(change)

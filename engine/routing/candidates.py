@@ -257,9 +257,8 @@ def choose(
         raise refusal(plan, options)
     selected = usable[0]
     if len(usable) > 1:
-        selected = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[
-            1
-        ]
+        first = min(range(len(usable)), key=lambda place: _rank(plan, usable[place], place, stay_with, cached_at))
+        selected = usable[first]
     others: tuple[str, ...] = ()
     if len(usable) > 1 and stay_with != selected.named.model:
         ready = [option for option in usable if option is not selected and option.readiness.kind == "ready"]
@@ -271,22 +270,20 @@ def _decision(
     plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], selected: Option, cached_at: str | None
 ) -> RoutingDecision:
     """The decision, with the reason why each of the other models was not chosen."""
-    candidates = [
-        Candidate(
-            option.named.model,
-            None
-            if option is selected
-            else reason or _set_back(option, selected) or _not_needed(selected, cached_at),
-            option.named.fallback_of,
-        )
-        for option, reason in zip(options, rejected, strict=True)
-    ]
-    return plan.decision(selected.named, candidates)
-
-
-def _not_needed(selected: Option, cached_at: str | None) -> str:
     model = selected.named.model
-    return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
+    not_needed = (
+        f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
+    )
+    candidates = []
+    for option, reason in zip(options, rejected, strict=True):
+        if option is selected:
+            why = None
+        elif reason is None and option.readiness.kind == "later" and selected.readiness.kind != "later":
+            why = option.readiness.reason
+        else:
+            why = reason or not_needed
+        candidates.append(Candidate(option.named.model, why, option.named.fallback_of))
+    return plan.decision(selected.named, candidates)
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
@@ -306,12 +303,6 @@ def _rank(
     cost = (option.nominal_cost or 0) if plan.cheapest else 0
     model = option.named.model
     return model != stay_with, option.readiness.kind == "later", model != cached_at, unpriced, cost, place
-
-
-def _set_back(option: Option, selected: Option) -> str | None:
-    if option.readiness.kind == "later" and selected.readiness.kind != "later":
-        return option.readiness.reason
-    return None
 
 
 def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # --- One limit of a provider ---
@@ -28,10 +27,7 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from its entry into the queue until its end.
-
-    waiting → held → sent → over; a cancelled request is over immediately.
-    """
+    """One request, from its entry into the queue until its end. See `rate_slots` for its states."""
 
     __slots__ = (
         "counted", "generation", "input_tokens", "model", "number", "order", "output_tokens", "sent_us", "state",
@@ -69,6 +65,18 @@ class Reading(NamedTuple):
     """Whether the provider counts in fixed windows."""
 
 
+class Headers(NamedTuple):
+    """The limits in a reply's headers."""
+
+    requests: Reading | None = None
+    tokens: Reading | None = None
+    output: bool = True
+    """Whether the token limit also counts the tokens of replies."""
+
+
+NO_HEADERS = Headers()
+
+
 class Limit(ABC):
     """One limit, and the amount in use."""
 
@@ -95,7 +103,7 @@ class Limit(ABC):
 
     @abstractmethod
     def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Reserve the amounts that a request needs."""
+        """Reserve the amount that a request needs."""
 
     @abstractmethod
     def drop(self, ticket: Ticket, now_us: int) -> None:
@@ -274,11 +282,8 @@ class Account:
 
     def declare(self, requests: float | None, tokens: float | None, window_us: int = MINUTE_US) -> None:
         """Set the declared limits. Requests of the last minute count in them."""
-        declared: list[Declared] = []
-        if requests:
-            declared.append(Declared("requests", requests, window_us))
-        if tokens:
-            declared.append(Declared("tokens", tokens, window_us))
+        declared = [Declared("requests", requests, window_us)] if requests else []
+        declared += [Declared("tokens", tokens, window_us)] if tokens else []
         for limit in declared:
             for ticket in self._sent:
                 limit.hold(ticket, ticket.sent_us)
@@ -433,21 +438,19 @@ class Account:
         if ticket.generation == self.generation:
             self.cap = None
 
-    def observe_elsewhere(
-        self,
-        readings: Mapping[Literal["requests", "tokens"], Reading],
-        observed_us: int,
-        now_us: int,
-        *,
-        output: bool,
-        opens: bool,
-    ) -> None:
+    def observe_elsewhere(self, headers: Headers, observed_us: int, now_us: int, *, opens: bool) -> None:
         """Apply the limits that another node has read."""
         if observed_us <= self._observed_us:
             return
         self._observed_us = observed_us
-        for kind, reading in readings.items():
-            learned = self._learned_of(kind, reading, output=output or kind == "requests")
+        readings: tuple[tuple[Literal["requests", "tokens"], Reading | None, bool], ...] = (
+            ("requests", headers.requests, True),
+            ("tokens", headers.tokens, headers.output),
+        )
+        for kind, reading, output in readings:
+            if reading is None:
+                continue
+            learned = self._learned_of(kind, reading, output=output)
             unseen = [
                 sent for sent in self._sent if sent.state != "over" or sent.sent_us > observed_us - UNDERWAY_US
             ]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.routing.learned_limits import Reading, Ticket
-from callboard.engine.routing.rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged
+from callboard.engine.routing.learned_limits import NO_HEADERS, Headers, Reading, Ticket
+from callboard.engine.routing.rate_slots import LimitObservation, RateLimiter, aged
 
 MINUTE = 60_000_000
 SECOND = 1_000_000
