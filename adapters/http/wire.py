@@ -15,6 +15,7 @@ from weakref import ref
 import anyio
 import msgspec
 
+from callboard.bus.backend import WaitScopes
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError, AuthError, CallboardError
 from callboard.bus.values.base import Json
@@ -33,10 +34,8 @@ from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.connection_pool import HttpTransport
-from ..transport.http1_connection import WaitScopes
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
-from .classify import ErrorType, build_error, error_without_status, find_error, read_error
-from .error_texts import not_of_protocol, origin
+from .errors import ErrorType, build_error, error_without_status, find_error, not_of_protocol, origin, read_error
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]

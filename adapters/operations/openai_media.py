@@ -20,7 +20,7 @@ from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from ..http.classify import ErrorBody, ErrorType, error_without_status
+from ..http.errors import ErrorBody, ErrorType, error_without_status
 from ..images import GeneratedImage, ImageCapabilities, ImageRequest
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json

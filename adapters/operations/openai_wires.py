@@ -26,7 +26,7 @@ from callboard.bus.values.messages import CallWarning
 
 from ..batches import BatchJob, BatchLimits, BatchStatus
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from ..http.classify import ErrorType, error_without_status, read_error_value
+from ..http.errors import ErrorType, error_without_status, read_error_value
 from ..replies.usage import reported_cost, reported_count
 from ..requests.content import encode_json
 from ..requests.history_target import WireCall, get

@@ -28,7 +28,7 @@ from callboard.bus.values.usage import TokenUsage
 from ..batches import BatchJob, BatchLimits
 from ..contract import CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
-from ..http.classify import ErrorType, build_error, read_error_value
+from ..http.errors import ErrorType, build_error, read_error_value
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..replies.usage import NOTHING_USED, StatedCost

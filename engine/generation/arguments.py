@@ -16,7 +16,7 @@ from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.in_flight import AbortController
 from ..runtime.runtime import Runtime
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState
 from ..tools import Tool, ToolLike
 
 

@@ -21,7 +21,8 @@ from ..conversation.results import GenerateResult, StepResult, plain
 from ..conversation.turn import Turn, await_turn
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
+from ..schema_checks import check, check_schema, convert
+from ..type_schema import SchemaError, inline_root, json_schema, refers_to
 from .arguments import Arguments, new_turn
 from .partial_json import PartialJson
 

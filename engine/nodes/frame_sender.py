@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ..conversation.options import StoredTurnOptions
 from ..runtime.alone import LocalStreams, ReaderArguments
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState
 from .broker_streams import BrokerFrames
 from .frames import (
     Appended,

@@ -47,8 +47,8 @@ def pack_event(event: TurnEvent) -> Packed:
     """Encode an event of a turn's stream. If it can't be encoded, only its type is kept."""
     raw: msgspec.Raw | None = None
     if isinstance(event, MessageComplete | StepFinish) and event.usage.raw is not None:
-        raw, usage = event.usage.raw, _without_raw(event.usage)
-        event = msgspec.structs.replace(event, usage=usage)
+        raw = event.usage.raw
+        event = msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, raw=None))
     try:
         return Packed(_as_json(event), None if raw is None else bytes(raw))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -73,7 +73,7 @@ def pack_message(message: Message) -> Packed:
     if metadata is None or metadata.usage.raw is None:
         return Packed(_as_json(message))
     raw = bytes(metadata.usage.raw)
-    metadata = msgspec.structs.replace(metadata, usage=_without_raw(metadata.usage))
+    metadata = msgspec.structs.replace(metadata, usage=msgspec.structs.replace(metadata.usage, raw=None))
     return Packed(_as_json(msgspec.structs.replace(message, metadata=metadata)), raw)
 
 
@@ -118,10 +118,6 @@ def _from_json(encoded: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except (UnicodeDecodeError, msgspec.DecodeError):
         fields: Any = json.loads(text_of(encoded))
         return msgspec.convert(fields, decoder.type)
-
-
-def _without_raw(usage: TokenUsage) -> TokenUsage:
-    return msgspec.structs.replace(usage, raw=None)
 
 
 def _with_raw(usage: TokenUsage, raw: bytes) -> TokenUsage:
@@ -256,13 +252,9 @@ class UnreadableFrame(ValueError):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_packets: msgspec.msgpack.Decoder[Frame | Part] = msgspec.msgpack.Decoder(Frame | Part)
 
 _PART_OVERHEAD = 256
-
-
-@functools.cache
-def _decoder() -> msgspec.msgpack.Decoder[Frame | Part]:
-    return msgspec.msgpack.Decoder(Frame | Part)
 
 
 def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
@@ -280,7 +272,7 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
 
 def read_packet(payload: bytes) -> Frame | Part:
     try:
-        return _decoder().decode(payload)
+        return _packets.decode(payload)
     except (ValueError, RecursionError) as error:
         raise UnreadableFrame(str(error)) from error
 
@@ -519,9 +511,7 @@ class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
 Ask: TypeAlias = AskFrames | AskCancel
 
 
-@functools.cache
-def _ask_decoder() -> msgspec.msgpack.Decoder[Ask]:
-    return msgspec.msgpack.Decoder(Ask)
+_asks: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 
 
 def encode(value: Ask | OwnerAnswer | bool) -> bytes:
@@ -532,7 +522,7 @@ def encode(value: Ask | OwnerAnswer | bool) -> bytes:
 def read_ask(payload: bytes) -> Ask | None:
     """Decode a request; None if this version can't read it."""
     try:
-        return _ask_decoder().decode(payload)
+        return _asks.decode(payload)
     except (ValueError, RecursionError):
         return None
 

@@ -26,7 +26,7 @@ from callboard.bus import StopReason, StreamLog, TokenUsage, UsageSource
 from callboard.bus.errors import UnknownStream
 from callboard.bus.streams.events import TurnComplete, TurnEvent, fold
 
-from ..calls.accumulator import StreamAccumulator
+from ..generation.view_events import StreamAccumulator
 from .frames import Ending, Frame, OwnerAnswer, count_of, unpacked
 
 
@@ -49,11 +49,7 @@ again.
 
 
 class Mirror:
-    """A copy of a stream's log.
-
-    Args:
-        log: The log to fill. Only the mirror appends to it.
-    """
+    """A copy of a stream's log. Only the mirror appends to `log`."""
 
     def __init__(self, log: StreamLog[TurnEvent]) -> None:
         self.log = log
@@ -127,7 +123,8 @@ class Mirror:
         self.log.close(error)
 
     def _hold(self, frame: Frame) -> None:
-        if frame.next_seq <= self.next_seq or not _consistent(frame):
+        consistent = frame.folded or frame.next_seq - frame.first_seq == count_of(frame.entries)
+        if frame.next_seq <= self.next_seq or not consistent:
             return
         other = self._early_frames.get(frame.first_seq)
         if other is None and len(self._early_frames) >= MOST_HELD:
@@ -162,10 +159,6 @@ class Mirror:
             self.log.extend(events[self.next_seq - frame.first_seq :])
         if events and isinstance(events[-1], TurnComplete):
             self.log.close()
-
-
-def _consistent(frame: Frame) -> bool:
-    return frame.folded or frame.next_seq - frame.first_seq == count_of(frame.entries)
 
 
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -254,13 +247,9 @@ store.
 
 
 class Follower:
-    """Decides for a reader's node what to do about one stream.
+    """Decides for a reader's node what to do about one stream. Times are seconds of any monotonic clock.
 
-    Args:
-        mirror: The copy of the stream's log.
-        now: The time in seconds, of a monotonic clock.
-        timing: The waiting times.
-        new: Whether the turn may have just started.
+    `new` is whether the turn may have just started.
     """
 
     def __init__(
@@ -278,9 +267,8 @@ class Follower:
         self._next: Literal["owner", "store"] = "owner"
         self._due = now
         self._owner_at = now
-        self._unknown_at = (
-            now + timing.new if new else now
-        )  # after this time, a stream is treated as nonexistent if no node has shown that it exists
+        # After this time, a stream is treated as nonexistent if no node has shown that it exists.
+        self._unknown_at = now + timing.new if new else now
         self._stream_exists = False  # whether a frame or the owner has shown that the stream exists
         self._ended: Frame | None = None  # an end that must be applied after the stored frames
 

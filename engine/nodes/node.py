@@ -31,7 +31,7 @@ from callboard.bus import (
     StreamChannel,
     Supervisor,
 )
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
 from callboard.tracestore.gateway import GatewayTables
 from callboard.tracestore.nodes import NodeInfo
@@ -134,15 +134,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return Node(self, bus=bus, clock=clock, store=store, streams=streams, availability=availability)
 
     def ships_to(self, ship_to: str | None, *, from_file: bool) -> str | None:
-        """The address to which the engine's trace is shipped.
-
-        Args:
-            ship_to: The address that the host configured.
-            from_file: Whether the engine's trace is in a file.
-
-        Raises:
-            ConfigurationError: The trace would be shipped to an address other than the cluster's store.
-        """
+        """The address to which the engine's trace is shipped, by the host's setting and the kind of trace."""
         if ship_to is not None and self.store is not None and ship_to != self.store:
             raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
         return self.store if ship_to is None and from_file else ship_to
@@ -226,16 +218,7 @@ def _lease(node: Node) -> Check:
 
 
 class Node(Alone):
-    """The node of an engine in a cluster. Creating it starts nothing.
-
-    Args:
-        cluster: The cluster.
-        bus: The engine's bus.
-        clock: The engine's clock.
-        store: The engine's own trace; None without one.
-        streams: The streams of the engine's turns.
-        availability: The availability of providers here.
-    """
+    """The node of an engine in a cluster. Creating it starts nothing."""
 
     in_cluster = True
 
@@ -274,7 +257,11 @@ class Node(Alone):
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
             self.parts.append(Part("ownership", self.ownership.run, close=self.ownership.close))
             self.parts.append(Part("probes", self.probes.run, close=self.probes.close))
-        self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
+        self._trace: Store | None = None
+        if store is not None and server_store(store) is not None:
+            self._trace = store
+        elif self.database is not None:
+            self._trace = PostgresStore.open_readonly(self.database[0], schema=self.database[1])
         self._waited = False
         self.broker: Broker | None = None
         """The connection to the broker; None without one."""
@@ -326,10 +313,8 @@ class Node(Alone):
             writer.watch_commits(self.bridge.committed)
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
-        """Replace the engine's budgets with budgets of the whole cluster.
-
-        Returns:
-            The node's slices of these budgets; None without a shared database.
+        """The node's slices of the engine's budgets, which apply to the whole cluster; None without a shared
+        database.
         """
         if self.shared is None:
             return None
@@ -423,12 +408,6 @@ class Node(Alone):
         bridge = EventBridge(self.id, store, events, content=self.cluster.content)
         broker.on_reconnect(bridge.connected)
         return bridge
-
-    def _other_trace(self) -> Store | None:
-        if self.database is None:
-            return None
-        dsn, schema = self.database
-        return PostgresStore.open_readonly(dsn, schema=schema)
 
     def _ownership(self, shared: SharedDatabase, bus: Bus, clock: Clock) -> Ownership:
         info = NodeInfo(

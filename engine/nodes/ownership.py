@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -48,11 +48,7 @@ class Renewal(msgspec.Struct, frozen=True):
 
 
 class Holding:
-    """A node's own record of its lease and its sessions.
-
-    Args:
-        lease_seconds: The length of the node's lease.
-    """
+    """A node's own record of its lease and its sessions."""
 
     def __init__(self, lease_seconds: float) -> None:
         self.breaks = 0
@@ -160,14 +156,7 @@ class LocalSessions(Protocol):
 
 
 class Ownership:
-    """Keeps the lease of one node, and owns its sessions.
-
-    Args:
-        tables: The shared rows.
-        info: The node.
-        bus: The engine's bus.
-        clock: The engine's clock.
-    """
+    """Keeps the lease of one node, and owns its sessions."""
 
     local: LocalSessions
     """The open sessions; set before the start."""
@@ -320,7 +309,8 @@ class Ownership:
                 with contextlib.suppress(StoreError):
                     await self._renew()
             elif self.holding.sessions:
-                await self._look()
+                with contextlib.suppress(StoreError):
+                    self._requested_sessions = tuple(await self.tables.requested_sessions(self.info.node))
             self._note_lease()
             await self._give_away()
             pause = self.holding.pause(self._clock.monotonic_ns())
@@ -388,10 +378,6 @@ class Ownership:
             )
         )
 
-    async def _look(self) -> None:
-        with contextlib.suppress(StoreError):
-            self._requested_sessions = tuple(await self.tables.requested_sessions(self.info.node))
-
     async def _give_away(self) -> None:
         owned = self.holding.sessions
         to_release = [each for each in self._requested_sessions if each in owned and self.local.is_idle(each)]
@@ -399,15 +385,12 @@ class Ownership:
             self._bus.publish(SessionLost(epoch=owned[session_id], how="handed_over"), session_id=session_id)
             self.local.lose(session_id, taken_over(session_id))
         unheld = {each for each in owned if not self.local.is_open(each)}
-        await self._release_all([*to_release, *sorted((unheld & self._unheld).difference(to_release))])
-        self._unheld = unheld
-
-    async def _release_all(self, sessions: Iterable[str]) -> None:
-        waiting = list(sessions)
-        if waiting and await self.local.ship():
-            for session_id in waiting:
+        to_release += sorted((unheld & self._unheld).difference(to_release))
+        if to_release and await self.local.ship():
+            for session_id in to_release:
                 if not self.local.is_open(session_id):
                     await self.release(session_id)
+        self._unheld = unheld
 
     def _claimed(self, session_id: str, found: Claimed) -> None:
         self.holding.claimed(session_id, found.epoch)

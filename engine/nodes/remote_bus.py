@@ -64,9 +64,8 @@ class Arrived(msgspec.Struct, frozen=True):
 class Incoming:
     """Puts the events of one run in order. Times are seconds of any monotonic clock.
 
-    Args:
-        first: The `seq` of the last event that the reader does not need. With None, the first page determines it.
-        patience: Seconds without any progress after which missing events are skipped; infinity means never.
+    `first` is the `seq` of the last event that the reader does not need. With None, the first page determines it.
+    Missing events are skipped after `patience` seconds without any progress.
     """
 
     def __init__(self, first: int | None, patience: float) -> None:
@@ -140,18 +139,13 @@ class Incoming:
         self._give_up_at = max(self._give_up_at, now + self._patience)
 
     def without_store(self, now: float) -> list[Envelope]:
-        """Skip missing events immediately, because there is no store.
-
-        Returns the events to deliver now.
-        """
+        """Skip missing events, because there is no store. Returns the events to deliver now."""
         return self._passed_over(now) if self.lacking else []
 
     def _expect(self, last: int, now: float, wait: float) -> None:
         if not self.lacking:
-            self._wait = FIRST_WAIT
+            self._progressed(now)
             self._ask_at = now + wait
-            self._stuck_since = now
-            self._give_up_at = now + self._patience
         self.needed_up_to = max(self.needed_up_to, last)
 
     def _progressed(self, now: float) -> None:
@@ -485,7 +479,7 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from an earlier time. Use it once, on asyncio.
 
-    A slow lossless reader delays other readers, as in a replay (see `bus.observable`). The number of waiting
+    A slow lossless reader delays other readers, as in a replay (see `bus.replay`). The number of waiting
     events is limited. While the broker is unreachable, events are read from the store, some seconds late. Messages
     have content only if the cluster sends it, and never if they are read from the store.
 
@@ -544,22 +538,19 @@ class RemoteBus(ReplayBus):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        assert self._group is not None
         try:
-            await self._begin()
+            connected = anyio.Event()
+            self._broker.on_reconnect(connected.set)
+            self._group.start_soon(self._broker.run)
+            with anyio.move_on_after(CONNECT_SECONDS):
+                await connected.wait()
+            await self._events.begin()
+            self._group.start_soon(self._events.pump)
         except BaseException as error:  # otherwise the parts that have started would never be stopped
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
-
-    async def _begin(self) -> None:
-        assert self._group is not None
-        connected = anyio.Event()
-        self._broker.on_reconnect(connected.set)
-        self._group.start_soon(self._broker.run)
-        with anyio.move_on_after(CONNECT_SECONDS):
-            await connected.wait()
-        await self._events.begin()
-        self._group.start_soon(self._events.pump)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

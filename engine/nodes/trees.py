@@ -66,13 +66,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class RemoteTrees:
-    """Connects trees of turns on several nodes.
-
-    Args:
-        node: This node.
-        cluster: The cluster's name.
-        broker: The broker.
-    """
+    """Connects trees of turns on several nodes."""
 
     def __init__(self, node: str, cluster: str, broker: Broker) -> None:
         self.node = node
@@ -222,7 +216,7 @@ class _Place:
 
 
 class RemotePlace:
-    """Represents a turn of another node on this node."""
+    """Represents a turn of another node on this node, see `engine.tree.RemoteTurn`."""
 
     def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
@@ -240,7 +234,7 @@ class RemotePlace:
         self._node.accounts = (self._account,)
 
     async def announced(self) -> None:
-        """See `RemoteTurn.known`. Without this wait, the tool's result could arrive before the first message."""
+        """Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:
                 self._trees.hold(self._about.key, self)
@@ -248,7 +242,6 @@ class RemotePlace:
                 self._is_known = True
 
     def idle(self) -> None:
-        """See `RemoteTurn.idle`."""
         spent = _NOTHING
         if self._account is not None:
             spent = self._account.used
@@ -259,15 +252,12 @@ class RemotePlace:
             self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:
-        """See `RemoteTurn.started`."""
         self._send(msgspec.structs.replace(self._about, what="child", child=child))
 
     def called(self, calls: int) -> None:
-        """See `RemoteTurn.called`."""
         self._send(msgspec.structs.replace(self._about, what="called", calls=calls))
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """See `RemoteTurn.spent`."""
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
@@ -293,7 +283,6 @@ class RemoteAccount(Account):
         self._unpriced = False
 
     async def secure(self, amount: Amount, now_us: int) -> bool:
-        """See `Account.secure`."""
         if self.refuses(amount, now_us) is None:
             return False
         grant = await self._place.ask(amount)
@@ -305,7 +294,6 @@ class RemoteAccount(Account):
         return True
 
     def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
-        """See `Account.refuses`."""
         if amount.nano_usd is None and self._unpriced:
             amount = Amount(0, amount.tokens)
         return super().refuses(amount, now_us)

@@ -14,7 +14,7 @@ from ..conversation.options import TurnOptions, merged
 from ..conversation.turn import Turn
 from ..conversation.turn_context import FirstIds
 from ..runtime.runtime import Runtime, settled_store
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState
 
 if TYPE_CHECKING:
     from callboard.adapters.http.retry import PollPolicy

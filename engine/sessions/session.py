@@ -24,7 +24,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..tools import Answer, Approved, Denied, Tool, ToolLike, open_calls
-from .state import SessionState
+from .open import SessionState
 from .stored import exported
 
 
@@ -181,7 +181,7 @@ class Session:
             WrongLoop: The engine belongs to another event loop, or an async tool called this method, which would
                 be a deadlock.
         """
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         host = sync_host()
 

@@ -24,7 +24,7 @@ from callboard.adapters import (
     TextBlock,
     retry_delay,
 )
-from callboard.adapters.http.classify import COMMON_CODES, ErrorBody, build_error
+from callboard.adapters.http.errors import COMMON_CODES, ErrorBody, build_error
 from callboard.bus import AdapterError, CallboardError, LlmCallFailed, Lossless, RateLimitError, errors
 from callboard.bus.errors import ERROR_TABLE, Counts, ErrorRow
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool

@@ -16,7 +16,7 @@ from ...batches import BatchJob, BatchLimits, BatchStatus
 from ...contract import AdapterCapabilities, CanonicalRequest, WireRequest
 from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import error_without_status, read_error_value
+from ...http.errors import error_without_status, read_error_value
 from ...http.fidelity import client_headers
 from ...http.repair import RepairRules
 from ...http.wire import ChatWire, Endpoint, OtherWires

@@ -19,7 +19,7 @@ from callboard.bus.errors import AdapterError, CapabilityError, ContentFilterErr
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
-from ...http.classify import error_without_status, read_error_value
+from ...http.errors import error_without_status, read_error_value
 from ...images import GeneratedImage, ImageCapabilities, ImageRequest
 from ...operations.media_wire import (
     ImageReply,

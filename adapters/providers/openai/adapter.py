@@ -15,7 +15,7 @@ from callboard.bus.values.usage import TokenUsage, details_of
 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import error_without_status, read_error_value
+from ...http.errors import error_without_status, read_error_value
 from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
@@ -33,7 +33,7 @@ from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
-from ...requests.tools import input_cleaner
+from ...requests.strict_schemas import input_cleaner
 from ...transport.transport import exchange
 from . import response
 from .data import (

@@ -25,7 +25,7 @@ from ...replies.assembler import Assembler
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions
-from ...requests.tools import input_cleaner
+from ...requests.strict_schemas import input_cleaner
 from ...transport.transport import HttpReply
 from .data import ERROR_CODES, REPAIRS, error_in_body
 from .messages import AUDIO_FORMATS, accepts_audio, document_types, encode_body
