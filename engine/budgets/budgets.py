@@ -19,16 +19,13 @@ from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.store import Store
 
 from ..calls.outcome import CallEnd, output_is_unknown
-from .budget import OF_TREES, Budget, Payer
+from .budget import OF_TREES, Budget, Payer, query_of
 from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
 
 # --- The spending in the trace ---
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
 """A function that reads the past spending of budgets at a given time from the trace."""
-
-_DIMENSIONS = {"engine": None, "session": "session_id"}
-"""The trace's names for scopes that have another name there."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -76,27 +73,6 @@ def loader(
         return counted
 
     return load
-
-
-def query_of(budget: Budget, now_us: int) -> SpendingQuery:
-    """The calls that count in a budget at a given time."""
-    window = budget.counted_over
-    slot = window.slot(now_us)
-    since_us: int | None = slot.start_us
-    slot_us: int | None = None
-    if window.rolling is not None:
-        slot_us = slot.end_us - slot.start_us
-        since_us = window.slot(now_us - window.rolling_us).start_us
-    elif window.calendar is None:
-        since_us = None
-    return SpendingQuery(
-        by=_DIMENSIONS.get(budget.per, budget.per),
-        value=budget.of,
-        since_us=since_us,
-        slot_us=slot_us,
-        current=budget.follows_repricing,
-        imported=budget.counts_imported,
-    )
 
 
 _JOB = "/job"
@@ -182,8 +158,6 @@ class _Waiter:
 
 
 class Budgets:
-    """The budgets of one engine."""
-
     def __init__(
         self,
         budgets: Sequence[Budget],
@@ -217,7 +191,6 @@ class Budgets:
 
     @property
     def waiting(self) -> int:
-        """The number of calls that wait for room."""
         return len(self._waiters)
 
     async def loaded(self) -> None:
@@ -298,16 +271,13 @@ class Budgets:
             self._settle(end, budgets if end.seq <= counted.committed_seq else ())
 
     async def refresh(self) -> None:
-        """If budgets are shared with other nodes, refresh their state."""
         if self._shared is not None:
             await self._shared.refresh()
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that has ended."""
         self.ledger.forget_turn(turn_id)
 
     def states(self) -> list[AccountState]:
-        """The current state of all accounts in use."""
         return list(self.ledger.states(self._now_us()))
 
     # --- Before a call ---
@@ -373,7 +343,6 @@ class Budgets:
             self._admit()
 
     def would_refuse(self, payer: Payer, amount: Amount) -> bool:
-        """Whether there is no room at the moment."""
         return bool(self.ledger.would_refuse(payer, amount, self._now_us()))
 
     def too_dear(self, payer: Payer, amount: Amount) -> Refusal | None:
@@ -489,7 +458,6 @@ class Budgets:
     # --- After a call ---
 
     def settle(self, name: str | None, payer: Payer, end: CallEnd, seq: int) -> None:
-        """Count the cost of an attempt that has ended."""
         ended = _End(name, payer, amount_of(end), output_is_unknown(end), seq)
         if self._late is not None:
             self._late.append(ended)
@@ -552,6 +520,5 @@ class Budgets:
 
 
 def amount_of(end: CallEnd) -> Amount:
-    """The money and the tokens of an attempt that has ended."""
     tokens = 0 if end.usage is None else end.usage.total_tokens
     return Amount(0 if end.cost is None else end.cost.nano_usd, tokens)

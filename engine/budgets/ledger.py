@@ -57,7 +57,6 @@ class Refusal(msgspec.Struct, frozen=True):
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
     amount: Amount
-    """The amount that the call needs."""
     fits_at_us: int | None
     """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
@@ -118,8 +117,6 @@ class AccountState(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """A count of calls with their money and tokens."""
-
     __slots__ = ("calls", "money", "tokens")
 
     def __init__(self) -> None:
@@ -304,8 +301,6 @@ def _sum_of(tallies: Sequence[Tally]) -> Amount:
 
 
 class _Hold(msgspec.Struct):
-    """A reservation."""
-
     amount: Amount
     payer: Payer | None
     at_us: int
@@ -441,7 +436,6 @@ class Ledger:
         return hold_id in self._holds
 
     def rename(self, hold_id: str, new_id: str) -> None:
-        """Give a reservation another name."""
         if hold_id in self._holds:
             self._holds[new_id] = self._holds.pop(hold_id)
 
@@ -450,11 +444,9 @@ class Ledger:
         return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
-        """The account of a session, provider, model or tag value under one of the budgets."""
         return self._account(self._number_of(budget), value)
 
     def accounts_of(self, budget: Budget) -> list[Account]:
-        """All accounts of one of the budgets."""
         number = self._number_of(budget)
         return [account for (of_budget, _), account in self._accounts.items() if of_budget == number]
 
@@ -473,12 +465,10 @@ class Ledger:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The names of the reservations of calls in progress."""
         return tuple(name for name, hold in self._holds.items() if not hold.lost)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of the reservations of calls with unknown usage."""
         return tuple(name for name, hold in self._holds.items() if hold.lost)
 
 

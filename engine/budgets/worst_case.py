@@ -27,10 +27,7 @@ MOST_TOKENS_OF_AN_IMAGE = 8192
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """The data that a price lookup needs."""
-
     table: PriceTable
-    """The table in force."""
     model: str
     """The model as ``provider:name``."""
     at_us: int
@@ -46,7 +43,6 @@ class Priced(msgspec.Struct, frozen=True):
 
 
 def worst_case(priced: Priced, most: Sequence[TokenUsage]) -> Amount:
-    """The most that one attempt can cost."""
     costs = [nano for nano in map(priced.nano_usd, most) if nano is not None]
     return Amount(max(costs, default=None), max((usage.total_tokens for usage in most), default=0))
 
@@ -57,7 +53,6 @@ def worst_case_of_reply(
     max_output_tokens: int | None,
     fees: Mapping[str, int] | None,
 ) -> Amount:
-    """The most that one attempt to get a reply can cost."""
     if estimated_input_tokens is None or max_output_tokens is None or fees is None:
         return Amount(None, (estimated_input_tokens or 0) + (max_output_tokens or 0))
     sent = upper_end(estimated_input_tokens) if estimated_input_tokens else 0
@@ -112,7 +107,6 @@ def _most_nano(priced: Priced, sent: int, received: int) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: str | None) -> tuple[_Rates, ...]:
-    """The highest rates of a model, for each segment of the table."""
     return tuple(
         _Rates(
             segment,

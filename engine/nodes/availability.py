@@ -53,7 +53,6 @@ class SharedAvailability:
         broker.listen(self._subject, self.receive)
 
     async def run(self) -> None:
-        """Send this node's observations until cancelled."""
         topic = ProviderAvailabilityChanged.topic_of()
         with self._bus.subscribe(topic, policy=Lossless(), name="shared availability") as changes:
             while True:
@@ -66,7 +65,6 @@ class SharedAvailability:
                     self._publish(change)
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply an observation of another node."""
         found = msgspec.json.decode(payload, type=Found)
         if found.node == self._node:
             return

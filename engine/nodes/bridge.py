@@ -88,7 +88,6 @@ def decode_page(message: bytes) -> Page:
 def pages_of(
     run_id: str, after: int, envelopes: Sequence[Envelope], *, content: bool, most_bytes: int
 ) -> list[Page]:
-    """Divide consecutive events into pages."""
     pages: list[Page] = []
     parts = [envelopes[begin : begin + PAGE_EVENTS] for begin in range(0, len(envelopes), PAGE_EVENTS)]
     parts.reverse()
@@ -150,8 +149,6 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """An instruction to wait for new events."""
-
     seconds: float | None
     """Seconds after which to continue even without new events; None for no limit."""
 
@@ -162,8 +159,7 @@ Step: TypeAlias = Send | Read | Pause
 class BridgeQueue:
     """The progress of sending one run's events. Times are seconds of any monotonic clock.
 
-    Args:
-        behind: Whether events may have been committed before.
+    `behind` is whether events may have been committed before.
     """
 
     def __init__(self, *, behind: bool = False) -> None:
@@ -183,7 +179,6 @@ class BridgeQueue:
         self._read_up_to = 0  # the value of `committed` when the trace was last read
 
     def next(self, now: float, *, connected: bool) -> Step:
-        """The next step at this time."""
         if not connected:
             return Pause(None)
         if not self._waiting and not self.is_behind:
@@ -301,7 +296,6 @@ class EventBridge:
         self._more.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             if self._more.is_set():
                 self._more = anyio.Event()

@@ -22,9 +22,8 @@ from callboard.bus import Clock, Log, StoreError
 from callboard.tracestore.nodes import AccountBalance, Allotment, Answer, LedgerTables, SliceRequest, Slot, by_name
 from callboard.tracestore.rows import SpendingQuery
 
-from ..budgets.budget import ENDLESS_US, Budget
+from ..budgets.budget import ENDLESS_US, Budget, query_of
 from ..budgets.budget import Slot as WindowSlot
-from ..budgets.budgets import query_of
 from ..budgets.ledger import Account, AccountState, Amount, Refusal
 
 
@@ -39,7 +38,6 @@ class Scope:
         self._window = budget.counted_over
 
     def slot(self, now_us: int) -> Slot:
-        """The slot at a given time."""
         return self.shared_slot(self._window.slot(now_us))
 
     def query(self, now_us: int) -> SpendingQuery:
@@ -342,7 +340,6 @@ class BudgetSlices:
     async def _grant(
         self, slices: Callable[[int], _Slices], requests: Callable[[SharedAccount, Slot], SliceRequest]
     ) -> None:
-        """Request slices from the store, and apply the answer."""
         requested: _Slices = []
 
         def ask(now_us: int) -> list[SliceRequest]:
@@ -420,7 +417,6 @@ class BudgetSlices:
                 self._unsure.difference_update(slices)
 
     async def _report_admitted(self) -> None:
-        """Report the calls that were admitted without the store to the store."""
         async with self._asking:
             slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
             await self._grant(lambda now_us: slices, _request_of_use)

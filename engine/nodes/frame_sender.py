@@ -75,7 +75,6 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether all events are sent and no more events follow."""
         return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
@@ -83,7 +82,6 @@ class Framer:
         self._beginning = Beginning(history, tuple(map(pack_message, messages)), opening)
 
     def append(self, position: int, message: Message) -> None:
-        """Record a message that has entered the history."""
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
@@ -143,11 +141,8 @@ class SendingStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the sent frames."""
 
     open: int
-    """The number of open streams that are sent."""
     frames: int
-    """The number of sent frames."""
     bytes: int
-    """The size of all sent frames in bytes."""
     lost: int
     """The number of messages that could not be sent, because the broker was unreachable."""
 
@@ -186,18 +181,15 @@ class FrameSender:
         broker.on_reconnect(self.say_again)
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
-        """Send a stream from its start."""
         framer = self._open[log.stream_id] = Framer(log, session_id, self._node, self._frame_bytes, cancel)
         log.notify(lambda: self._note(framer))
 
     def begin(self, stream_id: str, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
-        """Record a turn's start, see `Framer.begin`."""
         if (framer := self._open.get(stream_id)) is not None:
             framer.begin(history, messages, opening)
             self._note(framer)
 
     def appended(self, stream_id: str, position: int, message: Message) -> None:
-        """Record a message that a turn has added to its session's history."""
         if (framer := self._open.get(stream_id)) is not None:
             framer.append(position, message)
             self._note(framer)
@@ -209,10 +201,6 @@ class FrameSender:
 
     # --- Next steps ---
 
-    def owns(self, stream_id: str) -> bool:
-        """Whether this node owns the stream."""
-        return stream_id in self._open or stream_id in self._ended
-
     def say_again(self) -> None:
         """Send all open streams again, because frames may have been lost."""
         for framer in self._open.values():
@@ -220,7 +208,6 @@ class FrameSender:
             self._note(framer)
 
     def flush(self) -> None:
-        """Send all new events immediately."""
         self._flushed_at = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
@@ -238,7 +225,6 @@ class FrameSender:
         return True
 
     def statistics(self) -> SendingStatistics:
-        """A snapshot of the sent frames."""
         return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
 
     def _note(self, framer: Framer) -> None:
@@ -413,7 +399,6 @@ class Frames(LocalStreams):
         return retained_turns(frames)
 
     async def forget(self, session_id: str) -> None:
-        """Delete all frames of a deleted session from the broker."""
         await self.drain()
         await self._broker.forget(self._subjects.of_session(session_id))
 

@@ -146,7 +146,6 @@ class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
     lengths: list[int]
     """The number of characters of each delta."""
     index: int
-    """The index of the block in the reply."""
     message_id: str
 
 
@@ -193,8 +192,6 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message that the turn has added to its session's history."""
-
     position: int
     """The message's index in the history, from 0."""
     message: Packed
@@ -206,7 +203,6 @@ class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
     status: TurnStatus
     """How the turn ended, for the event `turn.complete`."""
     error: str | None = None
-    """The reason, as text."""
     epoch: int = 0
     """The session's epoch when the end was decided."""
 
@@ -225,7 +221,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     folded: bool = False
     """Whether the entries are a snapshot: all events before `next_seq`, merged into fewer."""
     beginning: Beginning | None = None
-    """The start of the turn, in its first frame."""
     appended: tuple[Appended, ...] = ()
     """The messages that have entered the history since the previous frame."""
     ending: Ending | None = None
@@ -241,10 +236,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     check: int
     """The CRC-32 of the whole frame. It identifies the parts of one frame."""
     index: int
-    """The part's index, from 0."""
     count: int
     body: bytes
-    """A piece of the encoded frame."""
 
 
 class UnreadableFrame(ValueError):
@@ -447,7 +440,6 @@ class Subjects:
 
     @property
     def stored_pattern(self) -> str:
-        """The pattern of all frames that the broker stores."""
         return f"{self._root}.streams.>"
 
     def stream(self, stream_id: str, session_id: str) -> str:
@@ -463,7 +455,6 @@ class Subjects:
         return f"{self._root}.streams.*.{token(stream_id)}"
 
     def of_session(self, session_id: str) -> str:
-        """The pattern of all frames of a session's streams."""
         return f"{self._root}.streams.{token(session_id)}.*"
 
     def mirror(self, node: str, stream_id: str) -> str:
@@ -484,11 +475,8 @@ class Subjects:
 
 
 class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A request to send the events of a stream."""
-
     stream_id: str
     from_seq: int
-    """The number of the first event to send."""
     to: str
     """The subject to which the events are sent. The answer is an `OwnerAnswer`."""
 
@@ -515,7 +503,6 @@ _asks: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
 
 
 def encode(value: Ask | OwnerAnswer | bool) -> bytes:
-    """Encode a request or an answer."""
     return _encoder.encode(value)
 
 

@@ -94,7 +94,6 @@ class Mirror:
         return self.log.closed or self.next_seq > before
 
     def expect(self, next_seq: int) -> None:
-        """Record the number of the owner's events."""
         self.ahead = max(self.ahead, next_seq)
 
     def end(self, ending: Ending) -> None:
@@ -119,7 +118,6 @@ class Mirror:
             self.log.close()
 
     def give_up(self, error: Exception) -> None:
-        """End the stream with an exception for its readers."""
         self.log.close(error)
 
     def _hold(self, frame: Frame) -> None:
@@ -205,10 +203,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskOwner(msgspec.Struct, frozen=True):
-    """A request to the owner for its events from a number on."""
-
     from_seq: int
-    """The number of the first event to send."""
     node: str
     """The node that probably owns the stream; empty if unknown."""
 
@@ -217,9 +212,7 @@ class AskStore(msgspec.Struct, frozen=True):
     """A request to the store for the stored turn or its end."""
 
     session_id: str
-    """The stream's session, if known."""
     node: str
-    """The node that owned the stream, if known."""
     epoch: int
     """The epoch in which the lost node acted."""
 
@@ -274,7 +267,6 @@ class Follower:
 
     @property
     def over(self) -> bool:
-        """Whether the stream's end has been reached."""
         return self.mirror.over
 
     @property

@@ -64,8 +64,6 @@ TurnSource: TypeAlias = Callable[[str, str, str, int], Awaitable[StoreAnswer]]
 
 
 class _Mirrored:
-    """A mirror with its follower."""
-
     def __init__(self, stream_id: str, streams: StreamChannel) -> None:
         self.stream_id = stream_id
         self.log = streams.open(stream_id)
@@ -79,7 +77,6 @@ class _Mirrored:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the mirror has readers and its stream has not ended."""
         return not self.log.closed and bool(self.log.readers)
 
     async def settled(self) -> None:
@@ -181,7 +178,6 @@ class RemoteReader(StreamReader[TurnEvent]):
             raise unknown_anywhere(self.stream_id)
 
     def statistics(self) -> ReaderStatistics:
-        """A snapshot of this reader's position."""
         local = super().statistics()
         return ReaderStatistics(local.seq, max(local.lag, 0), local.delivered, local.resets)
 
@@ -229,7 +225,6 @@ class Mirrors:
         return RemoteReader(mirrored, partial(self._begin, mirrored, start), **arguments)
 
     def __len__(self) -> int:
-        """The number of streams that are mirrored now."""
         return len(self._mirrored)
 
     def __contains__(self, stream_id: object) -> bool:
@@ -242,7 +237,6 @@ class Mirrors:
         return bool(read_answer(answer, bool))
 
     async def run(self) -> None:
-        """Fill mirrors until cancelled."""
         try:
             async with anyio.create_task_group() as group:
                 self._group = group

@@ -187,7 +187,6 @@ def _outgoing(node: Node) -> Check:
 
 
 async def _others(ownership: Ownership) -> Check:
-    """Report the other running nodes, according to the shared store."""
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:
@@ -237,21 +236,16 @@ class Node(Alone):
         self.id = bus.run_id
         """The node's id: the run id of its engine."""
         self.name = cluster.node or f"{socket.gethostname()}:{os.getpid()}"
-        """The node's name, for people."""
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
         self.budgets: BudgetSlices | None = None
-        """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
         """The bridge that sends this node's events; None without a broker, or without a trace."""
         self.parts: list[Part] = []
         """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
-        """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
-        """The ownership of sessions; None without a shared database."""
         self.probes: ProbeLeases | None = None
-        """The leases for probes; None without a shared database."""
         if self.shared is not None and self.ownership is not None:
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
@@ -264,13 +258,10 @@ class Node(Alone):
             self._trace = PostgresStore.open_readonly(self.database[0], schema=self.database[1])
         self._waited = False
         self.broker: Broker | None = None
-        """The connection to the broker; None without one."""
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """The sharing of learned rate limits; None without a broker."""
         self.trees: RemoteTrees | None = None
-        """The trees of turns on several nodes; None without a broker."""
         if cluster.nats is not None:
             broker = self.broker = self._connection(cluster.nats, bus)
             self.frames = self.streams = self._frames(broker, streams)
@@ -291,9 +282,6 @@ class Node(Alone):
                 self.parts.append(Part("bridge", self.bridge.run, self.bridge.drain))
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The number of output tokens of a dead node's message that readers on other nodes have received; 0 if
-        unknown.
-        """
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
@@ -308,7 +296,6 @@ class Node(Alone):
         return 0
 
     def follow(self, writer: WriterCore) -> None:
-        """Send the events that the trace writer commits to other processes."""
         if self.bridge is not None:
             writer.watch_commits(self.bridge.committed)
 
@@ -364,11 +351,9 @@ class Node(Alone):
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data that another node needs to join a tree of turns of this node; empty without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:
-        """Connect a tool run on another node with the calls that it starts here."""
         if self.trees is not None:
             self.trees.reach(caller)
 
@@ -388,9 +373,7 @@ class Node(Alone):
             return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node owns a session; 0 if it does not own the session, or without a shared
-        database.
-        """
+        """The epoch in which this node owns a session; 0 if it does not own the session."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
 
     def _connection(self, url: str, bus: Bus) -> Broker:

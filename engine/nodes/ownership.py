@@ -18,7 +18,6 @@ from callboard.bus import (
     SessionTakenOver,
     SessionTurnCompleted,
     StoreError,
-    TurnStatus,
 )
 from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
 from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, OwnershipTables, Renewed, TurnEnding
@@ -42,7 +41,6 @@ class Renewal(msgspec.Struct, frozen=True):
     at_ns: int
     """The time before the renewal was sent."""
     lease: int
-    """The number of the node's lease at that time."""
     sessions: Mapping[str, int]
     """The sessions that the node owned at that time, with their epochs."""
 
@@ -61,7 +59,6 @@ class Holding:
 
     @property
     def sessions(self) -> Mapping[str, int]:
-        """The sessions that the node owns, with their epochs."""
         return self._sessions
 
     def epoch_of(self, session_id: str) -> int:
@@ -88,7 +85,6 @@ class Holding:
         return max(0, min(moments) - now_ns) / 1e9
 
     def asks(self, now_ns: int) -> Renewal:
-        """Record that a renewal is about to be sent."""
         return Renewal(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, renewal: Renewal, answer: Renewed) -> dict[str, int]:
@@ -113,11 +109,9 @@ class Holding:
         self._next_ns = now_ns + self._lease_ns // _TRIES
 
     def claimed(self, session_id: str, epoch: int) -> None:
-        """Record that the node owns a session from now on."""
         self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
 
     def let_go(self, session_id: str) -> int:
-        """Record that the node has released a session."""
         return self._sessions.pop(session_id, 0)
 
 
@@ -223,7 +217,6 @@ class Ownership:
                 raise SessionTakenOver(taken_over(session_id))
 
     async def claim(self, session_id: str, *, waits: bool) -> Claimed:
-        """Claim a session for this node."""
         await self._have_lease()
         began = anyio.current_time()
         first: HeldSession | None = None
@@ -269,7 +262,7 @@ class Ownership:
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """The end of a turn with an unreachable owner. If its lease has expired, the end is decided now."""
-        found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
+        found = await self.end_of_turn(stream_id, session_id, node, epoch)
         if found is None:
             return None
         if found.decided_by == self.info.node and stream_id not in self._ended:
@@ -281,12 +274,14 @@ class Ownership:
             )
         return Ending(found.status, OUTCOME_UNKNOWN, found.epoch)
 
-    async def end_of_turn(
-        self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
-    ) -> TurnEnding | None:
+    async def end_of_turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> TurnEnding | None:
         """The decided end of a turn. If its owner can no longer end it, it is decided now."""
         ending = TurnEnding(
-            stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
+            stream_id=stream_id,
+            session_id=session_id,
+            epoch=epoch,
+            status="outcome_unknown",
+            decided_by=self.info.node,
         )
         return await self.tables.end_turn(ending, node)
 

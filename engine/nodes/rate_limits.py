@@ -71,7 +71,6 @@ class LearnedLimits:
             self._wake.set()
 
     async def run(self) -> None:
-        """Send learned limits until cancelled."""
         while True:
             await self._come.wait()
             self._come, self._wake = anyio.Event(), anyio.Event()
@@ -80,7 +79,6 @@ class LearnedLimits:
                 await self._wake.wait()
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply limits that another node has learned."""
         try:
             announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
         except msgspec.DecodeError as error:  # a message of another version
@@ -160,7 +158,6 @@ class SharedLimit:
         self.pause = min(2 * self.pause, LOOK_SECONDS)
 
     def used(self) -> Allotment:
-        """The amount that counts now."""
         now_us = self.live.now_us()
         used = {limit.kind: math.ceil(limit.used(now_us)) for limit in self.declared}
         return used.get("requests", 0), used.get("tokens", 0)
@@ -213,14 +210,12 @@ class RateLimitShares:
         self._degraded = False
 
     def join(self, live: AsyncRateLimiter) -> None:
-        """Share the declared limits of a queue from now on."""
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
         live.on_wait = lambda: self._wake.set()  # another event after each look
 
     async def run(self) -> None:
-        """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
             now = anyio.current_time()

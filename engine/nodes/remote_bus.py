@@ -172,7 +172,6 @@ class Incoming:
         return ready
 
     def _passed_over(self, now: float) -> list[Envelope]:
-        """Skip the gap, and return the events after it."""
         assert self.up_to is not None
         self.passed_over += 1
         self.up_to = min(self._early_pages, default=self.needed_up_to)
@@ -298,7 +297,6 @@ class RemoteEvents:
         return self
 
     async def __anext__(self) -> Envelope:
-        """Wait for the next envelope."""
         while not self._ready:
             await self._work()
         return self._ready.popleft()
@@ -316,7 +314,6 @@ class RemoteEvents:
         self._page_came.set()
 
     async def _work(self) -> None:
-        """Do the next step that may yield envelopes."""
         if self._past_id is not None:
             await self._read_past(self._past_id)
             return

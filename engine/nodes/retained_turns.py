@@ -56,7 +56,6 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str
     node: str
     epoch: int
-    """The epoch in which the turn ran."""
     history: int | None
     """The number of messages before the turn; None if the frame with its start is missing."""
     status: TurnStatus | None
@@ -142,8 +141,6 @@ def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
 
 
 class _Turn:
-    """A turn while its frames arrive."""
-
     def __init__(self, stream_id: str) -> None:
         self._log: StreamLog[TurnEvent] = StreamLog(stream_id)
         self._mirror = Mirror(self._log)
@@ -190,7 +187,6 @@ class _Turn:
 def _unanswered(
     messages: list[Message], events: tuple[TurnEvent, ...], stored_ids: set[str | None]
 ) -> tuple[Message, ...]:
-    """The messages that an interrupted turn leaves."""
     accumulator = StreamAccumulator()
     waiting = list(messages)
     start = MessageStart()
@@ -330,11 +326,8 @@ class Opening(msgspec.Struct, frozen=True):
     """A session without its messages."""
 
     setup: SessionSetup
-    """The session's model, system prompt, tools and options."""
     tags: dict[str, str] = {}
-    """The tags of the session's calls."""
     name: str | None = None
-    """The session's name, for people."""
 
 
 _decoder = msgspec.msgpack.Decoder(Opening)

@@ -81,9 +81,7 @@ class TurnLease(TurnRight):
         """
         ownership, state = self._ownership, self._state
         try:
-            ending = await ownership.end_of_turn(
-                self._stream_id, state.id, ownership.info.node, state.epoch, "outcome_unknown"
-            )
+            ending = await ownership.end_of_turn(self._stream_id, state.id, ownership.info.node, state.epoch)
         except StoreError:
             return False
         return ending is not None and ending.decided_by != ownership.info.node

@@ -46,11 +46,8 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str
     """The id of the object that represents the turn on the far node."""
     sender: str = ""
-    """The id of the far node."""
     turn: str = ""
-    """The id of the turn on the home node."""
     tool: str = ""
-    """The id of the tool call of that turn."""
     child: ChildTurn | None = None
     calls: int = 0
     cost: CostSum | None = None
@@ -93,7 +90,6 @@ class RemoteTrees:
         return carried
 
     def receive(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Process a message of another node."""
         try:
             received = msgspec.json.decode(payload, type=TreeMessage)
         except msgspec.DecodeError as error:  # of another version
@@ -130,7 +126,6 @@ class RemoteTrees:
         caller.node.remote = RemotePlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
 
     def send(self, node: str, message: TreeMessage) -> None:
-        """Send a message to a node, without waiting."""
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
@@ -174,7 +169,6 @@ class _Place:
         return not self._busy and not self._grants
 
     def take(self, received: TreeMessage) -> Grant | None:
-        """Process a message. Returns the answer to a request."""
         caller = self._run.caller
         match received.what:
             case "busy":
@@ -267,7 +261,6 @@ class RemotePlace:
         self._node.cancel_open()
 
     async def ask(self, amount: Amount) -> Grant:
-        """Request money from the home node."""
         return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=amount))
 
     def _send(self, message: TreeMessage) -> None:

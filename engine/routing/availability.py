@@ -86,7 +86,6 @@ class Record(msgspec.Struct):
     """The model as ``provider:name``; None for the provider as a whole."""
     state: State = "available"
     failures: int = 0
-    """The number of failures in a row."""
     cool_down_us: int = FIRST_COOL_DOWN_US
     """The length of the next cool-down, in microseconds."""
     retry_at_us: int | None = None
@@ -94,7 +93,6 @@ class Record(msgspec.Struct):
     reason: str = ""
     """The reason for the state, as text."""
     probe: str | None = None
-    """The id of the call that probes."""
     early: bool = False
     """Whether the probing call started before `retry_at_us`. If True, its failure changes nothing."""
     elsewhere: bool = False
@@ -123,7 +121,6 @@ class Readiness(msgspec.Struct, frozen=True):
     kind: Literal["ready", "later", "closed"] = "ready"
     """``ready``; ``later``, used only after the ready ones; or ``closed``, not used."""
     reason: str = ""
-    """The reason, in words."""
     retry_after_seconds: float | None = None
     """Seconds until a call may try the model again; None while a probe of unknown length is in progress."""
 
@@ -220,7 +217,6 @@ class AvailabilityTable:
         return record is not None and record.state == "unavailable" and (record.retry_at_us or 0) <= now_us
 
     def is_probing(self, key: RecordKey) -> bool:
-        """Whether a call is probing a provider or a model."""
         record = self._records.get(key)
         return record is not None and record.state == "probing"
 

@@ -79,14 +79,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The models that may serve a caller's choice."""
 
     requested: str
-    """The model as the caller requested it."""
     named: tuple[Named, ...]
     chosen: bool = False
     """Whether the router chooses, so that the first model is not preferred."""
     cheapest: bool = False
-    """Whether to choose the cheapest model."""
     requires: Requirements = Requirements()
-    """The abilities that the model must have."""
 
     @cached_property
     def without_alternative(self) -> RoutingDecision:
@@ -115,9 +112,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The tools, the system text and the schema in the form for this model."""
     estimated_tokens: int | None = None
     max_output_tokens: int = 0
-    """The maximum number of output tokens in the model's request."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller if the model serves."""
     obstacle: CallboardError | None = None
     """The reason why the model can't serve this request."""
     readiness: Readiness = READY
@@ -243,7 +238,6 @@ def choose(
     stay_with: str | None = None,
     cached_at: str | None = None,
 ) -> Route:
-    """Choose one of the models that may serve."""
     alone = len(options) == 1
     if alone and options[0].obstacle is None and not failed:
         return Route(plan.without_alternative, options[0])
@@ -306,7 +300,6 @@ def _rank(
 
 
 def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
-    """The error if no model can serve."""
     if len(options) == 1 and options[0].obstacle is not None:
         return options[0].obstacle
     reasons = "; ".join(

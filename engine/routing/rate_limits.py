@@ -77,7 +77,6 @@ class AsyncRateLimiter:
             self.on_observation(LimitObservation(model, headers, pause_us, account.cap is None))
 
     def learn(self, observation: LimitObservation, observed_us: int) -> None:
-        """Apply the limits that another node has learned."""
         now_us = self.now_us()
         if not self.limiter.has_limits:
             self.begin_to_count()
@@ -117,7 +116,7 @@ class AsyncRateLimiter:
                 await event.wait()
         except BaseException:
             self._events.pop(ticket, None)
-            self.limiter.withdraw(ticket, self.now_us())
+            self.limiter.withdraw(ticket)
             self.changed()
             raise
 
@@ -161,12 +160,10 @@ class RateLimitLease:
         return ticket.state == "held"
 
     def force(self) -> None:
-        """Count a request that is sent without a turn."""
         self._ticket = Ticket(self.model, self._order, *self._most)
         self._live.limiter.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
-        """Wait for the turn that was requested."""
         live, ticket = self._live, self._ticket
         if ticket is None or ticket.state == "held":
             return
@@ -288,7 +285,7 @@ class RateLimitLease:
         now_us = live.now_us()
         seconds = live.limiter.opens_in(ticket, now_us) / 1e6
         why = live.limiter.reason(ticket, now_us) or self._waited_for
-        live.limiter.withdraw(ticket, now_us)
+        live.limiter.withdraw(ticket)
         live.changed()
         raise RateLimitWaitError(
             f"{live.name}: not sent: {_WHY[why]} for {self.model}; the earliest free slot is in "
@@ -334,7 +331,6 @@ class RateLimits:
     def lease(
         self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]
     ) -> RateLimitLease:
-        """The place of a new call in the queue."""
         name = entry.name, key
         live = self._limiters.get(name)
         if live is None or self._entries[name] is not entry:
@@ -344,7 +340,6 @@ class RateLimits:
         return RateLimitLease(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, observation: LimitObservation, age_us: int) -> None:
-        """Apply limits that another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
         if (live := self._limiters.get(name)) is not None:
             self._apply(live, observation, observed_us)

@@ -92,15 +92,14 @@ class RateLimiter:
         self._requests_started += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
         if not self.waiting and not self._short(ticket, model, now_us):
-            self._let_in(ticket, model, now_us)
+            self._let_in(ticket, model)
             return True
         self._enqueue(ticket)
         return False
 
     def force(self, ticket: Ticket, now_us: int) -> None:
-        """Count a request that is sent without a turn."""
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
-        self._let_in(ticket, model, now_us)
+        self._let_in(ticket, model)
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
@@ -109,7 +108,7 @@ class RateLimiter:
         """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:
-            self._give_back(ticket, model, now_us)
+            self._give_back(ticket, model)
             self._enqueue(ticket)
             return False
         self._send(ticket, model, now_us)
@@ -131,18 +130,18 @@ class RateLimiter:
                 break
             heapq.heappop(heads[name])
             self.waiting -= 1
-            self._let_in(ticket, model, now_us)
+            self._let_in(ticket, model)
             admitted.append(ticket)
             if not self._head(name):
                 del heads[name]
         return admitted
 
-    def withdraw(self, ticket: Ticket, now_us: int) -> None:
+    def withdraw(self, ticket: Ticket) -> None:
         """Remove a request that was cancelled before it was sent."""
         if ticket.state == "waiting":
             self.waiting -= 1
         elif ticket.state == "held":
-            self._give_back(ticket, self.models[ticket.model], now_us)
+            self._give_back(ticket, self.models[ticket.model])
         ticket.state = "over"
 
     # --- After sending ---
@@ -179,10 +178,9 @@ class RateLimiter:
         account.observe_elsewhere(headers, observed_us, now_us, opens=opens)
 
     def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
-        """Record the end of a request."""
         if ticket.state != "sent":
             if ticket.state != "over":
-                self.withdraw(ticket, now_us)
+                self.withdraw(ticket)
             return
         model = self.models[ticket.model]
         model.leave(ticket)
@@ -219,7 +217,6 @@ class RateLimiter:
         return max(of_model, self.shared.opens_in(ticket, ahead, now_us))
 
     def in_line(self) -> list[Ticket]:
-        """The requests that wait, in their order."""
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
@@ -246,7 +243,6 @@ class RateLimiter:
                 )
 
     def lines(self, now_us: int, key: str = "") -> Iterator[RateLimitQueue]:
-        """The requests that wait, by their models."""
         for name in list(self._queues):
             queue = self._head(name)
             if queue:
@@ -264,16 +260,16 @@ class RateLimiter:
     def _short(self, ticket: Ticket, model: Account, now_us: int) -> str:
         return self.shared.short_of(ticket, now_us) or model.short_of(ticket, now_us)
 
-    def _let_in(self, ticket: Ticket, model: Account, now_us: int) -> None:
+    def _let_in(self, ticket: Ticket, model: Account) -> None:
         ticket.state = "held"
         model.enter(ticket)
-        model.hold(ticket, now_us)
-        self.shared.hold(ticket, now_us)
+        model.hold(ticket)
+        self.shared.hold(ticket)
 
-    def _give_back(self, ticket: Ticket, model: Account, now_us: int) -> None:
+    def _give_back(self, ticket: Ticket, model: Account) -> None:
         model.leave(ticket)
-        model.drop(ticket, now_us)
-        self.shared.drop(ticket, now_us)
+        model.drop(ticket)
+        self.shared.drop(ticket)
 
     def _send(self, ticket: Ticket, model: Account, now_us: int) -> None:
         ticket.state, ticket.sent_us, ticket.number = "sent", now_us, self._sent

@@ -293,7 +293,7 @@ def test_a_probe_that_is_lost_is_followed_by_another() -> None:
     for ticket in (one, two, three):
         limiter.ask(ticket, 0)
     assert limiter.admit(SECOND) == [one]
-    limiter.withdraw(one, SECOND)
+    limiter.withdraw(one)
     assert limiter.admit(SECOND) == [two]
     limiter.send(two, SECOND)
     limiter.over(two, None, SECOND)
