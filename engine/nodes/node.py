@@ -14,7 +14,8 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal
 
 import anyio
 import msgspec
@@ -30,7 +31,7 @@ from callboard.bus import (
     StreamChannel,
     Supervisor,
 )
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
 from callboard.tracestore.gateway import GatewayTables
 from callboard.tracestore.nodes import NodeInfo
@@ -46,18 +47,23 @@ from ..runtime.alone import Alone, OwnershipStatistics
 from ..sessions.open import OpenSessions
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
-from .availability import LearnedLimits, ProbeLeases, SharedAvailability
+from .availability import ProbeLeases, SharedAvailability
 from .bridge import EventBridge
-from .broker import Broker
+from .broker import Broker, check_broker, megabytes
 from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
-from .frames.exchange import Subjects
-from .frames.retained_turns import NoStoredTurns, StoredTurns
-from .frames.sender import Frames
-from .ownership import Ownership, TakeoverRequests
-from .rate_limits import RateLimitShares
+from .frame_sender import Frames
+from .frames import Subjects
+from .ownership import Ownership
+from .rate_limits import LearnedLimits, RateLimitShares
+from .retained_turns import answer_of_store
 from .takeover import SharedSessions
 from .trees import RemoteTrees
+
+_log = Log("engine.node")
+
+PART_SECONDS = 2.0
+"""Seconds for each part and each step of the node's end."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The pattern for a cluster's name, which is a part of subjects."""
@@ -128,99 +134,43 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return Node(self, bus=bus, clock=clock, store=store, streams=streams, availability=availability)
 
     def ships_to(self, ship_to: str | None, *, from_file: bool) -> str | None:
-        """The address to which the engine's trace is shipped.
-
-        Args:
-            ship_to: The address that the host configured.
-            from_file: Whether the engine's trace is in a file.
-
-        Raises:
-            ConfigurationError: The trace would be shipped to an address other than the cluster's store.
-        """
+        """The address to which the engine's trace is shipped, by the host's setting and the kind of trace."""
         if ship_to is not None and self.store is not None and ship_to != self.store:
             raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
         return self.store if ship_to is None and from_file else ship_to
 
 
-class Part(Protocol):
-    """A task of a node. It is created with the engine, runs as long as the engine, and ends in two steps.
+async def _nothing() -> None:
+    pass
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A task of a node. It runs as long as the engine, and ends in two steps.
 
     A part doesn't fail if a server is unreachable. It reports that on the bus, and continues when the server is
     reachable again.
     """
 
-    @property
-    def name(self) -> str:
-        """The part's name in the supervision tree."""
-
-    async def run(self) -> None:
-        """Work until cancelled. After an exception, it may be called again."""
-
-    async def drain(self) -> None:
-        """Send the remaining data. All turns have ended, the trace is committed, and its store is still open.
-
-        It is cancelled after `PART_SECONDS`.
-        """
-
-    async def close(self) -> None:
-        """Release all resources and connections. The trace has been shipped.
-
-        It is called once, even if `run` was never called. It is cancelled after `PART_SECONDS`.
-        """
+    name: str
+    """The part's name in the supervision tree."""
+    run: Callable[[], Awaitable[None]]
+    """Works until cancelled. After an exception, it may be called again."""
+    drain: Callable[[], Awaitable[None]] = _nothing
+    """Sends the remaining data. All turns have ended, the trace is committed, and its store is still open."""
+    close: Callable[[], Awaitable[None]] = _nothing
+    """Releases all resources. The trace has been shipped. It is called once, even if `run` was never called."""
 
 
-def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. If it crashes too often, it stays down, and calls continue."""
-    return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
-
-
-ASK_SECONDS = 3.0
-"""Seconds to wait for a broker's answer."""
-
-_WITHOUT_BROKER = (
-    "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
-    "later, from the shared store. Events wait in the trace until the broker is back."
-)
-
-
-async def check_broker(url: str, cluster: str) -> list[Check]:
-    """The check of a broker. It creates nothing there."""
-    from .broker import broker_condition
-
-    where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
-    try:
-        found = await broker_condition(url, cluster, ASK_SECONDS)
-    except OSError as error:
-        fix = f"Start it, or correct the address. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{where}: can't be reached: {error}", fix)]
-    except ImportError:
-        return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
-    message = f"{found.server}: NATS {found.version}"
-    if not found.jetstream:
-        fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{message}, but it can't store messages: JetStream is off", fix)]
-    events_text = "no events of this cluster yet"
-    if found.events is not None:
-        events_text = f"{_megabytes(found.events.bytes)} of this cluster's events"
-    if found.frames is not None:
-        events_text += (
-            f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
-            f"({_megabytes(found.frames.bytes)})"
-        )
-    return [Check("broker", True, f"{message} keeps {events_text}")]
+# --- Checks ---
 
 
 def _streams(frames: Frames) -> Check:
     """Report the streams that are sent and read on this node. Frames that could not be sent are sent again."""
     found = frames.sender.statistics()
-    detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
+    detail = f"{found.open} open, {found.frames} frames sent ({megabytes(found.bytes)})"
     if found.lost:
         detail += f", {found.lost} messages not sent while the broker was unreachable"
     return Check("node:streams", True, f"{detail}; {len(frames.mirrors)} of other nodes read here")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1_000_000:,.1f} MB"
 
 
 def _outgoing(node: Node) -> Check:
@@ -237,7 +187,6 @@ def _outgoing(node: Node) -> Check:
 
 
 async def _others(ownership: Ownership) -> Check:
-    """Report the other running nodes, according to the shared store."""
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:
@@ -264,23 +213,11 @@ def _lease(node: Node) -> Check:
     )
 
 
-_log = Log("engine.node")
-
-PART_SECONDS = 2.0
-"""Seconds for each part and each step of the node's end."""
+# --- The node ---
 
 
 class Node(Alone):
-    """The node of an engine in a cluster. Creating it starts nothing.
-
-    Args:
-        cluster: The cluster.
-        bus: The engine's bus.
-        clock: The engine's clock.
-        store: The engine's own trace; None without one.
-        streams: The streams of the engine's turns.
-        availability: The availability of providers here.
-    """
+    """The node of an engine in a cluster. Creating it starts nothing."""
 
     in_cluster = True
 
@@ -299,53 +236,52 @@ class Node(Alone):
         self.id = bus.run_id
         """The node's id: the run id of its engine."""
         self.name = cluster.node or f"{socket.gethostname()}:{os.getpid()}"
-        """The node's name, for people."""
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
         self.budgets: BudgetSlices | None = None
-        """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
         """The bridge that sends this node's events; None without a broker, or without a trace."""
-        self.parts: Sequence[Part] = ()
+        self.parts: list[Part] = []
         """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
-        """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
-        """The ownership of sessions; None without a shared database."""
         self.probes: ProbeLeases | None = None
-        """The leases for probes; None without a shared database."""
         if self.shared is not None and self.ownership is not None:
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
-            self.parts = [*self.parts, self.ownership, self.probes]
-        self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
+            self.parts.append(Part("ownership", self.ownership.run, close=self.ownership.close))
+            self.parts.append(Part("probes", self.probes.run, close=self.probes.close))
+        self._trace: Store | None = None
+        if store is not None and server_store(store) is not None:
+            self._trace = store
+        elif self.database is not None:
+            self._trace = PostgresStore.open_readonly(self.database[0], schema=self.database[1])
         self._waited = False
         self.broker: Broker | None = None
-        """The connection to the broker; None without one."""
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """The sharing of learned rate limits; None without a broker."""
         self.trees: RemoteTrees | None = None
-        """The trees of turns on several nodes; None without a broker."""
         if cluster.nats is not None:
-            self.broker = self._connection(cluster.nats, bus)
-            self.frames = self.streams = self._frames(self.broker, streams)
-            shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
-            self.learned = LearnedLimits(self.id, cluster.name, self.broker)
-            self.trees = RemoteTrees(self.id, cluster.name, self.broker)
-            self.parts = [*self.parts, self.broker, self.frames, shared, self.learned, self.trees]
+            broker = self.broker = self._connection(cluster.nats, bus)
+            self.frames = self.streams = self._frames(broker, streams)
+            shared = SharedAvailability(self.id, cluster.name, broker, availability, bus, clock)
+            self.learned = LearnedLimits(self.id, cluster.name, broker)
+            self.trees = RemoteTrees(self.id, cluster.name, broker)
+            self.parts += [
+                Part("broker", broker.run, broker.drain, broker.close),
+                Part("frames", self.frames.run, self.frames.drain, self.frames.close),
+                Part("availability", shared.run),
+                Part("learned limits", self.learned.run),
+            ]
             if self.ownership is not None:
-                self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
+                self.ownership.notify_over(broker, Subjects(cluster.name))
             if store is not None:
-                self.bridge = self._bridge(self.broker, store)
+                self.bridge = self._bridge(broker, store)
                 self.sends_events = True
-                self.parts = [*self.parts, self.bridge]
+                self.parts.append(Part("bridge", self.bridge.run, self.bridge.drain))
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The number of output tokens of a dead node's message that readers on other nodes have received; 0 if
-        unknown.
-        """
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
@@ -360,21 +296,18 @@ class Node(Alone):
         return 0
 
     def follow(self, writer: WriterCore) -> None:
-        """Send the events that the trace writer commits to other processes."""
         if self.bridge is not None:
             writer.watch_commits(self.bridge.committed)
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
-        """Replace the engine's budgets with budgets of the whole cluster.
-
-        Returns:
-            The node's slices of these budgets; None without a shared database.
+        """The node's slices of the engine's budgets, which apply to the whole cluster; None without a shared
+        database.
         """
         if self.shared is None:
             return None
         tables = PostgresLedger(self.shared)
         self.budgets = BudgetSlices(tables, self.id, budgets, clock, self.cluster.without_store)
-        self.parts = [*self.parts, self.budgets]
+        self.parts.append(Part("shared budgets", self.budgets.run, close=self.budgets.close))
         return self.budgets
 
     def rate_limits(self, bus: Bus, clock: Clock) -> RateLimits:
@@ -382,7 +315,7 @@ class Node(Alone):
         share: Callable[[AsyncRateLimiter], None] | None = None
         if self.shared is not None:
             shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
-            self.parts = [*self.parts, shares]
+            self.parts.append(Part("shared rate limits", shares.run))
             share = shares.join
         limits = RateLimits(share)
         if self.learned is not None:
@@ -418,11 +351,9 @@ class Node(Alone):
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data that another node needs to join a tree of turns of this node; empty without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:
-        """Connect a tool run on another node with the calls that it starts here."""
         if self.trees is not None:
             self.trees.reach(caller)
 
@@ -442,9 +373,7 @@ class Node(Alone):
             return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node owns a session; 0 if it does not own the session, or without a shared
-        database.
-        """
+        """The epoch in which this node owns a session; 0 if it does not own the session."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
 
     def _connection(self, url: str, bus: Bus) -> Broker:
@@ -463,12 +392,6 @@ class Node(Alone):
         broker.on_reconnect(bridge.connected)
         return bridge
 
-    def _other_trace(self) -> Store | None:
-        if self.database is None:
-            return None
-        dsn, schema = self.database
-        return PostgresStore.open_readonly(dsn, schema=schema)
-
     def _ownership(self, shared: SharedDatabase, bus: Bus, clock: Clock) -> Ownership:
         info = NodeInfo(
             node=self.id, cluster=self.cluster.name, name=self.name, lease_seconds=self.cluster.lease_seconds
@@ -477,7 +400,9 @@ class Node(Alone):
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         broker_frames = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).stored_pattern)
-        source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        source = None
+        if self.ownership is not None:
+            source = partial(answer_of_store, self.shared_trace, self.ownership.ending_of)
         return Frames(
             *(self.cluster.name, self.id, broker_frames, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,
@@ -486,10 +411,11 @@ class Node(Alone):
         )
 
     async def start(self, root: Supervisor) -> None:
-        """Start all parts under a separate supervisor."""
+        """Start all parts. If one crashes too often, it stays down, and calls continue."""
         supervisor = await root.start_supervisor("node")
         for part in self.parts:
-            await supervisor.start_child(child_of(part))
+            actor = partial(WorkActor, part.run, part.name)
+            await supervisor.start_child(ChildSpec(part.name, actor, on_limit="stop"))
 
     async def checks(self) -> list[Check]:
         """The checks of an engine of a cluster: its broker, its events on the broker, and its lease."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Literal, Protocol
+from typing import Literal
 
 import anyio
 import msgspec
@@ -29,7 +29,7 @@ from ..budgets.budget import OF_TREES, Budget, Payer
 from ..budgets.budgets import Budgets
 from ..budgets.ledger import Account, Amount, Refusal
 from ..tree import Caller, ChildTurn
-from .broker import Receiver
+from .broker import Broker
 
 _log = Log("engine.node")
 
@@ -46,11 +46,8 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str
     """The id of the object that represents the turn on the far node."""
     sender: str = ""
-    """The id of the far node."""
     turn: str = ""
-    """The id of the turn on the home node."""
     tool: str = ""
-    """The id of the tool call of that turn."""
     child: ChildTurn | None = None
     calls: int = 0
     cost: CostSum | None = None
@@ -65,49 +62,18 @@ class Grant(msgspec.Struct, frozen=True):
     granted: bool
 
 
-class TreeBroker(Protocol):
-    """The methods of the broker that this module uses."""
-
-    def publish(self, subject: str, payload: bytes, /) -> bool: ...
-
-    async def subscribe(self, subject: str, receive: Receiver, /) -> object: ...
-
-    async def request(self, subject: str, payload: bytes, seconds: float, /) -> bytes | None: ...
-
-
 class RemoteTrees:
-    """Connects trees of turns on several nodes. A part of a node, see `engine.nodes.node`.
+    """Connects trees of turns on several nodes."""
 
-    Args:
-        node: This node.
-        cluster: The cluster's name.
-        broker: The broker.
-    """
-
-    name = "trees"
-
-    def __init__(self, node: str, cluster: str, broker: TreeBroker) -> None:
+    def __init__(self, node: str, cluster: str, broker: Broker) -> None:
         self.node = node
         self._subjects = f"callboard.{cluster}.trees."
         self._broker = broker
-        self._listens = False
         self._runs: weakref.WeakValueDictionary[tuple[str, str], _Run] = weakref.WeakValueDictionary()
         self._places: dict[str, _Place] = {}
         self._remote: dict[str, RemotePlace] = {}
         self._numbers = itertools.count(1)
-
-    async def run(self) -> None:
-        """Receive the messages of other nodes, until cancelled."""
-        if not self._listens:
-            await self._broker.subscribe(self._subjects + self.node, self.receive)
-            self._listens = True
-        await anyio.sleep_forever()
-
-    async def drain(self) -> None:
-        """Do nothing: no data waits."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        broker.listen(self._subjects + node, self.receive)
 
     # --- At home ---
 
@@ -124,7 +90,6 @@ class RemoteTrees:
         return carried
 
     def receive(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Process a message of another node."""
         try:
             received = msgspec.json.decode(payload, type=TreeMessage)
         except msgspec.DecodeError as error:  # of another version
@@ -161,7 +126,6 @@ class RemoteTrees:
         caller.node.remote = RemotePlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
 
     def send(self, node: str, message: TreeMessage) -> None:
-        """Send a message to a node, without waiting."""
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
@@ -205,7 +169,6 @@ class _Place:
         return not self._busy and not self._grants
 
     def take(self, received: TreeMessage) -> Grant | None:
-        """Process a message. Returns the answer to a request."""
         caller = self._run.caller
         match received.what:
             case "busy":
@@ -247,7 +210,7 @@ class _Place:
 
 
 class RemotePlace:
-    """Represents a turn of another node on this node."""
+    """Represents a turn of another node on this node, see `engine.tree.RemoteTurn`."""
 
     def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
@@ -265,7 +228,7 @@ class RemotePlace:
         self._node.accounts = (self._account,)
 
     async def announced(self) -> None:
-        """See `RemoteTurn.known`. Without this wait, the tool's result could arrive before the first message."""
+        """Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:
                 self._trees.hold(self._about.key, self)
@@ -273,7 +236,6 @@ class RemotePlace:
                 self._is_known = True
 
     def idle(self) -> None:
-        """See `RemoteTurn.idle`."""
         spent = _NOTHING
         if self._account is not None:
             spent = self._account.used
@@ -284,15 +246,12 @@ class RemotePlace:
             self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:
-        """See `RemoteTurn.started`."""
         self._send(msgspec.structs.replace(self._about, what="child", child=child))
 
     def called(self, calls: int) -> None:
-        """See `RemoteTurn.called`."""
         self._send(msgspec.structs.replace(self._about, what="called", calls=calls))
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """See `RemoteTurn.spent`."""
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
@@ -302,7 +261,6 @@ class RemotePlace:
         self._node.cancel_open()
 
     async def ask(self, amount: Amount) -> Grant:
-        """Request money from the home node."""
         return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=amount))
 
     def _send(self, message: TreeMessage) -> None:
@@ -318,7 +276,6 @@ class RemoteAccount(Account):
         self._unpriced = False
 
     async def secure(self, amount: Amount, now_us: int) -> bool:
-        """See `Account.secure`."""
         if self.refuses(amount, now_us) is None:
             return False
         grant = await self._place.ask(amount)
@@ -330,7 +287,6 @@ class RemoteAccount(Account):
         return True
 
     def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
-        """See `Account.refuses`."""
         if amount.nano_usd is None and self._unpriced:
             amount = Amount(0, amount.tokens)
         return super().refuses(amount, now_us)

@@ -1,6 +1,6 @@
 """The interface of an engine to its cluster, and its implementation without a cluster.
 
-`nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other module
+`nodes.node.Node` overrides `Alone`, and `nodes.frame_sender.Frames` overrides `LocalStreams`. So no other module
 needs to check whether there is a cluster.
 """
 
@@ -19,8 +19,7 @@ from ..budgets.budget import Budget
 from ..budgets.budgets import SharedBudgets
 from ..conversation.options import StoredTurnOptions
 from ..routing.rate_limits import RateLimits
-from ..sessions.open import OpenSessions
-from ..sessions.state import SessionState
+from ..sessions.open import OpenSessions, SessionState
 from ..tree import Caller
 from .adapters import Host
 

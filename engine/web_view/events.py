@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from callboard.bus import Envelope, topic_matches
 from callboard.bus.events.codec import fields_of
-from callboard.bus.observable import check_pattern
+from callboard.bus.subscription import check_pattern
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_event
 
-from ..cli.events import describe
+from ..cli.replay import describe
 from .access import EventStream, Refused, answer, as_json, frame
 from .subject import LOOK_SECONDS, Subject, Tail
 

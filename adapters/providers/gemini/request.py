@@ -20,6 +20,8 @@ from ...requests.history_target import BuiltRequest
 from ...requests.schemas import (
     describe,
     describe_constraints,
+    encoded_tool,
+    fold_root,
     instruction,
     merge_all_of,
     normalise_schema,
@@ -36,7 +38,6 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.tools import encoded_tool, fold_root
 from .contents import KIND, ContentWriter, read_token, target_of
 from .data import BUDGETS, UNLISTED, find_model
 

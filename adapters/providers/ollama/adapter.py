@@ -39,12 +39,12 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import ErrorBody, ErrorType, build_error, read_error, read_error_value
+from ...http.errors import ErrorBody, ErrorType, build_error, read_error, read_error_value
 from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.assembler import Assembler, fill_usage
-from ...replies.decoders import NdjsonDecoder, is_whole, may_become_json
-from ...replies.normaliser import NdjsonNormaliser
+from ...replies.block import is_whole, may_become_json
+from ...replies.streamed import NdjsonDecoder, NdjsonNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.estimate import TokenRates, at_most

@@ -41,7 +41,7 @@ from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
 from ...requests.history import fit_history
 from ...requests.history_target import FittedHistory, Loss, Target, WireCall, block_type
-from ...requests.schemas import without_booleans
+from ...requests.schemas import fold_root, without_booleans
 from ...requests.settings import (
     changed,
     check_demands,
@@ -51,7 +51,6 @@ from ...requests.settings import (
     nearest_effort,
     write_settings,
 )
-from ...requests.tools import fold_root
 
 CHAT_PATH = "/api/chat"
 

@@ -23,17 +23,17 @@ from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...images import GeneratedImage, ImageCapabilities, ImageRequest
-from ...operations.media_wire import ImageReply, from_base64, input_bytes
+from ...images import GeneratedImage, ImageCapabilities, ImageReply, ImageRequest, from_base64, input_bytes
 from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...operations.openai_media import read_usage as read_image_usage
 from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
 from ...provider import create_adapter
 from ...replies.assembler import Assembler
-from ...replies.normaliser import StreamNormaliser
+from ...replies.streamed import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history import fit_history
 from ...requests.history_target import BuiltRequest, Target, WireCall, bearer
+from ...requests.schemas import encoded_tool, fold_root
 from ...requests.settings import (
     CUSTOM,
     SharedOptions,
@@ -50,8 +50,7 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.strict_schemas import StrictSchema
-from ...requests.tools import encoded_tool, fold_root, input_cleaner, strict_reply, strict_tool
+from ...requests.strict_schemas import StrictSchema, input_cleaner, strict_reply, strict_tool
 from ...transport.transport import exchange
 from .data import (
     CODES,

@@ -22,8 +22,7 @@ from callboard.bus.values.usage import TokenUsage
 from ...contract import CanonicalRequest
 from ...operations.wires import BackgroundStatus
 from ...replies.assembler import Assembler
-from ...replies.decoders import SseDecoder
-from ...replies.normaliser import SseNormaliser
+from ...replies.streamed import SseDecoder, SseNormaliser
 from ...requests.history_target import WireCall, get
 from ...requests.settings import joined_options
 from .data import CODES, OPTIONS, Quirks, error_in_reply
@@ -410,8 +409,6 @@ class NumberedResponses(ResponsesNormaliser):
     def on_event(self, name: bytes, data: bytes) -> None:
         number = _number_of(data)
         if number is not None and self.number is not None and number <= self.number:
-            if self.assembler.raw is not None:
-                self.assembler.raw.again(data)
             return
         try:
             super().on_event(name, data)
@@ -429,7 +426,7 @@ class NumberedResponses(ResponsesNormaliser):
         return self.assembler.take()
 
     def reopen(self) -> None:
-        self._read_with(SseDecoder())
+        self._decoder = SseDecoder()
         self.error = None
 
     def take_whole(self, body: bytes) -> list[StreamEvent]:

@@ -28,7 +28,7 @@ from callboard.bus.errors import (
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
-from ...http.classify import ErrorType, error_without_status, read_error, read_error_value
+from ...http.errors import ErrorType, error_without_status, read_error, read_error_value
 from ...replies.usage import cache_writes, first_count, only_written, reported_cost, reported_count, source_of
 from ...replies.usage import reported_detail as _detail
 
@@ -487,7 +487,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
 }
-"""The error codes. They take precedence over `adapters.http.classify.COMMON_CODES`."""
+"""The error codes. They take precedence over `adapters.http.errors.COMMON_CODES`."""
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:

@@ -16,11 +16,12 @@ from callboard.bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
 from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
-from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
+from callboard.engine.nodes.availability import SharedAvailability
+from callboard.engine.nodes.rate_limits import TELL_SECONDS, LearnedLimits
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.routing.learned_limits import Reading
+from callboard.engine.routing.learned_limits import Headers, Reading
 from callboard.engine.routing.rate_limits import RateLimits
-from callboard.engine.routing.rate_slots import Headers, LimitObservation
+from callboard.engine.routing.rate_slots import LimitObservation
 
 from ...support.cluster_engines import node_of, until
 from ...support.engines import entry, registry, serving
@@ -46,9 +47,8 @@ class Wire:
             receive(subject, payload, "")
         return True
 
-    async def subscribe(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
+    def listen(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> None:
         self.receivers.append(receive)
-        return self
 
 
 class TimedWire(Wire):
@@ -185,7 +185,6 @@ class ProbeHost:
         self.table = AvailabilityTable()
         self.bus = Bus(run_id=name)
         self.part = SharedAvailability(name, "c", wire, self.table, self.bus, self.clock)
-        wire.receivers.append(self.part.receive)
 
     def finds(self, state: str, seconds: float | None = None, reason: str = REASON) -> None:
         """Publish the state that the node found by its own calls."""
