@@ -79,8 +79,6 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of a streamed reply, of any type."""
-
     type: str | None = None
     index: int | float | None = None
     delta: Delta | None = None
@@ -130,8 +128,6 @@ STOP_REASONS: Mapping[str, StopReason] = {
 
 @dataclass(slots=True)
 class WireBlock:
-    """A content block in progress."""
-
     key: int
     kind: str
     block: JsonObject
@@ -154,7 +150,6 @@ def wire_block(key: int, value: Json) -> WireBlock | None:
 
 
 def begin_block(assembler: Assembler, state: WireBlock) -> None:
-    """Open a block with the content of its start."""
     key, block = state.key, state.block
     match block:
         case {"type": "text"}:
@@ -241,7 +236,6 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 def begin_message(assembler: Assembler, reply: Reply) -> None:
-    """Set the reply's id and model."""
     if isinstance(reply.id, str):
         assembler.response_id = reply.id
     if isinstance(reply.model, str) and reply.model:
@@ -303,7 +297,6 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error in a body or event with HTTP status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 

@@ -88,13 +88,11 @@ SIGNATURE_KIND = "thoughtSignature"
 
 
 def metadata_of(part: wire.Part) -> JsonObject:
-    """The extra fields of a text, a thought or a call."""
     metadata = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
     return {name: wire.decode_json(raw) for name, raw in metadata.items() if raw != wire.ABSENT}
 
 
 def has_others(parts: Sequence[wire.Part]) -> bool:
-    """Whether a part is neither text nor a call."""
     for part in parts:  # noqa: SIM110  (a generator costs more than the loop, and this is done for every delta)
         if part.text is None and part.functionCall is None:
             return True
@@ -148,8 +146,6 @@ NEITHER = "its url is neither http(s), gs nor a data url"
 
 
 class SentMedium(NamedTuple):
-    """A medium to send, with a url or data."""
-
     media_type: str | None
     """The media type, by the name that the API requires. Empty for bytes of an unknown type; None for an address
     of an unknown type.

@@ -39,8 +39,6 @@ REVISION = "2026-05-20"
 
 
 class Interaction(msgspec.Struct, gc=False):
-    """A whole reply, or the part of a reply in an event."""
-
     id: object = None
     model: object = None
     status: object = None
@@ -115,7 +113,6 @@ _FEES = {"google_search": "web_search", "google_maps": "map_search"}
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if nothing is reported."""
     found = decode_usage(raw)
     if found is None:
         return None
@@ -158,7 +155,6 @@ _DETAILS = ("continuation_token", "environment_id", "created", "updated")
 
 
 def read_interaction(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it."""
     interaction = decode_interaction(body)
     if interaction.error != ABSENT:
         raise failure_of(decode_json(interaction.error), assembler.provider)
@@ -203,7 +199,6 @@ class Steps:
             self.assembler.usage = usage
 
     def note_status(self, status: object, errors: msgspec.Raw = ABSENT) -> None:
-        """Read a status. Raises AdapterError if the interaction has failed."""
         if not isinstance(status, str) or not status:
             return
         self.status = self.assembler.raw_stop_reason = status
@@ -250,7 +245,6 @@ class Steps:
                 self._unknown("a step without a type")
 
     def item(self, item: Json) -> None:
-        """Read a piece of the model's output."""
         if not isinstance(item, dict):
             return
         key, assembler = self.next_key(), self.assembler
@@ -296,7 +290,6 @@ class Steps:
         self.assembler.end(key)
 
     def begin_call(self, step: JsonObject) -> int:
-        """Start a call. Returns the key of its block."""
         key, name = self.next_key(), step.get("name")
         fields = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
         self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=fields)
@@ -320,7 +313,6 @@ def summary_data(parts: list[Json]) -> JsonObject:
 
 
 def arguments_of(value: Json) -> str:
-    """A call's arguments as JSON text."""
     return value if isinstance(value, str) else msgspec.json.encode({} if value is None else value).decode()
 
 
@@ -350,8 +342,6 @@ class OpenStep:
 
 
 class InteractionNormaliser(SseNormaliser):
-    """Reads one streamed reply; see the module's text."""
-
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler)
         self._steps = Steps(assembler)

@@ -62,8 +62,6 @@ _IMAGE_MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, over the same protocol as its conversations."""
-
     version: str = "v1beta"
     """The API's version in the path."""
 
@@ -284,7 +282,6 @@ def _size(size: str) -> JsonObject:
 
 
 def _outcome(operation: _Operation, provider: str) -> tuple[str | None, AdapterError | None]:
-    """The address of the video, or the reason why there is none."""
     if operation.error:
         error = error_without_status(read_error_value({"error": operation.error}), CODES, provider)
         error.retryable = False  # the job has ended, and another request does not change it

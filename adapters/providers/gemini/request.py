@@ -144,7 +144,6 @@ class _Fitter:
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
-    """Convert exclusive bounds of integers to inclusive ones."""
     if schema.get("type") != "integer":
         return schema
     bounded = dict(schema)

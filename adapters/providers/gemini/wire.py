@@ -101,8 +101,6 @@ class _TextTokens(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The usual counts of a text reply."""
-
     promptTokenCount: _Count
     candidatesTokenCount: _Count = 0
     totalTokenCount: _Count = 0
@@ -283,7 +281,6 @@ def disjoint_usage(
     *,
     final: bool = True,
 ) -> TokenUsage | None:
-    """The usage from the counts of either API; None if there are none."""
     prompt, cached, output, thoughts, tool_use = map(reported_count, counts[:5])
     if prompt is None and output is None and cached is None and thoughts is None and tool_use is None:
         return None
@@ -323,7 +320,6 @@ def disjoint_usage(
 
 
 def _sound_and_pictures(details: object) -> tuple[int, int]:
-    """The tokens of audio and images in a list of tokens by modality."""
     if not isinstance(details, list):
         return 0, 0
     counts = {"audio": 0, "image": 0}

@@ -162,8 +162,6 @@ _THINKING = "thinking"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler, line by line."""
-
     def __init__(self, assembler: Assembler, rates: TokenRates) -> None:
         self.assembler = assembler
         self.rates = rates

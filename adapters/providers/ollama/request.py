@@ -89,7 +89,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model reasons; None if unknown."""
         return None if self.abilities is None else "thinking" in self.abilities
 
     @property
@@ -113,7 +112,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def read_show(value: Json) -> ModelFacts | None:
-    """Parse an answer of `/api/show`; None if it is invalid."""
     if not isinstance(value, dict) or not {"capabilities", "details", "model_info"} & value.keys():
         return None
     abilities, details = value.get("capabilities"), value.get("details")
@@ -126,7 +124,6 @@ def read_show(value: Json) -> ModelFacts | None:
 
 
 def _context_length(info: Json) -> int | None:
-    """``<architecture>.context_length`` of the model's metadata."""
     if not isinstance(info, dict):
         return None
     named = info.get(f"{info.get('general.architecture')}.context_length")
@@ -196,8 +193,6 @@ def window_size(needed: int, limit: int | None) -> int:
 
 
 class Windows:
-    """The windows in use, by the model's name."""
-
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
 
@@ -214,7 +209,6 @@ class Windows:
 
 
 def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
-    """The reason why an image can't be sent; None if it can."""
     accepted = capabilities.accepted_image_media_types
     if accepted is not None and image.media_type is not None and image.media_type not in accepted:
         return f"the server does not accept images of type {image.media_type}"
@@ -258,7 +252,6 @@ class _HistoryWriter:
         return self.messages
 
     def _say(self, text: str, images: list[Json]) -> None:
-        """Add a user message with a text and images, unless both are empty."""
         if text or images:
             wire: JsonObject = {"role": "user", "content": text}
             if images:
@@ -389,7 +382,6 @@ class _Writer:
         return WireCall(CHAT_PATH, encode_json(body), headers, warnings, history.losses)
 
     def _check(self) -> None:
-        """Check that the server supports the content of the current turn."""
         model, can = self.request.model, self.capabilities
         if self.request.tools and not can.supports_tools:
             raise CapabilityError(
@@ -407,7 +399,6 @@ class _Writer:
                         pass
 
     def _check_size(self, estimated_tokens: int, body: JsonObject) -> None:
-        """Raise an error if the estimated prompt does not fit into the window."""
         options = body["options"]
         window = options.get("num_ctx") if isinstance(options, dict) else None
         if not isinstance(window, int) or estimated_tokens <= window:

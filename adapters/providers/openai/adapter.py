@@ -397,8 +397,6 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class ResponsesWire(ChatWire):
-    """OpenAI's Responses API."""
-
     default_name = "openai"
     client_protocol = "openai"
     media_fields = frozenset({"image.detail", "document.name"})

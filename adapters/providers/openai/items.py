@@ -85,8 +85,6 @@ HALF = "a call can't be sent without its output, nor an output without its call"
 
 
 class OwnItems:
-    """The items of a history that may be sent back to a model."""
-
     def __init__(self, blocks: Iterable[OpaqueBlock], model: str) -> None:
         self._model = model
         ours = [block for block in blocks if self._is_ours(block)]
@@ -94,7 +92,6 @@ class OwnItems:
         self._programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
 
     def why_not(self, block: OpaqueBlock) -> str | None:
-        """The reason why an item can't be sent back; None if it can."""
         if not self._is_ours(block):
             return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
         if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
@@ -401,7 +398,6 @@ def _made_up_id(prefix: str, place: int) -> str:
 
 
 def _output_text(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
-    """A message item with one part of a reply, for a place among the items."""
     return {
         "type": "message",
         "role": "assistant",
@@ -412,12 +408,10 @@ def _output_text(part: JsonObject, place: int, item_id: Json = None) -> JsonObje
 
 
 def _is_item(block: ContentBlock) -> bool:
-    """Whether a block is a separate item, not part of a message."""
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 
 def _file_part(block: DocumentBlock) -> JsonObject:
-    """A file part: an address, which includes the name, or data with a name."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
     found = media_bytes(block)

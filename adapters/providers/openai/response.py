@@ -75,7 +75,6 @@ class Reply:
         return next(before, None)
 
     def begin(self, response: Response) -> None:
-        """Set the reply's model and id, if given."""
         if response.id:
             self.assembler.response_id = response.id
         if response.model:
@@ -180,7 +179,6 @@ class OutputItem:
             self._keys.append(self._key)
 
     def refusal(self, part: int, fragment: str) -> None:
-        """Add text to a refusal in a part of a message."""
         if fragment:
             self._reply.refused = True
             self.text(part, fragment)
@@ -197,7 +195,6 @@ class OutputItem:
             self.placed = True
 
     def begin_call(self, item: Item) -> None:
-        """Start a tool call with its name."""
         if item.name and not self.placed:
             self._assembler.tool_start(
                 self._key, item.name, raw=self._call_raw(item), implicit_end=self._implicit_end
@@ -364,12 +361,10 @@ def custom_arguments(text: str) -> str:
 
 
 def output_limit(request: CanonicalRequest, quirks: Quirks) -> int:
-    """The limit to send, in tokens."""
     return max(request.max_output_tokens, quirks.min_output_tokens)
 
 
 def error_of(response: Response, provider: str) -> AdapterError | None:
-    """The error of a failed response; None for any other."""
     if is_present(response.error):
         return error_in_reply({"error": msgspec.json.decode(response.error)}, provider)
     if response.status == "failed":

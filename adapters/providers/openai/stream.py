@@ -44,8 +44,6 @@ Step: TypeAlias = Callable[[OutputItem, Event], None]
 
 
 class ResponsesNormaliser(SseNormaliser):
-    """Reads one streamed reply."""
-
     error_codes = CODES
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
@@ -117,7 +115,6 @@ class ResponsesNormaliser(SseNormaliser):
         return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
 
     def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
-        """The started item of an event with a whole item."""
         kind = wire.type or "unknown"
         item = self._at(kind, index, wire.id) if index is not None else None
         if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):
@@ -346,8 +343,6 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class ResponsesInBackground:
-    """The wire of background responses."""
-
     def __init__(self, provider: str, quirks: Quirks) -> None:
         self._provider = provider
         self._quirks = quirks

@@ -48,8 +48,6 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Item(msgspec.Struct, gc=False):
-    """One output item, of any type."""
-
     type: str | None = None
     id: str | None = None
     status: str | None = None
@@ -70,8 +68,6 @@ class Item(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """One part of an item's content or summary."""
-
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
@@ -123,8 +119,6 @@ class _PlainOutput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """OpenAI's usual counts."""
-
     input_tokens: _Count
     output_tokens: _Count
     input_tokens_details: _PlainInput
@@ -182,7 +176,6 @@ def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
 
 
 def is_present(data: msgspec.Raw) -> bool:
-    """Whether the field is neither absent nor null."""
     return bool(data) and data != _NULL
 
 
@@ -192,7 +185,6 @@ def as_object(data: msgspec.Raw) -> JsonObject:
 
 
 def read_value(data: msgspec.Raw) -> Json:
-    """Any JSON value; None if the field is absent."""
     return msgspec.json.decode(data, type=Json) if is_present(data) else None
 
 
@@ -210,8 +202,6 @@ def as_arguments(data: msgspec.Raw) -> str:
 
 
 class ToolFees:
-    """Counts the billed items of one reply."""
-
     def __init__(self) -> None:
         self._noted = False  # whether the reply has an item other than a message, reasoning or a function call
         self._searches = 0
@@ -237,7 +227,6 @@ class ToolFees:
                 pass
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
-        """The counts by rate name."""
         if not self._noted and not is_present(tool_usage):
             return _named(usage)
         searches, drawn = 0, None
@@ -285,7 +274,6 @@ def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
 
 
 def with_tool_usage(usage: msgspec.Raw, tool_usage: msgspec.Raw) -> msgspec.Raw:
-    """The usage with the tools' usage added, if any."""
     if not is_present(tool_usage) or not _used(read_value(tool_usage)):
         return msgspec.Raw(bytes(usage))
     fields = msgspec.json.decode(usage, type=dict[str, msgspec.Raw])
@@ -307,7 +295,6 @@ def read_usage(
     fees: Mapping[str, int] | None = None,
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if not reported."""
     plain = None if fees or tool_usage else _read_plain_usage(data, service_tier)
     return plain or _read_any_usage(data, service_tier, fees, tool_usage)
 

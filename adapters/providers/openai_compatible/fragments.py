@@ -49,7 +49,6 @@ class ToolCalls:
         self._batch = 0
 
     def read(self, message: WireMessage) -> None:
-        """Read the calls, or fragments of them, in a message or a delta."""
         self._batch += 1
         calls = message.tool_calls or []
         if isinstance(calls, WireToolCall):

@@ -56,7 +56,6 @@ def accepts_audio(quirks: Quirks, model: str) -> bool:
 
 
 def document_types(quirks: Quirks) -> tuple[str, ...]:
-    """The media types of documents that the server accepts."""
     return TEXT_TYPES if quirks.documents == "text" else (PDF, *TEXT_TYPES)
 
 
@@ -360,7 +359,6 @@ def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
 
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
-    """Convert texts to parts, each with the host's fields."""
     return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
 
 
@@ -438,7 +436,6 @@ def _is_system(message: Json) -> bool:
 
 
 def _count(value: Json) -> int:
-    """Count the marks on messages, parts, calls and tools."""
     if isinstance(value, list):
         return sum(map(_count, value))
     if not isinstance(value, dict):

@@ -111,7 +111,6 @@ class _Builder:
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
-        """Let the model continue its own last message."""
         match self.quirks.beginning:
             case "prefix" | "partial" as field:
                 beginning[field] = True
@@ -121,7 +120,6 @@ class _Builder:
                 pass
 
     def _check(self) -> None:
-        """Check that the server supports the content of the current turn."""
         check_demands(self.request, self.capabilities, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:

@@ -130,7 +130,6 @@ class ReplyReader:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text block is open. A text chunk then only extends the block."""
         return self._text_started and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
@@ -321,7 +320,6 @@ class ReplyReader:
             self.assembler.image(key, kind, raw, image, {**raw, "image_url": about})
 
     def _media(self, message: WireMessage) -> None:
-        """Add images as blocks, and audio unchanged."""
         for image in message.images if isinstance(message.images, list) else ():
             if isinstance(image, dict):
                 self._add_opaque("image_url", image)
@@ -386,7 +384,6 @@ def _says_something(choice: WireChoice | None) -> bool:
 
 
 def flatten(value: Json) -> str:
-    """The text in a string, in a text part, or in a list of them."""
     match value:
         case str():
             return value

@@ -44,15 +44,11 @@ class WireFunction(msgspec.Struct, gc=False):
 
 
 class WireFreeForm(msgspec.Struct, gc=False):
-    """The call of a free-form tool, or a fragment of one."""
-
     name: Json = None
     input: Json = None
 
 
 class WireToolCall(msgspec.Struct, gc=False):
-    """A call, or a fragment of one."""
-
     index: Json = None
     id: Json = None
     function: WireFunction | None = None
@@ -166,8 +162,6 @@ class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class WireChoiceDetails(msgspec.Struct, gc=False):
-    """A choice's data other than its message."""
-
     index: Json = None
     stop_reason: Json = None  # vLLM: the matched stop sequence
     matched_stop: Json = None  # SGLang's
@@ -244,8 +238,6 @@ class PlainCompletionDetails(msgspec.Struct, gc=False, forbid_unknown_fields=Tru
 
 
 class PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """OpenAI's usual token counts, which most servers send."""
-
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count | None = None
@@ -254,8 +246,6 @@ class PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class WireGroq(msgspec.Struct, gc=False):
-    """Groq's own object in a chunk."""
-
     usage: msgspec.Raw = NO_RAW
 
 
@@ -309,7 +299,6 @@ def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if missing, null or invalid."""
     if not raw or raw == NULL:
         return None
     return _read_plain_usage(raw, service_tier) or _read_any_usage(raw, service_tier)
@@ -416,7 +405,6 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
 
 
 def _fees(wire: WireUsage) -> dict[str, int | None]:
-    """Billed counts other than the model's tokens: searches, citations, pages read."""
     searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
     if not (searches or wire.citation_tokens or wire.num_sources_used):
         return {}

@@ -124,8 +124,6 @@ class WireToken(msgspec.Struct, gc=False):
 
 
 class WireDetails(msgspec.Struct, gc=False):
-    """The details at the end of a reply."""
-
     finish_reason: Json = None
     generated_tokens: Json = None
     input_length: Json = None
@@ -310,8 +308,6 @@ _TEXT = "text"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler."""
-
     def __init__(
         self, assembler: Assembler, template: PromptTemplate, stops: Sequence[str], rates: TokenRates
     ) -> None:
