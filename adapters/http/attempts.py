@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from callboard.bus.backend import MovingDeadline, new_scope, time_source
+from callboard.bus.backend import MovingDeadline, WaitScope, new_scope, time_source
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -48,9 +48,8 @@ from ..contract import (
 from ..keys import Key, KnownKey
 from ..replies.usage import NOTHING_USED, usage_of_failure
 from ..requests.history_target import WireCall
-from ..transport.http1_connection import WaitScope
 from ..transport.transport import HttpRequest, exchange, mask_error, masked_headers
-from .classify import error_without_status, find_error
+from .errors import error_without_status, find_error
 from .retry import log_retry, retry_delay
 from .wire import HttpClient
 

@@ -23,7 +23,7 @@ from ..requests.estimate import at_most, estimate_tokens
 from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, value_or
-from .classify import error_without_status, find_error
+from .errors import error_without_status, find_error
 from .fidelity import EventRelay
 from .repair import Repair, edited
 from .wire import ChatWire, HttpClient

@@ -33,8 +33,7 @@ from callboard.bus.values.messages import CallWarning
 from ..contract import CanonicalRequest
 from ..requests.content import bared_blocks, tools_as_text, without_reasoning
 from ..requests.settings import stated_limit
-from .classify import read_error_value
-from .error_texts import unwrapped
+from .errors import read_error_value, unwrapped
 
 # --- Edits of a body ---
 

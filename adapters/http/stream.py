@@ -35,8 +35,7 @@ from ..requests.history_target import WireCall
 from ..transport.transport import MAX_REPLY_BYTES, HttpReply, close_reply, read_body, read_error_body, too_large
 from .attempts import Limit
 from .call import HttpCall
-from .classify import error_without_status, find_error
-from .error_texts import EXCERPT_BYTES, is_page
+from .errors import EXCERPT_BYTES, error_without_status, find_error, is_page
 
 KEPT_ALIVE = 5
 """The factor on the limit of silence while comments and pings arrive."""

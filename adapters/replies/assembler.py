@@ -39,7 +39,7 @@ from .decoders import parse_arguments
 from .usage import usage_until_now
 
 if TYPE_CHECKING:
-    from ..http.classify import ErrorType
+    from ..http.errors import ErrorType
     from ..http.fidelity import EventRelay
     from .block import RawKept
 

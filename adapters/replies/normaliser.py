@@ -14,7 +14,7 @@ from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json
 from callboard.bus.values.content import ImageBlock
 
-from ..http.classify import ErrorType, error_without_status, is_foreign_error, read_error
+from ..http.errors import ErrorType, error_without_status, is_foreign_error, read_error
 from ..requests.content import is_remote, read_data_url
 from .assembler import Assembler
 from .decoders import BodyDecoder, NdjsonDecoder, SseDecoder, SseEvent, repair_body

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from callboard.bus import Envelope, topic_matches
 from callboard.bus.events.codec import fields_of
-from callboard.bus.observable import check_pattern
+from callboard.bus.subscription import check_pattern
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_event
 

@@ -28,7 +28,7 @@ from callboard import (
     WarningCode,
 )
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.classify import build_error, read_error_value
+from callboard.adapters.http.errors import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser

@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from callboard.adapters import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.classify import build_error, read_error_value
+from callboard.adapters.http.errors import build_error, read_error_value
 from callboard.adapters.providers.gemini.data import CODES
 from callboard.adapters.replies.whole import whole_events
 from callboard.bus import errors

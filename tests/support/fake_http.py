@@ -9,7 +9,7 @@ import msgspec
 from callboard.adapters.conformance.http_kit import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.classify import build_error, read_error_value
+from callboard.adapters.http.errors import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser

@@ -15,13 +15,12 @@ from callboard.bus.values.usage import TokenUsage, details_of
 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import error_without_status, read_error_value
+from ...http.errors import error_without_status, read_error_value
 from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...images import GeneratedImage, ImageCapabilities, ImageRequest
-from ...operations.media_wire import ImageReply, from_base64, input_bytes
+from ...images import GeneratedImage, ImageCapabilities, ImageReply, ImageRequest, from_base64, input_bytes
 from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...operations.openai_media import read_usage as read_image_usage
 from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
@@ -33,7 +32,7 @@ from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
-from ...requests.tools import input_cleaner
+from ...requests.strict_schemas import input_cleaner
 from ...transport.transport import exchange
 from . import response
 from .data import (

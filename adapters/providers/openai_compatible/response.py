@@ -18,7 +18,7 @@ from callboard.bus.errors import AdapterError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, unusual_tier
 
-from ...http.classify import is_error
+from ...http.errors import is_error
 from ...replies.assembler import Assembler
 from ...replies.normaliser import SseNormaliser, image_at
 from .data import ERROR_CODES, error_in_body, error_in_reply, overflow_of

@@ -24,7 +24,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
+from ...http.errors import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
 from ...http.wire import ChatWire, Endpoint, LookUp
 from ...replies.assembler import Assembler, fill_usage
 from ...replies.normaliser import SseNormaliser

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
-from callboard.adapters.http.classify import read_error
+from callboard.adapters.http.errors import read_error
 from callboard.adapters.replies.block import GrowingArguments, Meaning
 from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, parse_arguments, repair_body
 from callboard.adapters.requests.content import repair_json, repair_text
