@@ -30,7 +30,7 @@ from ..images import ImageWire
 from ..keys import Keyring, KnownKey
 from ..operations.wires import BackgroundWire, EmbeddingWire, VideoWire
 from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
+from ..replies.streamed import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions
