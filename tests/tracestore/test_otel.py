@@ -42,8 +42,7 @@ from callboard.bus.values.content import AudioBlock, ImageBlock
 from callboard.bus.values.messages import MessageMetadata
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
-from callboard.tracestore import StoredEvents, TraceStore
-from callboard.tracestore.export import OtelExporter
+from callboard.tracestore import OtelExporter, StoredEvents, TraceStore
 
 from ..support.engines import running
 from ..support.present import present
