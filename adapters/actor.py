@@ -70,11 +70,13 @@ class CallHandle(Generic[T]):
         self._in_place = in_place
         self._abandoned = False
 
-    async def wait(self) -> T:
+    def ended(self) -> Awaitable[object]:
+        """Wait for the end of the call. Afterwards `result` returns or raises."""
+        return self._task.run_here() if self._in_place else self._task.over()
+
+    def result(self) -> T:
+        """The adapter's answer. Raises AdapterError, also for a crash of the adapter or its actor."""
         try:
-            if not self._in_place:
-                return await self._task.wait()
-            await self._task.run_here()
             return self._task.result()
         except AdapterError:
             raise
@@ -84,6 +86,11 @@ class CallHandle(Generic[T]):
             raise self._broken(f"the adapter's actor stopped during the call: {error}") from error
         except Exception as error:
             raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
+
+    async def wait(self) -> T:
+        """Wait for the end of the call, and return its `result`."""
+        await self.ended()
+        return self.result()
 
     def cancel(self) -> None:
         """Request the end of the call. `wait()` then raises or returns, as the contract describes. Idempotent."""

@@ -11,13 +11,13 @@ from ._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".actors.actor": "Actor ActorContext ActorRef ActorStatistics",
-        ".actors.child": (
+        ".actor": "Actor ActorContext ActorRef ActorStatistics",
+        ".child": (
             "ChildSpec ChildStatistics OnLimit RestartPolicy RestartType ShutdownReport Strategy "
             "SupervisorStatistics affected"
         ),
-        ".actors.supervisor": "Supervisor",
-        ".actors.tasks": "TaskHandle",
+        ".supervisor": "Supervisor",
+        ".tasks": "TaskHandle",
         ".bus": "Bus DeadLetter",
         ".clock": "Clock SYSTEM_CLOCK SystemClock",
         ".errors": (
@@ -47,14 +47,17 @@ __getattr__, __dir__, __all__ = face(
             "SessionTurnCompleted SessionTurnStarted StepSoFar TurnSoFar TurnStatus"
         ),
         ".log": "Log",
-        ".observable": "BusStatistics ObservableBus ReplayBus topic_matches",
+        ".replay": "ReplayBus",
         ".streams.channel": "StreamChannel StreamChannelStatistics StreamInfo",
         ".streams.events": (
             "MessageComplete MessageStart ProviderBlock ProviderEvent StepFinish StreamEvent TextDelta "
             "ThinkingDelta ToolUseEnd ToolUseInputDelta ToolUseStart TurnComplete TurnEvent UserMessage"
         ),
         ".streams.log": "ReaderStatistics StreamLog StreamReader StreamReset",
-        ".subscription": "DropOldest Gap Latest Lossless Policy Subscription SubscriptionStatistics",
+        ".subscription": (
+            "BusStatistics DropOldest Gap Latest Lossless ObservableBus Policy Subscription "
+            "SubscriptionStatistics topic_matches"
+        ),
         ".values.base": "Json JsonObject",
         ".values.content": (
             "AudioBlock ContentBlock DocumentBlock ImageBlock OpaqueBlock ProviderRaw RedactedThinkingBlock "

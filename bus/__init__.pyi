@@ -1,8 +1,8 @@
 # Written by scripts/make_stubs.py.
-from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
-from .actors.child import ChildSpec, ChildStatistics, OnLimit, RestartPolicy, RestartType, ShutdownReport, Strategy, SupervisorStatistics, affected
-from .actors.supervisor import Supervisor
-from .actors.tasks import TaskHandle
+from .actor import Actor, ActorContext, ActorRef, ActorStatistics
+from .child import ChildSpec, ChildStatistics, OnLimit, RestartPolicy, RestartType, ShutdownReport, Strategy, SupervisorStatistics, affected
+from .supervisor import Supervisor
+from .tasks import TaskHandle
 from .bus import Bus, DeadLetter
 from .clock import Clock, SYSTEM_CLOCK, SystemClock
 from .errors import AccessDeniedError, ActorStopped, AdapterError, AdmissionError, AuthError, CallboardError, CancelledError, CapabilityError, ConfigurationError, ContentFilterError, ContextOverflowError, DeadlineExceeded, ErrorClass, GuardrailStopped, InvalidRequestError, MailboxFull, NetworkError, NoModelAvailable, NoTurnRunning, NotFoundError, OutcomeUnknownError, OverloadedError, PromptTooLongError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, SessionBusy, SessionTakenOver, StoreError, StoreUnavailable, StreamError, SupervisorEscalated, TaskCancelled, UnknownStream, UnsupportedToolChoiceError, WarningCode, WrongLoop
@@ -12,11 +12,11 @@ from .events.envelope import Envelope, Event, UnknownEvent
 from .events.operation import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, ConfigReloaded, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, SessionClaimed, SessionLost, StoreShippingChanged, StoreStateChanged
 from .events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionTurnCompleted, SessionTurnStarted, StepSoFar, TurnSoFar, TurnStatus
 from .log import Log
-from .observable import BusStatistics, ObservableBus, ReplayBus, topic_matches
+from .replay import ReplayBus
 from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
 from .streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StepFinish, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart, TurnComplete, TurnEvent, UserMessage
 from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset
-from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
+from .subscription import BusStatistics, DropOldest, Gap, Latest, Lossless, ObservableBus, Policy, Subscription, SubscriptionStatistics, topic_matches
 from .values.base import Json, JsonObject
 from .values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ResultPart, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from .values.messages import CallWarning, Candidate, Message, MessageMetadata, RawReply, Role, RoutingDecision, SessionSetup, ToolAnnotations, ToolChoice, ToolDefinition, as_blocks

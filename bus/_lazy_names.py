@@ -3,7 +3,7 @@
 Only the modules that a program uses are imported. A package's ``__init__.py`` lists each name once, under the
 module that defines it:
 
-    __getattr__, __dir__, __all__ = face(__name__, {".actors.actor": "Actor ActorContext"})
+    __getattr__, __dir__, __all__ = face(__name__, {".actor": "Actor ActorContext"})
 
 Type checkers and editors read the stub file, which ``scripts/make_stubs.py`` writes from the same table.
 """
@@ -23,7 +23,7 @@ def face(
     Args:
         package: The package's name.
         homes: The names that each module defines, separated by spaces. Modules of the package have relative names,
-            such as ``.actors.actor``.
+            such as ``.actor``.
         others: A function that finds a name that the table lacks, such as an adapter in an added folder. It raises
             KeyError if the name does not exist.
     """

@@ -22,24 +22,8 @@ from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
 from .events.envelope import Envelope, Event
 from .log import Log, warn_of_old_name
-from .observable import BusStatistics, ObservableBus, ReplayBus, topic_matches
-from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
-
-__all__ = [
-    "Bus",
-    "BusStatistics",
-    "DeadLetter",
-    "DropOldest",
-    "Gap",
-    "Latest",
-    "Lossless",
-    "ObservableBus",
-    "Policy",
-    "ReplayBus",
-    "Subscription",
-    "SubscriptionStatistics",
-    "topic_matches",
-]
+from .replay import ReplayBus
+from .subscription import BusStatistics, ObservableBus, Subscription
 
 _log = Log("bus")
 

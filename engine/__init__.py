@@ -13,24 +13,21 @@ __getattr__, __dir__, __all__ = face(
         ".runtime.in_flight": "AbortController AbortSignal",
         ".budgets.budget": "Budget",
         ".budgets.ledger": "AccountState Amount BudgetExceededError",
-        ".calls.accumulator": "StreamAccumulator",
         ".conversation.context": "Context ContextPolicy Conversation LastTurns SchemaMode Summarise Truncate",
         ".conversation.options": "SessionOptions StopWhen TimeoutConfig TurnOptions",
         ".conversation.results": "GenerateResult Reply StepResult",
+        ".agents": "agent_tool handoff",
         ".engine": "Engine",
-        ".functions.agents": "agent_tool handoff",
-        ".functions.costs": "Moment costs costs_sync reprice reprice_sync",
-        ".functions.functions": (
-            "default_engine embed embed_sync generate generate_sync set_default_engine stream stream_sync"
+        ".functions": (
+            "Moment costs costs_sync default_engine embed embed_sync generate generate_sync reprice reprice_sync "
+            "set_default_engine stream stream_sync"
         ),
-        ".functions.objects": (
-            "SyncObjectStream generate_object generate_object_sync stream_object stream_object_sync"
-        ),
-        ".functions.sync": "SyncStreamResult run_sync",
         ".generation.view": "UsageSoFar",
         ".generation.readers": "OnUsage TreePiece ViewReader",
         ".generation.streaming": "AttachedView StreamResult TurnStream",
-        ".generation.view_events": "Finish StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent",
+        ".generation.view_events": (
+            "Finish StreamAccumulator StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent"
+        ),
         ".imports.importer": "Importer ImportFault ImportReport ImportedModel import_calls",
         ".mcp.hooks": (
             "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
@@ -48,6 +45,9 @@ __getattr__, __dir__, __all__ = face(
         ".nodes.remote_bus": "Bridge RemoteBus",
         ".generation.objects": "NoObjectGeneratedError NoObjectReason ObjectResult",
         ".generation.object_stream": "ObjectStream",
+        ".object_functions": (
+            "SyncObjectStream generate_object generate_object_sync stream_object stream_object_sync"
+        ),
         ".operations.batch_creation": "BatchOptions",
         ".operations.batch_handle": "BatchHandle",
         ".operations.batch_plan": "BatchResult BatchResults BatchState",
@@ -58,15 +58,14 @@ __getattr__, __dir__, __all__ = face(
         ".runtime.runtime": "Limits Timeouts",
         ".sessions.session": "Session",
         ".sessions.stored": "SessionInfo",
+        ".sync": "SyncStreamResult run_sync",
         ".tools.calls": "Answer InvalidToolCallError RepairToolCall",
-        ".tools.collect": "ToolLike ToolSource",
         ".tools.context": "ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError",
-        ".tools.from_function": "tool",
-        ".tools.handler": "FunctionTool Tool",
-        ".tools.parameters": "ToolDefinitionError",
+        ".tools.definitions": "FunctionTool Tool ToolLike ToolSource tool",
+        ".tools.handler": "ToolDefinitionError",
         ".tree": "ChildTurn TurnLimitError TurnLimits",
         ".tree_headers": "attach_trace_context detached trace_context",
-        ".type_schema.fitting": "SchemaError",
+        ".type_schema": "SchemaError",
         "callboard.tracestore.reports": "Check HealthReport",
         ".watching.now": "ActiveWork WorkInProgress",
         ".watching.statistics": "EngineStatistics ProviderStatistics",

@@ -2,20 +2,16 @@
 from .runtime.in_flight import AbortController, AbortSignal
 from .budgets.budget import Budget
 from .budgets.ledger import AccountState, Amount, BudgetExceededError
-from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, SchemaMode, Summarise, Truncate
 from .conversation.options import SessionOptions, StopWhen, TimeoutConfig, TurnOptions
 from .conversation.results import GenerateResult, Reply, StepResult
+from .agents import agent_tool, handoff
 from .engine import Engine
-from .functions.agents import agent_tool, handoff
-from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
-from .functions.functions import default_engine, embed, embed_sync, generate, generate_sync, set_default_engine, stream, stream_sync
-from .functions.objects import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
-from .functions.sync import SyncStreamResult, run_sync
+from .functions import Moment, costs, costs_sync, default_engine, embed, embed_sync, generate, generate_sync, reprice, reprice_sync, set_default_engine, stream, stream_sync
 from .generation.view import UsageSoFar
 from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
-from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .generation.view_events import Finish, StreamAccumulator, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .imports.importer import Importer, ImportFault, ImportReport, ImportedModel, import_calls
 from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
@@ -31,6 +27,7 @@ from .nodes.node import Cluster
 from .nodes.remote_bus import Bridge, RemoteBus
 from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .generation.object_stream import ObjectStream
+from .object_functions import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
 from .operations.batch_plan import BatchResult, BatchResults, BatchState
@@ -41,15 +38,14 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.stored import SessionInfo
+from .sync import SyncStreamResult, run_sync
 from .tools.calls import Answer, InvalidToolCallError, RepairToolCall
-from .tools.collect import ToolLike, ToolSource
 from .tools.context import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
-from .tools.from_function import tool
-from .tools.handler import FunctionTool, Tool
-from .tools.parameters import ToolDefinitionError
+from .tools.definitions import FunctionTool, Tool, ToolLike, ToolSource, tool
+from .tools.handler import ToolDefinitionError
 from .tree import ChildTurn, TurnLimitError, TurnLimits
 from .tree_headers import attach_trace_context, detached, trace_context
-from .type_schema.fitting import SchemaError
+from .type_schema import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
 from .watching.now import ActiveWork, WorkInProgress
 from .watching.statistics import EngineStatistics, ProviderStatistics

@@ -20,8 +20,7 @@ from callboard.tracestore.home import home_folder, price_table, published_table
 from callboard.tracestore.reports import OnProgress
 
 from .runtime.adapters import Host
-from .sessions.open import costs_of
-from .sessions.state import SessionState
+from .sessions.open import SessionState, costs_of
 
 # --- Repricing by other processes ---
 

@@ -272,7 +272,7 @@ class Engine(
 
         Then `Session.send_sync`, ``generate_sync(…, engine=engine)`` and `run_sync` use it.
         """
-        from .functions.sync import sync_host
+        from .sync import sync_host
 
         host = sync_host()
 
@@ -286,7 +286,7 @@ class Engine(
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from .functions.sync import sync_host
+        from .sync import sync_host
 
         sync_host().run(self.aclose)
 

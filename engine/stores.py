@@ -1,4 +1,7 @@
-"""The choice of a store by its address. All other parts of the engine only use a `Store`."""
+"""The choice of a store by its address. All other parts of the engine only use a `Store`.
+
+The names of `tracestore` load PostgreSQL and shipping only when they are used.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from callboard.bus import Bus, ConfigurationError, StoreError
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.tracestore import PriceTable, Store
 from callboard.tracestore.home import home_folder
-from callboard.tracestore.reports import Check
 
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore, TraceShipper
@@ -104,16 +106,14 @@ def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
     if store is None:
         store = home_folder() / "trace.db"
     if isinstance(store, str) and is_address(store):
-        return _on_server(StoreAddress(store), clock)
+        return tracestore.PostgresStore(StoreAddress(store).dsn, clock=clock)
     return tracestore.TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
 
 
 def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
     """A read-only store for an existing trace. It is not open yet."""
     if isinstance(place, StoreAddress):
-        from callboard.tracestore import PostgresStore
-
-        return PostgresStore.open_readonly(place.dsn, take_in=take_in)
+        return tracestore.PostgresStore.open_readonly(place.dsn, take_in=take_in)
     return tracestore.TraceStore.open_readonly(place, take_in=take_in)
 
 
@@ -126,15 +126,13 @@ def place_to_read(store: Store | None) -> TracePlace | Store | None:
 
 def server_store(store: Store) -> PostgresStore | None:
     """The store, if its trace is on a server and not in a file of this machine."""
-    from callboard.tracestore import PostgresStore
-
-    return store if isinstance(store, PostgresStore) else None
+    return store if isinstance(store, tracestore.PostgresStore) else None
 
 
 def store_to_write(place: TracePlace) -> Store:
     """The store of a trace, not yet open. If the trace does not exist, opening creates it."""
     if isinstance(place, StoreAddress):
-        return _on_server(place, SYSTEM_CLOCK)
+        return tracestore.PostgresStore(place.dsn, clock=SYSTEM_CLOCK)
     return tracestore.TraceStore(place, clock=SYSTEM_CLOCK)
 
 
@@ -149,23 +147,10 @@ async def existing_store(place: TracePlace) -> Store:
 
 
 def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, prices: PriceTable) -> TraceShipper:
-    from callboard.tracestore import TraceShipper
-
     if not isinstance(store, tracestore.TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server. The store must be a file")
     dsn = StoreAddress(ship_to).dsn
     adopts = home_folder() / "shipping"
-    return TraceShipper.beside(store, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=adopts)
-
-
-async def shipping_checks(trace: Path) -> list[Check]:
-    """Checks with the shipping progress of a trace file to each shared store. No store is queried."""
-    from callboard.tracestore.shipping.marks import check_shipping
-
-    return await check_shipping(trace)
-
-
-def _on_server(address: StoreAddress, clock: Clock) -> Store:
-    from callboard.tracestore import PostgresStore
-
-    return PostgresStore(address.dsn, clock=clock)
+    return tracestore.TraceShipper.beside(
+        store, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=adopts
+    )

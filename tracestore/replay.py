@@ -12,7 +12,7 @@ import msgspec
 from callboard.bus.errors import StoreError
 from callboard.bus.events.codec import decode_as
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
-from callboard.bus.observable import check_pattern, topic_matches
+from callboard.bus.subscription import check_pattern, topic_matches
 
 from .sqlite.database import Database
 from .sqlite.statements import Statements

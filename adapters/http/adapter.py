@@ -7,7 +7,7 @@ provider. Attempts, time limits and cancellation are in `attempts` and `call`, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -138,17 +138,21 @@ class HttpAdapter:
         return emulation.write_request(self.wire, request, stream=stream)
 
     @ends_when_cancelled
-    async def complete(
+    def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> CanonicalResponse:
+    ) -> Coroutine[object, object, CanonicalResponse]:
         """See `ProviderAdapter.complete`."""
         background = self._background
         if background is not None and background.wanted(request):
             from ..operations.background import BackgroundCall
 
-            return await BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
-        constrained = self.wire.emulates_tools and emulation.is_constrained(self.wire, request)
+            return BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
         call = HttpCall(self.client, request, on_attempt, stream=False)
+        return self._emulated(call) if self.wire.emulates_tools else call.run(call.complete_once)
+
+    async def _emulated(self, call: HttpCall) -> CanonicalResponse:
+        """The response of a wire without tool calls. Those of the model are read from its text."""
+        constrained = emulation.is_constrained(self.wire, call.request)
         response = await call.run(call.complete_once)
         return read_response(response, self.clock) if constrained else response
 

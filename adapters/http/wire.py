@@ -15,28 +15,28 @@ from weakref import ref
 import anyio
 import msgspec
 
+from callboard.bus.backend import WaitScopes
 from callboard.bus.clock import Clock
 from callboard.bus.errors import AdapterError, AuthError, CallboardError
 from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 
+from ..batches import BatchWire
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
+from ..images import ImageWire
 from ..keys import Keyring, KnownKey
-from ..operations.media_wire import ImageWire, VideoWire
-from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
+from ..operations.wires import BackgroundWire, EmbeddingWire, VideoWire
 from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
+from ..replies.streamed import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get
 from ..requests.settings import SharedOptions
 from ..transport.connection_pool import HttpTransport
-from ..transport.http1_connection import WaitScopes
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
-from .classify import ErrorType, build_error, error_without_status, find_error, read_error
-from .error_texts import not_of_protocol, origin
+from .errors import ErrorType, build_error, error_without_status, find_error, not_of_protocol, origin, read_error
 from .repair import Repair, RepairRules, find_repair
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]

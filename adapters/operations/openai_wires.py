@@ -24,25 +24,26 @@ from callboard.bus.errors import AdapterError, StreamError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
-from ..batches import BatchJob, BatchLimits, BatchStatus
-from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from ..http.classify import ErrorType, error_without_status, read_error_value
-from ..replies.usage import reported_cost, reported_count
-from ..requests.content import encode_json
-from ..requests.history_target import WireCall, get
-from ..requests.settings import merge_own_options
-from ..transport.transport import FormPart, write_form
-from .wires import (
+from ..batches import (
+    BatchJob,
+    BatchLimits,
     BatchLine,
-    EmbeddingReply,
+    BatchStatus,
     ListPage,
     Written,
     error_of_item,
     expired_item,
     fields_of,
     json_lines,
-    read_vector,
 )
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
+from ..http.errors import ErrorType, error_without_status, read_error_value
+from ..replies.usage import reported_cost, reported_count
+from ..requests.content import encode_json
+from ..requests.history_target import WireCall, get
+from ..requests.settings import merge_own_options
+from ..transport.transport import FormPart, write_form
+from .wires import EmbeddingReply, read_vector
 
 PATH = "/v1/embeddings"
 

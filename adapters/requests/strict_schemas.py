@@ -8,13 +8,15 @@ schema, for example with free keys or without a type, raises an error with its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
-from .schemas import move_to_description, normalise_schema
+from .schemas import json_type, move_to_description, normalise_schema, remembered
 
 MAX_DEPTH = 10
 MAX_PROPERTIES = 5000
@@ -115,7 +117,7 @@ class _Writer:
             self._enum_values += len(values)
             self._characters += sum(len(value) for value in values if isinstance(value, str))
             if "type" not in strict:
-                kinds = sorted({_kind_of(value) for value in values})
+                kinds = sorted({json_type(value) for value in values})
                 strict["type"] = kinds[0] if len(kinds) == 1 else list[Json](kinds)
 
     def _write_object(self, schema: JsonObject, strict: JsonObject, path: str, depth: int) -> None:
@@ -228,24 +230,6 @@ def _kinds(strict: JsonObject, path: str) -> list[Json]:
 
 def _as_list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else [value]
-
-
-def _kind_of(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _schema(value: Json, path: str) -> JsonObject:
@@ -365,9 +349,60 @@ def _fits_any(value: Json, schema: Json, root: JsonObject, budget: int) -> bool:
 
 
 def _is_of(value: Json, kinds: list[Json]) -> bool:
-    actual = _kind_of(value)
+    actual = json_type(value)
     return (
         actual in kinds
         or (actual == "integer" and "number" in kinds)
         or (isinstance(value, float) and value.is_integer() and "integer" in kinds)
     )
+
+
+# --- Tools and replies in strict mode ---
+
+
+def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
+    """The strict schema of a tool. None if strict mode is off, and a text with the reason if it is impossible."""
+    if not (by_default if tool.strict is None else tool.strict):
+        return None
+    strict = _strict(tool.input_schema)
+    if isinstance(strict, str) and tool.strict:
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}. Define it with strict=False")
+    return strict
+
+
+def strict_reply(schema: JsonObject) -> JsonObject:
+    """The fields `schema` and `strict` of a reply's form.
+
+    Strict mode is used only if the schema is strict already, because added nulls could not be removed from a text.
+    """
+    strict = _strict(schema)
+    if isinstance(strict, StrictSchema) and not strict.adds_nulls:
+        return {"schema": strict.schema, "strict": True}
+    return {"schema": schema, "strict": False}
+
+
+def input_cleaner(
+    tools: Iterable[ToolDefinition], *, by_default: bool
+) -> Callable[[str, JsonObject], JsonObject] | None:
+    """Return a function that removes added nulls from a call's arguments. None if no tool has added nulls."""
+    schemas: dict[str, JsonObject] = {}
+    for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
+        strict = _strict(tool.input_schema)
+        if isinstance(strict, StrictSchema) and strict.adds_nulls:
+            schemas[tool.name] = tool.input_schema
+    if not schemas:
+        return None
+
+    def clean(name: str, arguments: JsonObject) -> JsonObject:
+        return without_added_nulls(arguments, schemas[name]) if name in schemas else arguments
+
+    return clean
+
+
+@remembered
+def _strict(schema: JsonObject) -> StrictSchema | str:
+    """The strict schema, or the reason why there is none."""
+    try:
+        return to_strict(schema)
+    except NotStrict as reason:
+        return str(reason)

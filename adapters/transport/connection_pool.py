@@ -1,14 +1,17 @@
-"""The HTTP/1.1 client over Callboard's own connections, and the choice of a transport."""
+"""The HTTP/1.1 client: the bytes of requests, pools of connections, and the choice of a transport."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
+import re
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
-from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import SocketAttribute
@@ -18,12 +21,12 @@ from callboard.bus.errors import AdapterError, NetworkError
 
 from .addresses import UrlKind, has_proxy, kind_of, public_addresses
 from .http1_connection import AgedConnectionError, Connection
-from .http1_protocol import HeadWriter, Origin, Target, target_of
 from .transport import (
     HttpReply,
     HttpRequest,
     Transport,
     TransportStatistics,
+    check_sendable,
     not_in_time,
     not_made,
     unreachable,
@@ -34,6 +37,135 @@ if TYPE_CHECKING:
     import httpx
 
     from .httpx_transport import HttpxTransport
+
+
+# --- Heads of requests and targets of URLs ---
+
+_PORTS = {"http": 80, "https": 443}
+_MOST_URL_BYTES = 65536
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HOST = re.compile(r"[!$&'()*+,;=\-._~0-9a-z%]+")
+_UNSAFE = re.compile(r"[^\x21-\x7e]|[\"#<>]")  # in a query
+_UNSAFE_IN_PATH = re.compile(r"[^\x21-\x7e]|[\"#<>?`{}]")
+_ACCEPTED = "gzip, deflate"
+
+
+class Origin(NamedTuple):
+    """A server. Requests to the same origin share connections."""
+
+    secure: bool
+    host: str
+    port: int
+
+
+class Target(NamedTuple):
+    """The server and path of a URL."""
+
+    origin: Origin
+    path: str
+    """The path and the query, as sent."""
+    authority: str
+    """Host and port for the header `Host`."""
+
+
+@lru_cache(maxsize=256)
+def target_of(url: str) -> Target:
+    """Parse a URL. A user, a password and a fragment are dropped."""
+    try:
+        return _parsed(url)
+    except (ValueError, KeyError) as error:  # UnicodeError is a ValueError, and idna's errors are UnicodeErrors
+        reason = type(error).__name__
+    # raised outside of `except`: the original error would become the context, and may quote a key
+    raise unsendable(reason)
+
+
+def write_head(method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:
+    """The request line and the headers."""
+    check_sendable(headers)
+    if not _is_token(method):
+        raise unsendable("the method")
+    lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}", f"Content-Length: {length}"]
+    packed = True
+    for name, value in headers.items():
+        match _framing_header(name):
+            case None:
+                pass
+            case "host":
+                lines[1] = f"Host: {value}"
+                continue
+            case "accept-encoding":
+                packed = False
+            case "content-length" if value.strip() == str(length):
+                continue
+            case _:  # this header would contradict the header written above
+                raise unsendable(f"a reserved header {name}")
+        lines.append(f"{name}: {value}")
+    if packed:
+        lines.append(f"Accept-Encoding: {_ACCEPTED}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+
+class HeadWriter:
+    """Writes heads like `write_head`. The latest is kept, because the next often differs only in its length."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[str, Target, Mapping[str, str]] | None = None
+        self._before = self._after = b""  # the parts of the latest head around the length
+
+    def write(self, method: str, target: Target, headers: Mapping[str, str], length: int) -> bytes:
+        if self._latest == (method, target, headers):
+            return b"%bContent-Length: %d%b" % (self._before, length, self._after)
+        head = write_head(method, target, headers, length)
+        if "content-length" not in map(str.lower, headers):
+            self._before, _, self._after = head.partition(b"Content-Length: %d" % length)
+            self._latest = method, target, dict(headers)
+        return head
+
+
+@lru_cache(maxsize=512)
+def _framing_header(name: str) -> str | None:
+    """The lower-case name of a header with special handling; None for all others."""
+    if not _is_token(name):
+        raise unsendable("a header's name")
+    header = name.lower()
+    return header if header in ("host", "content-length", "transfer-encoding", "accept-encoding") else None
+
+
+@lru_cache(maxsize=32)
+def _is_token(text: str) -> bool:
+    return _TOKEN.fullmatch(text) is not None
+
+
+def _parsed(url: str) -> Target:
+    if len(url) > _MOST_URL_BYTES or any(character < " " or character == "\x7f" for character in url):
+        raise ValueError("too long, or a control character")
+    parts = urlsplit(url)
+    host, port = _host_of(parts.hostname or ""), parts.port
+    standard = _PORTS[parts.scheme]
+    path = _UNSAFE_IN_PATH.sub(_encoded, parts.path) or "/"
+    if "?" in url.partition("#")[0]:
+        path += "?" + _UNSAFE.sub(_encoded, parts.query)
+    named = f"[{host}]" if ":" in host else host
+    authority = named if port in (None, standard) else f"{named}:{port}"
+    return Target(Origin(parts.scheme == "https", host, standard if port is None else port), path, authority)
+
+
+def _host_of(host: str) -> str:
+    if ":" in host:
+        return str(ipaddress.IPv6Address(host.replace("%25", "%")))
+    if not host.isascii():
+        import idna
+
+        host = idna.encode(host).decode("ascii")
+    if not _HOST.fullmatch(host):
+        raise ValueError("no host")
+    if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):
+        ipaddress.IPv4Address(host)
+    return host
+
+
+def _encoded(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode())
 
 
 # --- New connections ---
@@ -82,7 +214,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 def _family_of(host: str) -> socket.AddressFamily | None:
     """The family of an address; None for a name."""
     try:
-        return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
         return None
 

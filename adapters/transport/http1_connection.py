@@ -1,4 +1,4 @@
-"""One connection to a server, the replies over it, and cancel scopes for waits.
+"""One HTTP/1.1 connection to a server: parsing its replies, reading them, and sending requests.
 
     idle        no request is in progress; any data end the connection
     sending     a request is being sent; its reply may arrive already
@@ -12,38 +12,171 @@ One task at a time uses a connection, from the request to the reply's end. The e
 from __future__ import annotations
 
 import asyncio
-import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import cast
+
+import httptools
 
 from callboard.bus.errors import NetworkError
 
-from .http1_protocol import ReplyParser, keep_alive_seconds
 from .transport import ClosableReply, Unpacker, broken, failed
 
+# --- Parsing replies ---
+
+MOST_HEAD_BYTES = 100 * 1024
+"""The largest number of consecutive bytes that are not body data, such as headers, early hints, trailers and chunk
+extensions.
+"""
+
+_TOO_LONG = f"more than {MOST_HEAD_BYTES} bytes of headers"
+_TIMEOUT = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,9})")
+
+
+class ReplyParser:
+    """Parses the replies of one connection, one after the other, without sockets or clocks.
+
+        waiting     the reply's head is incomplete; heads of status 1xx don't change that
+        body        `status` and `headers` are set, and `pieces` has the body so far
+        complete    the reply has ended, and the connection is free if `keeps_open`
+        failed      `error` has the reason; earlier data remain valid
+
+    Data after a complete reply would be mistaken for the next reply, so `keeps_open` is then false.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.on_body = self.pieces.append  # called by httptools
+        self.waits = False
+        self.complete = True
+        self.error: str | None = None
+        self.keeps_open = True
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        """Headers by lower-case name. The values of a repeated header are joined by commas."""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._is_head = False
+        self._informs = False  # the current head has a 1xx status
+        self._until_close = False
+        self._ends_at = 0  # the number of pieces of this reply, set at its end
+        self._barren = 0
+        self._parser = httptools.HttpResponseParser(self)
+
+    def begin(self, method: str) -> None:
+        """Expect the reply to a request with this method. The earlier reply must have ended."""
+        self.waits, self.complete, self.error, self.keeps_open = True, False, None, True
+        self.status, self.headers, self._headers = 0, {}, []
+        self._is_head, self._informs, self._until_close = method == "HEAD", False, False
+        self._barren = 0
+
+    def feed(self, data: bytes) -> None:
+        """Parse received bytes."""
+        if self.complete or self.error is not None:
+            self.keeps_open = False
+            return
+        before, self._barren = len(self.pieces), self._barren + len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(str(error) or type(error).__name__)
+        if self.complete:
+            self._end_here()
+        elif len(self.pieces) > before:
+            self._barren = 0
+        elif self._barren > MOST_HEAD_BYTES:
+            self._fail(_TOO_LONG)
+
+    def end(self) -> bool:
+        """Handle the end of the connection. Return whether the reply is complete."""
+        self.keeps_open = False
+        if self._until_close and self.error is None:
+            self.complete = True
+        return self.complete
+
+    def close(self) -> None:
+        """Release httptools' parser, which references this object. Nothing can be parsed afterwards."""
+        del self._parser, self.on_body
+
+    # --- Callbacks of httptools ---
+
+    def on_message_begin(self) -> None:
+        if self.complete:  # another, unrequested reply
+            self.keeps_open = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.waits:
+            self._headers.append((name, value))
+        elif name.lower() == b"transfer-encoding":
+            self._fail("a transfer coding among its trailers")
+
+    def on_headers_complete(self) -> None:
+        if not self.waits or self.error is not None:
+            return
+        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        if version not in ("1.1", "1.0") or status < 100 or status == 101:
+            self._fail(f"a reply of HTTP/{version} with status {status}, which was not requested")
+        elif status < 200:
+            if any(name.lower() == b"transfer-encoding" for name, _ in self._headers):
+                self._fail(f"a body after status {status}")
+            self._informs, self._headers = True, []
+        else:
+            self._begin_body(status, version == "1.1")
+
+    def on_message_complete(self) -> None:
+        if self._informs:
+            self._informs = False
+        elif not (self.waits or self.complete or self.error):
+            self.complete, self._ends_at = True, len(self.pieces)
+
+    def _begin_body(self, status: int, may_stay: bool) -> None:
+        headers: dict[str, str] = {}
+        size = 0
+        for name, value in self._headers:
+            size += len(name) + len(value) + 4
+            if size > MOST_HEAD_BYTES:
+                self._fail(_TOO_LONG)
+                return
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        coding = headers.get("transfer-encoding")
+        if coding is not None and coding.lower() != "chunked":
+            self._fail(f"the transfer coding {coding[:40]!r}, which was not requested")
+        else:
+            self.status, self.headers, self.waits = status, headers, False
+            self.keeps_open = may_stay and self._parser.should_keep_alive()
+            self._until_close = coding is None and "content-length" not in headers
+            if self._is_head:
+                self.complete, self._ends_at = True, len(self.pieces)
+
+    def _end_here(self) -> None:
+        """Drop data after the reply."""
+        if len(self.pieces) > self._ends_at:
+            del self.pieces[self._ends_at :]
+            self.keeps_open = False
+        if self._is_head:  # httptools can't parse a reply without a body: it would wait for the body
+            self._parser = httptools.HttpResponseParser(self)
+
+    def _fail(self, message: str) -> None:
+        self.keeps_open = False
+        if not self.complete and self.error is None:
+            self.error = message
+
+
+def keep_alive_seconds(header: str) -> float | None:
+    found = _TIMEOUT.search(header.lower())
+    return None if found is None else float(found[1])
+
+
 # --- A reply for its reader ---
-
-
-class Line(Protocol):
-    """The methods of a connection that a reply calls."""
-
-    def read_on(self) -> None:
-        """Continue receiving, because all data were read."""
-        ...
-
-    def abort(self) -> None:
-        """Abort, because the rest is not needed."""
-        ...
 
 
 class Reply(ClosableReply):
     """One reply. One task at a time reads a reply; another task may close it."""
 
-    def __init__(self, line: Line, pieces: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: Connection, pieces: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self._line = line
+        self._connection = connection
         self._pieces = pieces
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
@@ -54,13 +187,6 @@ class Reply(ClosableReply):
         self._unpacked: Iterator[bytes] = iter(())
 
     # --- Calls of its reader ---
-
-    async def head(self) -> None:
-        """Wait for the head. Raises NetworkError if the connection breaks before it."""
-        while self.status == 0:
-            if self._error is not None:
-                raise self._error
-            await self._arrival()
 
     async def chunk(self) -> bytes | None:
         if self._coding is None:
@@ -79,26 +205,28 @@ class Reply(ClosableReply):
         if not self.closed:
             self.closed = True
             if not self._over:
-                self._line.abort()
+                self._connection.abort()
 
     async def _piece(self) -> bytes | None:
         """Wait for data, and return everything received since the last piece."""
         while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if self._over:
+            if self._over and self._error is None:
                 self.closed = True
                 return None
-            await self._arrival()
+            await self.arrival()
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if not self._over:
-            self._line.read_on()
+            self._connection.read_on()
         return data
 
-    def _arrival(self) -> asyncio.Future[None]:
+    # --- Calls of its connection ---
+
+    def arrival(self) -> asyncio.Future[None]:
         """A future that is done when the next part of the reply arrives, or when the reply ends."""
+        if self._error is not None:
+            raise self._error
         self._waiter = self._loop.create_future()
         return self._waiter
 
@@ -117,6 +245,8 @@ class Reply(ClosableReply):
         self._over, self._error = True, error
         self.wake()
 
+
+# --- A connection ---
 
 HIGH_WATER_BYTES = 256 * 1024
 """The number of unread bytes at which receiving is paused."""
@@ -189,7 +319,8 @@ class Connection(asyncio.Protocol):
                 self._transport.write(head + body)
             else:
                 await self._send(head, body)
-            await reply.head()
+            while reply.status == 0:
+                await reply.arrival()
         except BaseException:
             self.abort()
             raise
@@ -342,95 +473,3 @@ class Connection(asyncio.Protocol):
 def _release(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
-
-
-# --- Cancel scopes for waits ---
-#
-# These scopes cost a third of anyio's.
-
-_MOST_KEPT = 64
-
-
-class WaitScope:
-    """The scope of one wait at a time. `WaitScopes.until` enters it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: list[WaitScope]) -> None:
-        self.loop = loop
-        self._pool = pool
-        self._deadline = math.inf
-        self._task: asyncio.Task[object] | None = None  # the waiting task
-        self._cancelling = 0  # the task's cancellation requests at the start of its wait
-        self._waits = 0
-        self._delivered = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def deadline(self) -> float:
-        """The time of the cancellation, on the event loop's clock."""
-        return self._deadline
-
-    @deadline.setter
-    def deadline(self, at: float) -> None:
-        self._deadline = at
-        if at != math.inf and (self._timer is None or at < self._timer.when()):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(at, self._look)
-
-    def cancel(self) -> None:
-        self._cancel(self._waits)
-
-    def _cancel(self, wait: int) -> None:
-        task = self._task
-        if task is None or wait != self._waits or self._delivered:
-            return
-        # the task isn't waiting, so a cancellation would affect its next wait, which may be unrelated
-        if asyncio.current_task(self.loop) is task:
-            self.loop.call_soon(self._cancel, wait)
-        else:
-            self._delivered = True
-            task.cancel()
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._task is None:
-            return
-        if self._deadline <= self.loop.time():
-            self.cancel()
-        else:
-            self.deadline = self._deadline
-
-    def __enter__(self) -> Self:
-        self._task = task = asyncio.current_task(self.loop)
-        assert task is not None
-        self._cancelling = task.cancelling()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        task, self._task = self._task, None
-        delivered, self._delivered = self._delivered, False
-        self._waits += 1
-        if len(self._pool) < _MOST_KEPT:
-            self._pool.append(self)
-        elif self._timer is not None:
-            self._timer.cancel()
-        if not delivered or task is None:
-            return False
-        return task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
-
-
-class WaitScopes:
-    def __init__(self) -> None:
-        self._pool: list[WaitScope] = []
-
-    def until(self, at: float) -> WaitScope:
-        """A scope to enter immediately, which is cancelled at the event loop's time `at`."""
-        loop = asyncio.get_running_loop()
-        scope = self._pool.pop() if self._pool else WaitScope(loop, self._pool)
-        if scope.loop is not loop:  # the scope belongs to an ended loop
-            self._pool.clear()
-            scope = WaitScope(loop, self._pool)
-        scope.deadline = at
-        return scope

@@ -50,9 +50,9 @@ from callboard.bus.values.usage import UsageSource
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers_of, tool_fees, worst_case_of_reply
+from ..generation.view_events import StreamAccumulator
 from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
-from .accumulator import StreamAccumulator
 from .call_context import CallContext, settings_of
 from .events import CallEvents
 from .outcome import CallOutcome, texts_of, without_quotes
@@ -260,7 +260,8 @@ class Call(CallEvents):
                 self._end_in_order()
             elif self._deadline < math.inf:
                 self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
-            return _marked(await handle.wait())
+            await handle.ended()
+            return _marked(handle.result())
         except CancelledError:
             raise
         except AdapterError as failure:

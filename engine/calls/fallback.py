@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 from callboard.adapters import AdapterError, CapabilityError
 from callboard.adapters.contract import ProviderAdapter
@@ -71,9 +70,6 @@ class BorrowedAdapters:
             self._runtime.bus.publish(change)
 
 
-T = TypeVar("T")
-
-
 def examined(
     runtime: Runtime,
     registry: ModelRegistry,
@@ -94,63 +90,85 @@ def examined(
         return Option(named=named, obstacle=error, readiness=readiness)
 
 
-async def first_that_works(
-    plan: Plan,
-    examine: Callable[[Named], Option],
-    attempt: Callable[[Route], Awaitable[T]],
-    *,
-    may_retry_elsewhere: Callable[[AdapterError], bool] = may_fall_back,
-    admit: Callable[[Route], Awaitable[None]] | None = None,
-    failed: dict[str, str] | None = None,
-    stay_with: str | None = None,
-    cached_at: str | None = None,
-    may_go: Callable[[str, str], Awaitable[bool]] | None = None,
-) -> T:
-    """Return the result of the first model that can serve and succeeds. Raises AdapterError or CallboardError."""
-    failed = {} if failed is None else failed
-    failure: CallboardError | None = None
-    while True:
-        options = [examine(named) for named in plan.named]
-        try:
-            route = _choose(plan, options, failed, stay_with, cached_at)
-        except CallboardError as refusal:
-            raise failure or refusal from None
-        if may_go is not None and not await may_go(route.decision.provider, route.decision.model):
-            continue
-        if admit is not None:
-            await admit(route)
-        try:
-            return await attempt(route)
-        except AdapterError as error:
-            if not may_retry_elsewhere(error):
-                raise
-            failed.update(failures_after(error, route.option, options))
-            failure = error
-        except ConfigurationError as error:
-            failed[route.decision.model] = str(error)
-            failure = failure or error
-        except BudgetExceededError as error:  # the budget had room when the model was examined
+class Fallbacks:
+    """The models of one call in the order in which they are tried.
+
+    The caller takes a `next` route and makes the call. If the call fails, `go_on_after` decides whether the caller
+    may take the next one.
+
+    Args:
+        runtime: The parts of the engine.
+        plan: The models that may serve, in order.
+        examine: Examines a model before each choice.
+        may_retry_elsewhere: Whether another model may be tried after an error.
+        failed: The models that can't be used, each with the reason. Failures are added.
+        stay_with: The model to try before all others.
+        cached_at: The deployment that has the conversation in its prompt cache.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        plan: Plan,
+        examine: Callable[[Named], Option],
+        may_retry_elsewhere: Callable[[AdapterError], bool] = may_fall_back,
+        *,
+        failed: dict[str, str] | None = None,
+        stay_with: str | None = None,
+        cached_at: str | None = None,
+    ) -> None:
+        self._may_go = runtime.cluster.may_go
+        self._plan = plan
+        self._examine = examine
+        self._may_retry_elsewhere = may_retry_elsewhere
+        self._failed = {} if failed is None else failed
+        self._stay_with = stay_with
+        self._cached_at = cached_at
+        self._failure: CallboardError | None = None  # the error to raise if no model is left
+        self._options: list[Option] = []
+        self._route: Route | None = None
+
+    async def next(self) -> Route:
+        """The next route. If no model is left, raises the last AdapterError or the reason."""
+        while True:
+            self._options = [self._examine(named) for named in self._plan.named]
+            try:
+                route = self._route = self._choose()
+            except CallboardError as refusal:
+                raise self._failure or refusal from None
+            if self._may_go is None or await self._may_go(route.decision.provider, route.decision.model):
+                return route
+
+    def go_on_after(self, error: CallboardError) -> bool:
+        """Note the failure of the last route. Returns whether another model may be tried."""
+        assert self._route is not None
+        if isinstance(error, AdapterError):
+            if not self._may_retry_elsewhere(error):
+                return False
+            self._failed.update(failures_after(error, self._route.option, self._options))
+            self._failure = error
+            return True
+        if isinstance(error, BudgetExceededError):  # the budget had room when the model was examined
             if error.budget.when_full != "cheaper":
-                raise
-            failed[route.decision.model] = str(error)
-            failure = failure or error
+                return False
+        elif not isinstance(error, ConfigurationError):
+            return False
+        self._failed[self._route.decision.model] = str(error)
+        self._failure = self._failure or error
+        return True
 
-
-def _choose(
-    plan: Plan,
-    options: Sequence[Option],
-    failed: Mapping[str, str],
-    stay_with: str | None,
-    cached_at: str | None,
-) -> Route:
-    """The model to use, among the models for which the budgets have room. Raises BudgetExceededError."""
-    too_dear = {
-        option.named.model: BudgetExceededError(option.too_dear)
-        for option in options
-        if option.too_dear is not None and option.named.model not in failed
-    }
-    out = {**failed, **{model: str(error) for model, error in too_dear.items()}} if too_dear else failed
-    try:
-        return choose(plan, options, failed=out, stay_with=stay_with, cached_at=cached_at)
-    except NoModelAvailable as refusal:
-        raise next(iter(too_dear.values()), refusal) from None
+    def _choose(self) -> Route:
+        """The model to use, among the models for which the budgets have room. Raises BudgetExceededError."""
+        failed = self._failed
+        too_dear = {
+            option.named.model: BudgetExceededError(option.too_dear)
+            for option in self._options
+            if option.too_dear is not None and option.named.model not in failed
+        }
+        out = {**failed, **{model: str(error) for model, error in too_dear.items()}} if too_dear else failed
+        try:
+            return choose(
+                self._plan, self._options, failed=out, stay_with=self._stay_with, cached_at=self._cached_at
+            )
+        except NoModelAvailable as refusal:
+            raise next(iter(too_dear.values()), refusal) from None

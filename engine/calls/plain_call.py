@@ -22,7 +22,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
-from callboard.bus import Cost, LlmCallCompleted
+from callboard.bus import CallboardError, Cost, LlmCallCompleted
 from callboard.bus.log import TIME_LIMITS, with_new_names
 from callboard.bus.values.base import Json
 
@@ -37,7 +37,7 @@ from ..runtime.runtime import Runtime
 from ..tree import PARENT_ENDED, caller_here, tags_here
 from .call_context import CallContext
 from .events import CallEvents, Served
-from .fallback import BorrowedAdapters, examined, first_that_works
+from .fallback import BorrowedAdapters, Fallbacks, examined
 from .outcome import CallInfo, without_quotes
 
 S = TypeVar("S", bound=Served)
@@ -257,35 +257,27 @@ class PlainCalls(Generic[A]):
 
         Raises AdapterError, ConfigurationError or CapabilityError.
         """
-        request_id = ""
         caused_by: str | None = None
-
-        async def admit(route: Route) -> None:
-            nonlocal request_id
-            request_id = self.runtime.clock.new_id("req")
-            about = CallInfo(operation=self.operation, model=route.decision.model, request_id=request_id)
-            await self.runtime.middleware.admit(about)
-
-        async def attempt(route: Route) -> T:
-            nonlocal caused_by
-            try:
-                return await call(route, request_id, caused_by)
-            except AdapterError:
-                caused_by = request_id
-                raise
 
         # A text that is too long is too long for every model.
         def may_retry_elsewhere(error: AdapterError) -> bool:
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
-        return await first_that_works(
-            self.plan,
-            lambda named: self.examine(named, check),
-            attempt,
-            may_retry_elsewhere=may_retry_elsewhere,
-            admit=admit,
-            may_go=self.runtime.cluster.may_go,
+        fallbacks = Fallbacks(
+            self.runtime, self.plan, lambda named: self.examine(named, check), may_retry_elsewhere
         )
+        while True:
+            route = await fallbacks.next()
+            request_id = self.runtime.clock.new_id("req")
+            about = CallInfo(operation=self.operation, model=route.decision.model, request_id=request_id)
+            await self.runtime.middleware.admit(about)
+            try:
+                return await call(route, request_id, caused_by)
+            except CallboardError as error:
+                if not fallbacks.go_on_after(error):
+                    raise
+                if isinstance(error, AdapterError):
+                    caused_by = request_id
 
     async def ask(
         self,

@@ -44,7 +44,7 @@ from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpToken
 from ..mcp.servers import ACTOR
 from ..models.configured import FROM_ENVIRONMENT
 from ..tools import Approve, ToolLike, as_tools
-from ..tools.collect import plugin_tools
+from ..tools.definitions import plugin_tools
 from .command_line import PAIR
 from .options import repeated
 from .sanitize import note, one_line

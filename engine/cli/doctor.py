@@ -21,7 +21,7 @@ from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, pric
 from callboard.tracestore.reports import report_of
 
 from .. import Check, Engine, HealthReport
-from ..nodes.node import check_broker
+from ..nodes.broker import check_broker
 from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED

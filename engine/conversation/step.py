@@ -6,7 +6,7 @@ its `caused_by` is the failed call.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 import msgspec
@@ -25,7 +25,7 @@ from callboard.adapters import (
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import of_provider
-from callboard.bus import CallboardError
+from callboard.bus import CallboardError, ContextOverflowError, PromptTooLongError
 from callboard.bus.errors import CancelledError
 from callboard.bus.log import Log
 from callboard.bus.values.messages import is_empty, with_whole_calls
@@ -33,6 +33,7 @@ from callboard.bus.values.messages import is_empty, with_whole_calls
 from ..calls.call import Call
 from ..calls.call_context import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
+from ..middleware.chain import Chain
 from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
@@ -174,6 +175,7 @@ class Step:
         first_ids: The ids for the first call, if the caller chose them.
         first: Whether this is the turn's first reply.
         caused_by: The id of the call that led to this step.
+        advice: A note for the error if the prompt is too long.
     """
 
     def __init__(
@@ -185,6 +187,7 @@ class Step:
         first_ids: FirstIds = OWN_IDS,
         first: bool,
         caused_by: str | None,
+        advice: str = "",
     ) -> None:
         self.call: Call | None = None
         self.partial: Reply | None = None
@@ -196,6 +199,7 @@ class Step:
         self._messages = messages
         self._first = first
         self._caused_by = caused_by
+        self._advice = advice
         self._message_id = first_ids.message_id or turn.runtime.clock.new_id("msg")
         self._request_id = first_ids.request_id  # until the first call
         # Make the ids of call and message share their ULID.
@@ -205,9 +209,46 @@ class Step:
         self._outcome: CallOutcome | None = None  # the outcome of the last call
         self._first_seq = turn.log.next_seq
 
-    def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """Run the step. Returns the assistant's message and the outcome of its call. Raises CallboardError."""
-        return self._models.first_that_works(self._messages, self._attempt, self._may_retry_elsewhere)
+    async def run(self, on_end: Callable[[Step], None]) -> tuple[Reply, CallOutcome]:
+        """Run the step. Returns the assistant's message and the outcome of its call. Raises CallboardError.
+
+        An empty reply is requested again, up to `retry_empty` times. Each request is a separate call with its own
+        message. `on_end` is called on every outcome.
+        """
+        turn, empty_retries = self._turn, 0
+        fallbacks = self._models.fallbacks(self._messages, self._may_retry_elsewhere)
+        route: Route | None = None
+        try:
+            while True:
+                if route is None:
+                    route = await fallbacks.next()
+                    empty_retries = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
+                try:
+                    request = self._request(route)
+                    outcome = _settled(await self._answer(request, route))
+                except CallboardError as error:
+                    if not fallbacks.go_on_after(error):
+                        raise
+                    route = None
+                    continue
+                if not self._delivered:
+                    turn.log.extend(whole_events(outcome.response, self._message_id))
+                self._models.answered_by = route.decision.model
+                if empty_retries <= 0 or not self._may_ask_again(outcome.response):
+                    return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
+                empty_retries -= 1
+                _log.warning(
+                    "empty_reply", request_id=outcome.response.request_id, asked_again=True, left=empty_retries
+                )
+                self._message_id = turn.runtime.clock.new_id("msg")
+                self._request_id = "req" + self._message_id.removeprefix("msg")
+                self._first_seq = turn.log.next_seq
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if self._advice:
+                error.add_note(self._advice)
+            raise
+        finally:
+            on_end(self)
 
     def _may_retry_elsewhere(self, error: AdapterError) -> bool:
         silent = not self._delivered and not error.content
@@ -218,41 +259,23 @@ class Step:
         """Whether a part of the reply has been streamed."""
         return self._turn.log.next_seq != self._first_seq
 
-    async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
-        """Request a reply from a model. An empty reply is requested again, up to `retry_empty` times.
+    def _answer(self, request: CanonicalRequest, route: Route) -> Coroutine[object, object, CallOutcome]:
+        self._sent.clear()
+        chain = self._turn.runtime.middleware
+        return self._answer_through(chain, request, route) if chain else self._send(request, route)
 
-        Each request is a separate call with its own message.
-        """
-        turn = self._turn
-        empty_retries = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
-        while True:
-            self._sent.clear()
-            request = self._request(route)
-            chain = turn.runtime.middleware
-            if chain:
-                held_reply = _HeldReply(request) if request.wire is not None and not turn.streamed else None
-                request = request if held_reply is None else held_reply.request
-                outcome = await chain.around(request, partial(self._send_for, request, route))
-                if held_reply is not None and self._outcome is not None:
-                    held_reply.release(self._outcome, outcome)
-                if not self._sent:  # Middleware answered without a call, so the reply's ids are not ids of a call.
-                    response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
-                    outcome = CallOutcome(response=response, cost=outcome.cost)
-            else:
-                outcome = await self._send(request, route)
-            outcome = _settled(outcome)
-            if not self._delivered:
-                turn.log.extend(whole_events(outcome.response, self._message_id))
-            self._models.answered_by = route.decision.model
-            if empty_retries <= 0 or not self._may_ask_again(outcome.response):
-                return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
-            empty_retries -= 1
-            _log.warning(
-                "empty_reply", request_id=outcome.response.request_id, asked_again=True, left=empty_retries
-            )
-            self._message_id = turn.runtime.clock.new_id("msg")
-            self._request_id = "req" + self._message_id.removeprefix("msg")
-            self._first_seq = turn.log.next_seq
+    async def _answer_through(self, chain: Chain, request: CanonicalRequest, route: Route) -> CallOutcome:
+        """The answer that middleware returns. It may change the request, the reply, or answer itself."""
+        held_reply = _HeldReply(request) if request.wire is not None and not self._turn.streamed else None
+        request = request if held_reply is None else held_reply.request
+        outcome = await chain.around(request, partial(self._send_for, request, route))
+        if held_reply is not None and self._outcome is not None:
+            held_reply.release(self._outcome, outcome)
+        if self._sent:
+            return outcome
+        # Middleware answered without a call, so the reply's ids are not ids of a call.
+        response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
+        return CallOutcome(response=response, cost=outcome.cost)
 
     def _may_ask_again(self, response: CanonicalResponse) -> bool:
         """Whether the reply is empty, and the turn may ask for another."""

@@ -33,16 +33,13 @@ from callboard.adapters import (
 )
 from callboard.bus import (
     CallboardError,
-    ContextOverflowError,
     Cost,
-    PromptTooLongError,
     SessionBusy,
     SessionTakenOver,
     SessionTurnCompleted,
     SessionTurnStarted,
     StoreError,
     TaskCancelled,
-    TaskHandle,
     TurnStatus,
 )
 from callboard.bus.errors import CancelledError, ConfigurationError
@@ -53,14 +50,14 @@ from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
 from ..calls.call_context import place_below
+from ..calls.fallback import BorrowedAdapters
 from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.open import TurnRight
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState, TurnRight
 from ..tools import Answer, last_reply
-from ..tools.handler import Handoff
+from ..tools.definitions import Handoff
 from ..tree import Caller, ChildTurn
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
@@ -270,7 +267,15 @@ class Turn(TurnContext):
         try:
             try:
                 with self.scope.enter(self.cancel):
-                    reply = await self._in_turn()
+                    await self._wait_in_queue()
+                    adapters = BorrowedAdapters(self.runtime)
+                    try:
+                        await self._be_admitted()
+                        reply = await self._converse(adapters)
+                    finally:
+                        adapters.end()
+                        self.state.running = None
+                        self.state.turns.release()
             except Exception as failure:
                 await self._confirm_right(failure)
                 raise
@@ -318,34 +323,23 @@ class Turn(TurnContext):
             self._ended_elsewhere = await self._right.is_ended_elsewhere()
             raise lost from failed
 
-    async def _in_turn(self) -> Reply:
+    async def _wait_in_queue(self) -> None:
         state = self.state
         try:
             await state.turns.acquire()
         finally:
             state.queue.remove(self)
-        try:
-            state.running = self
-            await self.scope.leave_if_cut()
-            if (signal := self.options.get("signal")) is not None:
-                signal.raise_if_aborted()
-            await self.runtime.host.admit()
-            self._right = await self.runtime.sessions.admit_turn(state, self.id)
-            models, tools = self._begin()
-            try:
-                if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
-                    return reply
-                if tools.handed_to is not None:  # an approved call was a handoff
-                    models = self._hand_over(models, tools.handed_to)
-                return await self._converse(models, tools)
-            finally:
-                models.adapters.end()
-        finally:
-            state.running = None
-            state.turns.release()
+        state.running = self
 
-    def _begin(self) -> tuple[TurnModels, TurnTools]:
-        """Publish the start of the turn, and determine its models and tools."""
+    async def _be_admitted(self) -> None:
+        await self.scope.leave_if_cut()
+        if (signal := self.options.get("signal")) is not None:
+            signal.raise_if_aborted()
+        await self.runtime.host.admit()
+        self._right = await self.runtime.sessions.admit_turn(self.state, self.id)
+
+    def _begin(self) -> None:
+        """Publish the start of the turn."""
         self.runtime.pricing.notice()
         model = self.model
         started = SessionTurnStarted(model=model_text(model), trace_parent=self._trace_parent)
@@ -355,7 +349,6 @@ class Turn(TurnContext):
         self._history.begin(self.new)
         if self.state.id:
             self.runtime.cluster.streams.begin(self.id, self.state, self._turn_options, self._history.pending)
-        return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
 
     async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
         """Process the answers to open calls. If calls still wait, returns the reply that contains them."""
@@ -368,7 +361,14 @@ class Turn(TurnContext):
         reply.ended(self.status, self.undelivered)
         return reply
 
-    async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
+    async def _converse(self, adapters: BorrowedAdapters) -> Reply:
+        self._begin()
+        models = TurnModels(self, self.model, self._history.pending, adapters)
+        tools = TurnTools(self, self._keep_results)
+        if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
+            return reply
+        if tools.handed_to is not None:  # an approved call was a handoff
+            models = self._hand_over(models, tools.handed_to)
         pauses = 0
         sends_back_unchanged = False
         caused_by: str | None = None
@@ -434,9 +434,7 @@ class Turn(TurnContext):
             sessions.publish_setup(state)
         self.options = self.options.copy()
         self.options.pop("tool_choice", None)  # the choice refers to the previous agent's tools
-        fresh = TurnModels(self, agent.model, self.new)
-        fresh.adapters = models.adapters
-        return fresh
+        return TurnModels(self, agent.model, self.new, models.adapters)
 
     def _take_steering(self, models: TurnModels) -> None:
         """Move the waiting steering messages into the turn."""
@@ -500,36 +498,33 @@ class Turn(TurnContext):
         )
         turn._trace_parent = self._trace_parent
         try:
-            message = await await_turn(turn, await self.runtime.host.start_turn(turn))
+            message = await run_turn(turn)
         finally:
             self.spending.include(turn.spending)
         return message.text
 
-    async def _call(
+    def _call(
         self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None, *, advice: str = ""
-    ) -> tuple[Reply, CallOutcome]:
+    ) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         first = not self.steps
-        step = self._step = Step(
+        self._step = Step(
             self,
             models,
             messages,
             first_ids=self._first_ids if first else OWN_IDS,
             first=first,
             caused_by=caused_by,
+            advice=advice,
         )
-        try:
-            return await step.run()
-        except (PromptTooLongError, ContextOverflowError) as error:
-            if advice:
-                error.add_note(advice)
-            raise
-        finally:
-            self._step = None
-            self._continues_in_background = step.continues_in_background
-            if step.partial is not None:
-                self._history.add(step.partial)
-            if self.scope.cancelled:  # even if the call has just completed
-                self.scope.cut()
+        return self._step.run(self._step_over)
+
+    def _step_over(self, step: Step) -> None:
+        self._step = None
+        self._continues_in_background = step.continues_in_background
+        if step.partial is not None:
+            self._history.add(step.partial)
+        if self.scope.cancelled:  # even if the call has just completed
+            self.scope.cut()
 
     # --- The end ---
 
@@ -595,8 +590,9 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def await_turn(turn: Turn, task: TaskHandle[Reply]) -> Reply:
-    """Wait for a turn that this task owns. If this task is cancelled, the turn is cancelled, too."""
+async def run_turn(turn: Turn) -> Reply:
+    """Start a turn, and wait for its reply. If this task is cancelled, the turn is cancelled, too."""
+    task = await turn.runtime.host.start_turn(turn)
     try:
         return await task.wait()
     except TaskCancelled as error:

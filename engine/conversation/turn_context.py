@@ -42,7 +42,7 @@ from ..routing.candidates import Route
 from ..runtime.adapters import arrival
 from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState
 from ..tree import Caller, ChildTurn, TreeNode, caller_here
 from .options import TurnOptions
 

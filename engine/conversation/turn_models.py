@@ -6,7 +6,7 @@ too long for the model, the session's context policy shortens it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from callboard.bus.errors import WarningCode
 from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.call_context import payer_of
-from ..calls.fallback import BorrowedAdapters, examined, first_that_works
+from ..calls.fallback import BorrowedAdapters, Fallbacks, examined
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
 from ..routing.availability import Readiness
@@ -107,19 +107,25 @@ class TurnModels:
         turn: The turn.
         model: The model or models of the turn.
         added: The messages that the turn adds.
+        adapters: The adapters that the turn uses until its end; None starts without any.
 
     Raises:
         ConfigurationError: The model does not exist.
         UnsupportedToolChoiceError: The tool choice does not match the turn's tools.
     """
 
-    def __init__(self, turn: TurnContext, model: Model, added: Sequence[Message]) -> None:
+    def __init__(
+        self,
+        turn: TurnContext,
+        model: Model,
+        added: Sequence[Message],
+        adapters: BorrowedAdapters | None = None,
+    ) -> None:
         self.registry = turn.runtime.registry
         """The configuration at the start of the turn."""
         self.plan = expand(self.registry, model, turn.options.get("fallback"))
         """The models that may serve, in order."""
-        self.adapters = BorrowedAdapters(turn.runtime)
-        """The adapters, until the turn's end."""
+        self.adapters = BorrowedAdapters(turn.runtime) if adapters is None else adapters
         self.failed: dict[str, str] = {}
         """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
@@ -137,22 +143,18 @@ class TurnModels:
         """Offer these tools from the next step on."""
         self._requirements = msgspec.structs.replace(self._requirements, tools=tools)
 
-    def first_that_works(
-        self,
-        messages: tuple[Message, ...],
-        attempt: Callable[[Route], Awaitable[T]],
-        may_retry_elsewhere: Callable[[AdapterError], bool],
-    ) -> Coroutine[object, object, T]:
-        """Try the models in order until one answers; see `calls.fallback`."""
-        return first_that_works(
+    def fallbacks(
+        self, messages: tuple[Message, ...], may_retry_elsewhere: Callable[[AdapterError], bool]
+    ) -> Fallbacks:
+        """The models for a call with these messages, in order."""
+        return Fallbacks(
+            self._turn.runtime,
             self.plan,
             partial(self._examine, messages=messages),
-            attempt,
-            may_retry_elsewhere=may_retry_elsewhere,
+            may_retry_elsewhere,
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
-            may_go=self._turn.runtime.cluster.may_go,
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:

@@ -25,7 +25,7 @@ from callboard.bus.values.messages import ended_well
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
 from ..tools.calls import handoff_in, not_executed, results_in
 from ..tools.context import idempotency_key
-from ..tools.handler import Handoff
+from ..tools.definitions import Handoff
 from ..tree import Caller, ChildTurn
 from .results import Reply, StepResult
 from .turn_context import TurnContext

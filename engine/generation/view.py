@@ -40,10 +40,18 @@ from callboard.bus.streams.events import (
     TurnEvent,
 )
 
-from ..calls.accumulator import StreamAccumulator
 from ..calls.call import Call
 from ..conversation.turn import Turn
-from .view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .view_events import (
+    Finish,
+    StreamAccumulator,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):

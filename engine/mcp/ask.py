@@ -14,15 +14,13 @@ from typing import Annotated, Final, Protocol, TypeAlias
 
 from callboard.bus import ImageBlock, TextBlock, TextDelta, ToolProgress, ToolStarted
 
+from ..agents import AGENT_ROUNDS
 from ..conversation.options import TurnOptions
 from ..conversation.results import Reply
-from ..functions.agents import AGENT_ROUNDS
 from ..generation.streaming import TurnStream
 from ..sessions.session import Session
-from ..tools.collect import as_tools
 from ..tools.context import Approval, Approve, Denied, ToolContext, ToolError
-from ..tools.from_function import tool
-from ..tools.handler import Tool
+from ..tools.definitions import Tool, as_tools, tool
 
 OpenSession: TypeAlias = Callable[[str | None], Session | Awaitable[Session]]
 """A function that receives the id of a conversation, or None for a new one, and returns its session."""

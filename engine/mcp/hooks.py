@@ -11,7 +11,7 @@ import msgspec
 from callboard.adapters import Message, ToolChoice, ToolDefinition
 from callboard.bus.values.base import JsonObject
 
-from ..tools.parameters import is_async
+from ..tools.handler import is_async
 from ..tools.running import run_in_thread
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.content import ResultPart
 
-from ..tools.collect import ToolLike, as_tools
 from ..tools.context import ToolContext, as_content
-from ..tools.handler import Handler, Tool
-from ..tools.parameters import is_async
+from ..tools.definitions import Tool, ToolLike, as_tools
+from ..tools.handler import Handler, is_async
 from ..tools.running import run_in_thread
 from .values import blocks_for, resource_contents
 
@@ -37,11 +36,7 @@ _VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Resources:
-    """The resources of a program. The mapping may change, because it is read again for each request.
-
-    Raises:
-        ConfigurationError: A function's parameters differ from the variables of its template.
-    """
+    """The resources of a program. The mapping may change, because it is read again for each request."""
 
     def __init__(self, resources: Mapping[str, object]) -> None:
         self._by_uri = resources

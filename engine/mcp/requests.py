@@ -25,7 +25,7 @@ from callboard.bus.log import Log
 from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..tools.context import ToolContext
-from ..tools.handler import Tool
+from ..tools.definitions import Tool
 from .hooks import Elicit, Elicitation, McpLogMessage, OnLog, Sample, SamplingRequest, answer_of
 from .values import definition_of, messages_of, sampling_result
 
@@ -53,16 +53,7 @@ current_call: contextvars.ContextVar[CallInProgress | None] = contextvars.Contex
 
 
 class Callbacks:
-    """The functions that the client library calls for one server.
-
-    Args:
-        server: The server's name.
-        elicit: Asks the user.
-        sampling: Gets a model's reply.
-        roots: Returns the current roots.
-        on_log: Receives log messages, which are also logged.
-        log_level: The lowest requested level of log messages.
-    """
+    """The functions that the client library calls for one server."""
 
     def __init__(
         self,
@@ -162,7 +153,7 @@ def _context() -> ToolContext | None:
 
 def _fault(content: dict[str, Any], request: Elicitation) -> str:
     """The reason why an answer does not follow the schema of its question; empty if it does."""
-    from ..type_schema import check
+    from ..schema_checks import check
 
     try:
         check(content, {"type": "object", **(request.schema or {})})
@@ -194,7 +185,7 @@ def sampled_by(model: Model, engine: Engine | None) -> Callable[[SamplingRequest
     """A function that answers sampling requests with a model of the engine, without asking the user."""
 
     async def sample(request: SamplingRequest) -> GenerateResult:
-        from ..functions.functions import default_engine
+        from ..functions import default_engine
         from ..generation.arguments import Arguments
 
         arguments = Arguments(

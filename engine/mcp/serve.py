@@ -28,9 +28,8 @@ from callboard.bus.log import Log
 
 from ..sessions.session import Session
 from ..tools.calls import ToolRoundContext
-from ..tools.collect import ToolLike, as_tools, collected
 from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
-from ..tools.handler import Tool
+from ..tools.definitions import Tool, ToolLike, as_tools, collected
 from ..tools.running import run_tools
 from .ask import OpenSession, ask_tool, asking_user
 from .hooks import answer_of

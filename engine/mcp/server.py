@@ -17,7 +17,7 @@ from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ResultPart
 
 from ..tools.context import NeedsApproval, ResultContent, ToolContext, ToolError
-from ..tools.handler import Tool
+from ..tools.definitions import Tool
 from .hooks import McpPrompt, McpResource
 from .settings import McpServerSettings
 

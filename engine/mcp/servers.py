@@ -19,13 +19,13 @@ import anyio
 import msgspec
 
 from callboard.bus import Bus, ChildSpec, RestartPolicy, Supervisor
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.bus.errors import CallboardError, ConfigurationError
 from callboard.bus.files import write_private
 from callboard.bus.log import Log, takes_old_names
 
-from ..tools.collect import ToolSource
 from ..tools.context import NeedsApproval, ResultContent
+from ..tools.definitions import ToolSource
 from .hooks import Elicit, OnLog, Sample
 from .oauth import McpOAuth
 from .server import McpServer, McpTool, State, require_library
@@ -277,7 +277,7 @@ class McpServers(ToolSource):
 
     def __enter__(self) -> Self:
         """Start the servers in a program without an event loop, for `generate_sync` and similar functions."""
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         host = sync_host()
         host.run(self.__aenter__, name="with mcp_servers()", instead="say `async with mcp_servers()`")
@@ -285,7 +285,7 @@ class McpServers(ToolSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         sync_host().run(self.aclose)
 

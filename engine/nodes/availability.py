@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 import anyio
 import msgspec
 
@@ -14,6 +11,7 @@ from callboard.tracestore.nodes import ProbeTables
 from ..routing.availability import AvailabilityTable, RecordKey
 from ..routing.rate_limits import RateLimits
 from ..routing.rate_slots import LimitObservation
+from .broker import Broker
 
 # --- Observed availability ---
 
@@ -41,18 +39,8 @@ class Found(msgspec.Struct, frozen=True):
     """Seconds until the next try is allowed; None if no time is set."""
 
 
-class MessageBroker(Protocol):
-    """The methods of the broker that this module uses."""
-
-    def publish(self, subject: str, payload: bytes, /) -> bool:
-        """Send a message without waiting."""
-        ...
-
-    async def subscribe(self, subject: str, receive: Callable[[str, bytes, str], None], /) -> object: ...
-
-
 class SharedAvailability:
-    """Shares the availability of providers with other nodes. A part of a node, see `engine.nodes.node.Part`.
+    """Shares the availability of providers with other nodes.
 
     Args:
         node: This node.
@@ -63,10 +51,8 @@ class SharedAvailability:
         clock: The engine's clock.
     """
 
-    name = "availability"
-
     def __init__(
-        self, node: str, cluster: str, broker: MessageBroker, table: AvailabilityTable, bus: Bus, clock: Clock
+        self, node: str, cluster: str, broker: Broker, table: AvailabilityTable, bus: Bus, clock: Clock
     ) -> None:
         self._node = node
         self._subject = f"callboard.{cluster}.availability"
@@ -74,14 +60,11 @@ class SharedAvailability:
         self._table = table
         self._bus = bus
         self._clock = clock
-        self._open: dict[tuple[str, str | None], ProviderAvailabilityChanged] = {}
-        self._listens = False
+        self._open: dict[RecordKey, ProviderAvailabilityChanged] = {}
+        broker.listen(self._subject, self.receive)
 
     async def run(self) -> None:
-        """Send this node's observations and receive those of other nodes, until cancelled."""
-        if not self._listens:
-            await self._broker.subscribe(self._subject, self.receive)
-            self._listens = True
+        """Send this node's observations until cancelled."""
         topic = ProviderAvailabilityChanged.topic_of()
         with self._bus.subscribe(topic, policy=Lossless(), name="shared availability") as changes:
             while True:
@@ -92,12 +75,6 @@ class SharedAvailability:
                     self._changed(envelope.data)
                 for change in self._open.values():
                     self._publish(change)
-
-    async def drain(self) -> None:
-        """Do nothing: no data waits."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply an observation of another node."""
@@ -154,7 +131,7 @@ class LimitAnnouncement(msgspec.Struct, frozen=True):
 
 
 class LearnedLimits:
-    """Shares learned rate limits with other nodes. A part of a node, see `engine.nodes.node.Part`.
+    """Shares learned rate limits with other nodes.
 
     Args:
         node: This node.
@@ -162,15 +139,14 @@ class LearnedLimits:
         broker: The broker.
     """
 
-    name = "learned limits"
     limits: RateLimits
     """The limits of the engine; set before the start."""
 
-    def __init__(self, node: str, cluster: str, broker: MessageBroker) -> None:
+    def __init__(self, node: str, cluster: str, broker: Broker) -> None:
         self._node = node
         self._subject = f"callboard.{cluster}.limits"
         self._broker = broker
-        self._listens = False
+        broker.listen(self._subject, self.receive)
         self._news: dict[_Place, tuple[LimitObservation, float]] = {}
         self._come = anyio.Event()
         self._wake = anyio.Event()
@@ -187,22 +163,13 @@ class LearnedLimits:
             self._wake.set()
 
     async def run(self) -> None:
-        """Send learned limits and receive those of other nodes, until cancelled."""
-        if not self._listens:
-            await self._broker.subscribe(self._subject, self.receive)
-            self._listens = True
+        """Send learned limits until cancelled."""
         while True:
             await self._come.wait()
             self._come, self._wake = anyio.Event(), anyio.Event()
             self._publish()
             with anyio.move_on_after(TELL_SECONDS):
                 await self._wake.wait()
-
-    async def drain(self) -> None:
-        """Do nothing: unsent limits would be useless later."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
         """Apply limits that another node has learned."""
@@ -236,7 +203,7 @@ _LOOK_SECONDS = 0.005
 
 
 class ProbeLeases:
-    """Lets only one node at a time probe a provider. A part of a node, see `engine.nodes.node.Part`.
+    """Lets only one node at a time probe a provider.
 
     Args:
         node: This node.
@@ -245,8 +212,6 @@ class ProbeLeases:
         bus: The engine's bus.
         clock: The engine's clock.
     """
-
-    name = "probes"
 
     def __init__(self, node: str, tables: ProbeTables, table: AvailabilityTable, bus: Bus, clock: Clock) -> None:
         self._node = node
@@ -279,9 +244,6 @@ class ProbeLeases:
                 except StoreError as error:
                     _log.debug("probes_not_tended", error=str(error))
                 await anyio.sleep(_LOOK_SECONDS)
-
-    async def drain(self) -> None:
-        """Do nothing: no data waits."""
 
     async def close(self) -> None:
         for provider, model in tuple(self._probe_started):

@@ -277,7 +277,7 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
 
 
 class EventBridge:
-    """Sends one run's events. A part of a node, see `engine.nodes.node`.
+    """Sends one run's events.
 
     Args:
         run_id: The run.
@@ -286,8 +286,6 @@ class EventBridge:
         content: Whether message content is sent with the events.
         behind: Whether events may have been committed before the first call of `committed`.
     """
-
-    name = "bridge"
 
     def __init__(
         self, run_id: str, store: Store, broker: EventBroker, *, content: bool = False, behind: bool = False
@@ -332,9 +330,6 @@ class EventBridge:
             rest = await self._step()
             seconds = 0.0 if rest is None else rest.seconds
             await anyio.sleep(seconds or 0.0)
-
-    async def close(self) -> None:
-        """Do nothing: there is no connection to close."""
 
     def statistics(self) -> BridgeStatistics:
         course = self._course

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import ParseResult
 
 import anyio
-import msgspec
 
 from callboard.bus import ConfigurationError, Log
+from callboard.tracestore.reports import Check
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription as NatsSubscription
     from nats.aio.transport import TcpTransport
     from nats.js import JetStreamContext
+    from nats.js.api import StreamState
 
 
 _log = Log("engine.broker")
@@ -46,21 +47,8 @@ Receiver: TypeAlias = Callable[[str, bytes, str], None]
 """Receives a message: its subject, its payload, and the subject for an answer, if any."""
 
 
-class BrokerStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of the connection."""
-
-    connected: bool
-    """Whether the broker can be reached."""
-    reconnects: int
-    """The number of reconnections."""
-    waiting_bytes: int
-    """The number of bytes that wait to be sent."""
-
-
-class _Subscription:
-    """A subscription to the messages of one subject."""
-
-    def __init__(self, subject: str, receive: Receiver, subscriptions: set[_Subscription]) -> None:
+class Subscription:
+    def __init__(self, subject: str, receive: Receiver, subscriptions: set[Subscription]) -> None:
         self.subject = subject
         self.real: NatsSubscription | None = None
         self._receive = receive
@@ -94,15 +82,13 @@ class Broker:
         ConfigurationError: The library for it is not installed.
     """
 
-    name = "broker"
-
     def __init__(self, url: str, client: str) -> None:
         if find_spec("nats") is None:
             raise ConfigurationError("a broker needs nats-py: pip install 'callboard[nats]'")
-        self._servers = [address.strip() for address in url.split(",") if address.strip()]
+        self._servers = addresses_in(url)
         self._client_name = client
         self._client: Client | None = None
-        self._subscriptions: set[_Subscription] = set()
+        self._subscriptions: set[Subscription] = set()
         self._callbacks: list[Callable[[], None]] = []
         self._watchers: list[Callable[[bool], None]] = []
         self._last_state: bool | None = None
@@ -110,10 +96,8 @@ class Broker:
         self._waiting_bytes = 0
         self._more = asyncio.Event()
         self._reached = asyncio.Event()
-        self._reconnects = 0
+        self.reconnects = 0
         self._connected_at: float | None = None
-
-    # --- Interface of a node's part ---
 
     async def run(self) -> None:
         """Connect, and send published messages, until cancelled. An unreachable broker is retried forever.
@@ -197,10 +181,15 @@ class Broker:
         self._more.set()
         return True
 
-    async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
-        """Receive the messages of a subject. The subscription is renewed after a reconnection."""
-        subscription = _Subscription(subject, receive, self._subscriptions)
+    def listen(self, subject: str, receive: Receiver) -> Subscription:
+        """Receive the messages of a subject from the next connection on."""
+        subscription = Subscription(subject, receive, self._subscriptions)
         self._subscriptions.add(subscription)
+        return subscription
+
+    async def subscribe(self, subject: str, receive: Receiver) -> Subscription:
+        """Receive the messages of a subject from now on, also after a reconnection."""
+        subscription = self.listen(subject, receive)
         if self._client is not None:
             await self._subscribe(self._client, subscription)
         return subscription
@@ -237,10 +226,6 @@ class Broker:
         """nats-py's connection; None while the broker is unreachable."""
         return self._client if self.connected else None
 
-    def statistics(self) -> BrokerStatistics:
-        """A snapshot of the connection."""
-        return BrokerStatistics(self.connected, self._reconnects, self._waiting_bytes)
-
     # --- Helpers ---
 
     async def _connect(self) -> None:
@@ -273,7 +258,7 @@ class Broker:
             raise
         self._report()
 
-    async def _subscribe(self, client: Client, subscription: _Subscription) -> None:
+    async def _subscribe(self, client: Client, subscription: Subscription) -> None:
         from nats.errors import Error
 
         try:
@@ -307,7 +292,7 @@ class Broker:
         self._changed(connected=False)
 
     async def _on_reconnect(self) -> None:
-        self._reconnects += 1
+        self.reconnects += 1
         self._report()
 
     def _changed(self, *, connected: bool) -> None:
@@ -323,7 +308,7 @@ class Broker:
     @property
     def addresses(self) -> str:
         """The addresses of the broker, without passwords."""
-        return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in self._servers)
+        return _shown(self._servers)
 
     def _report(self) -> None:
         self._changed(connected=True)
@@ -333,8 +318,17 @@ class Broker:
             callback()
 
 
+def addresses_in(url: str) -> list[str]:
+    return [address.strip() for address in url.split(",") if address.strip()]
+
+
+def _shown(addresses: Sequence[str]) -> str:
+    """Addresses without passwords."""
+    return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in addresses)
+
+
 def closing_transport() -> TcpTransport:
-    """A class of transports that close their previous connection when they make another."""
+    """A transport that closes its previous connection when it makes another."""
     from nats.aio.transport import TcpTransport
 
     class ClosingTransport(TcpTransport):
@@ -351,38 +345,26 @@ def closing_transport() -> TcpTransport:
     return ClosingTransport()
 
 
-# --- Inspecting a broker ---
+# --- The check of a broker ---
+
+ASK_SECONDS = 3.0
+"""Seconds to wait for a broker's answer."""
+
+_WITHOUT_BROKER = (
+    "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
+    "later, from the shared store. Events wait in the trace until the broker is back."
+)
 
 
-class StreamContents(msgspec.Struct, frozen=True):
-    """The size of one of a broker's streams."""
-
-    messages: int
-    bytes: int
-    """The size in bytes."""
-
-
-class BrokerCondition(msgspec.Struct, frozen=True):
-    """The condition of a broker, as the broker reports it."""
-
-    server: str
-    """The broker's address, without a password."""
-    version: str
-    jetstream: bool
-    """Whether the broker can store messages."""
-    events: StreamContents | None
-    """The stored events of the cluster; None if there never were any."""
-    frames: StreamContents | None
-    """The stored frames of the cluster's streams; None if there are none. Frames are stored for some minutes."""
-
-
-async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
-    """The condition of the broker at an address."""
-    import anyio
+async def check_broker(url: str, cluster: str) -> list[Check]:
+    """The check of the broker at an address. It creates nothing there."""
+    servers = addresses_in(url)
+    where = _shown(servers)
+    if find_spec("nats") is None:
+        return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
     from nats.aio.client import Client
     from nats.errors import Error
 
-    servers = [address.strip() for address in url.split(",") if address.strip()]
     failures: list[Exception] = []
 
     async def failed(error: Exception) -> None:
@@ -392,35 +374,49 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
 
     client = Client()
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(ASK_SECONDS):
             await client.connect(servers, allow_reconnect=False, connect_timeout=2, error_cb=failed)
-            jetstream = client.jetstream(timeout=2)
-            place = client.connected_url
-            events, frames, keeps = None, None, True
-            try:
-                await jetstream.account_info()
-                events = await _stored_contents(jetstream, f"callboard_{cluster}_events")
-                frames = await _stored_contents(jetstream, f"callboard_{cluster}_streams")
-            except Error:
-                keeps = False
-            where = "" if place is None else f"{place.hostname}:{place.port}"
-            version = client.connected_server_version
-            number = f"{version.major}.{version.minor}.{version.patch}"
-            return BrokerCondition(where, number, keeps, events, frames)
-    except TimeoutError as error:
-        raise OSError(f"no answer within {seconds:g} s") from error
+            return [await _check_of(client, cluster)]
     except (Error, OSError, ValueError) as error:
-        raise OSError(str(error) or type(error).__name__) from error
+        slow = isinstance(error, TimeoutError)
+        found = f"no answer within {ASK_SECONDS:g} s" if slow else str(error) or type(error).__name__
+        fix = f"Start it, or correct the address. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{where}: can't be reached: {found}", fix)]
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(1):
             await client.close()
 
 
-async def _stored_contents(jetstream: JetStreamContext, stream: str) -> StreamContents | None:
+async def _check_of(client: Client, cluster: str) -> Check:
+    from nats.errors import Error
+
+    jetstream, place, version = client.jetstream(timeout=2), client.connected_url, client.connected_server_version
+    where = "" if place is None else f"{place.hostname}:{place.port}"
+    server = f"{where}: NATS {version.major}.{version.minor}.{version.patch}"
+    try:
+        await jetstream.account_info()
+        events = await _stored_contents(jetstream, f"callboard_{cluster}_events")
+        frames = await _stored_contents(jetstream, f"callboard_{cluster}_streams")
+    except Error:
+        fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
+        return Check("broker", False, f"{server}, but it can't store messages: JetStream is off", fix)
+    found = "no events of this cluster yet"
+    if events is not None:
+        found = f"{megabytes(events.bytes)} of this cluster's events"
+    if frames is not None:
+        size = megabytes(frames.bytes)
+        found += f", and {frames.messages} frames of streams, which are kept for ten minutes ({size})"
+    return Check("broker", True, f"{server} keeps {found}")
+
+
+async def _stored_contents(jetstream: JetStreamContext, stream: str) -> StreamState | None:
     from nats.js.errors import NotFoundError
 
     try:
-        state = (await jetstream.stream_info(stream)).state
+        return (await jetstream.stream_info(stream)).state
     except NotFoundError:
         return None
-    return StreamContents(state.messages, state.bytes)
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1_000_000:,.1f} MB"

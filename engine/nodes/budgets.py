@@ -217,7 +217,6 @@ class BudgetSlices:
         without_store: Whether calls are admitted while the store can't be reached.
     """
 
-    name = "shared budgets"
     shared = True
     """Whether the shared store has the trace of all calls at the end; set before `close`."""
 
@@ -340,9 +339,6 @@ class BudgetSlices:
                     await self._tables.settle_dead(self._scope_of)
             except StoreError as error:
                 _log.debug("accounts_not_tended", error=str(error))
-
-    async def drain(self) -> None:
-        """Do nothing: spending counts in the node's slices until it is in the trace."""
 
     async def close(self) -> None:
         """Release all slices if the shared trace has all calls. Otherwise the slices are counted until the trace

@@ -14,7 +14,8 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal
 
 import anyio
 import msgspec
@@ -30,7 +31,7 @@ from callboard.bus import (
     StreamChannel,
     Supervisor,
 )
-from callboard.bus.actors.actor import WorkActor
+from callboard.bus.actor import WorkActor
 from callboard.tracestore import PostgresStore, Store, WriterCore
 from callboard.tracestore.gateway import GatewayTables
 from callboard.tracestore.nodes import NodeInfo
@@ -48,16 +49,21 @@ from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
 from .availability import LearnedLimits, ProbeLeases, SharedAvailability
 from .bridge import EventBridge
-from .broker import Broker
+from .broker import Broker, check_broker, megabytes
 from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
 from .frames.exchange import Subjects
 from .frames.retained_turns import NoStoredTurns, StoredTurns
 from .frames.sender import Frames
-from .ownership import Ownership, TakeoverRequests
+from .ownership import Ownership
 from .rate_limits import RateLimitShares
 from .takeover import SharedSessions
 from .trees import RemoteTrees
+
+_log = Log("engine.node")
+
+PART_SECONDS = 2.0
+"""Seconds for each part and each step of the node's end."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """The pattern for a cluster's name, which is a part of subjects."""
@@ -142,85 +148,37 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.store if ship_to is None and from_file else ship_to
 
 
-class Part(Protocol):
-    """A task of a node. It is created with the engine, runs as long as the engine, and ends in two steps.
+async def _nothing() -> None:
+    pass
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A task of a node. It runs as long as the engine, and ends in two steps.
 
     A part doesn't fail if a server is unreachable. It reports that on the bus, and continues when the server is
     reachable again.
     """
 
-    @property
-    def name(self) -> str:
-        """The part's name in the supervision tree."""
-
-    async def run(self) -> None:
-        """Work until cancelled. After an exception, it may be called again."""
-
-    async def drain(self) -> None:
-        """Send the remaining data. All turns have ended, the trace is committed, and its store is still open.
-
-        It is cancelled after `PART_SECONDS`.
-        """
-
-    async def close(self) -> None:
-        """Release all resources and connections. The trace has been shipped.
-
-        It is called once, even if `run` was never called. It is cancelled after `PART_SECONDS`.
-        """
+    name: str
+    """The part's name in the supervision tree."""
+    run: Callable[[], Awaitable[None]]
+    """Works until cancelled. After an exception, it may be called again."""
+    drain: Callable[[], Awaitable[None]] = _nothing
+    """Sends the remaining data. All turns have ended, the trace is committed, and its store is still open."""
+    close: Callable[[], Awaitable[None]] = _nothing
+    """Releases all resources. The trace has been shipped. It is called once, even if `run` was never called."""
 
 
-def child_of(part: Part) -> ChildSpec:
-    """The part as a child of a supervisor. If it crashes too often, it stays down, and calls continue."""
-    return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")
-
-
-ASK_SECONDS = 3.0
-"""Seconds to wait for a broker's answer."""
-
-_WITHOUT_BROKER = (
-    "Until then, calls, traces, accounting and sessions continue. Readers on other nodes get events "
-    "later, from the shared store. Events wait in the trace until the broker is back."
-)
-
-
-async def check_broker(url: str, cluster: str) -> list[Check]:
-    """The check of a broker. It creates nothing there."""
-    from .broker import broker_condition
-
-    where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
-    try:
-        found = await broker_condition(url, cluster, ASK_SECONDS)
-    except OSError as error:
-        fix = f"Start it, or correct the address. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{where}: can't be reached: {error}", fix)]
-    except ImportError:
-        return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
-    message = f"{found.server}: NATS {found.version}"
-    if not found.jetstream:
-        fix = f"Start nats-server with -js, and give this user access to it. {_WITHOUT_BROKER}"
-        return [Check("broker", False, f"{message}, but it can't store messages: JetStream is off", fix)]
-    events_text = "no events of this cluster yet"
-    if found.events is not None:
-        events_text = f"{_megabytes(found.events.bytes)} of this cluster's events"
-    if found.frames is not None:
-        events_text += (
-            f", and {found.frames.messages} frames of streams, which are kept for ten minutes "
-            f"({_megabytes(found.frames.bytes)})"
-        )
-    return [Check("broker", True, f"{message} keeps {events_text}")]
+# --- Checks ---
 
 
 def _streams(frames: Frames) -> Check:
     """Report the streams that are sent and read on this node. Frames that could not be sent are sent again."""
     found = frames.sender.statistics()
-    detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
+    detail = f"{found.open} open, {found.frames} frames sent ({megabytes(found.bytes)})"
     if found.lost:
         detail += f", {found.lost} messages not sent while the broker was unreachable"
     return Check("node:streams", True, f"{detail}; {len(frames.mirrors)} of other nodes read here")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1_000_000:,.1f} MB"
 
 
 def _outgoing(node: Node) -> Check:
@@ -264,10 +222,7 @@ def _lease(node: Node) -> Check:
     )
 
 
-_log = Log("engine.node")
-
-PART_SECONDS = 2.0
-"""Seconds for each part and each step of the node's end."""
+# --- The node ---
 
 
 class Node(Alone):
@@ -306,7 +261,7 @@ class Node(Alone):
         """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
         """The bridge that sends this node's events; None without a broker, or without a trace."""
-        self.parts: Sequence[Part] = ()
+        self.parts: list[Part] = []
         """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
         """The shared database, for short transactions; None without one."""
@@ -317,7 +272,8 @@ class Node(Alone):
         if self.shared is not None and self.ownership is not None:
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
-            self.parts = [*self.parts, self.ownership, self.probes]
+            self.parts.append(Part("ownership", self.ownership.run, close=self.ownership.close))
+            self.parts.append(Part("probes", self.probes.run, close=self.probes.close))
         self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
         self._waited = False
         self.broker: Broker | None = None
@@ -329,18 +285,23 @@ class Node(Alone):
         self.trees: RemoteTrees | None = None
         """The trees of turns on several nodes; None without a broker."""
         if cluster.nats is not None:
-            self.broker = self._connection(cluster.nats, bus)
-            self.frames = self.streams = self._frames(self.broker, streams)
-            shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
-            self.learned = LearnedLimits(self.id, cluster.name, self.broker)
-            self.trees = RemoteTrees(self.id, cluster.name, self.broker)
-            self.parts = [*self.parts, self.broker, self.frames, shared, self.learned, self.trees]
+            broker = self.broker = self._connection(cluster.nats, bus)
+            self.frames = self.streams = self._frames(broker, streams)
+            shared = SharedAvailability(self.id, cluster.name, broker, availability, bus, clock)
+            self.learned = LearnedLimits(self.id, cluster.name, broker)
+            self.trees = RemoteTrees(self.id, cluster.name, broker)
+            self.parts += [
+                Part("broker", broker.run, broker.drain, broker.close),
+                Part("frames", self.frames.run, self.frames.drain, self.frames.close),
+                Part("availability", shared.run),
+                Part("learned limits", self.learned.run),
+            ]
             if self.ownership is not None:
-                self.parts = [*self.parts, TakeoverRequests(self.broker, Subjects(cluster.name), self.ownership)]
+                self.ownership.notify_over(broker, Subjects(cluster.name))
             if store is not None:
-                self.bridge = self._bridge(self.broker, store)
+                self.bridge = self._bridge(broker, store)
                 self.sends_events = True
-                self.parts = [*self.parts, self.bridge]
+                self.parts.append(Part("bridge", self.bridge.run, self.bridge.drain))
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
         """The number of output tokens of a dead node's message that readers on other nodes have received; 0 if
@@ -374,7 +335,7 @@ class Node(Alone):
             return None
         tables = PostgresLedger(self.shared)
         self.budgets = BudgetSlices(tables, self.id, budgets, clock, self.cluster.without_store)
-        self.parts = [*self.parts, self.budgets]
+        self.parts.append(Part("shared budgets", self.budgets.run, close=self.budgets.close))
         return self.budgets
 
     def rate_limits(self, bus: Bus, clock: Clock) -> RateLimits:
@@ -382,7 +343,7 @@ class Node(Alone):
         share: Callable[[AsyncRateLimiter], None] | None = None
         if self.shared is not None:
             shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._live_nodes)
-            self.parts = [*self.parts, shares]
+            self.parts.append(Part("shared rate limits", shares.run))
             share = shares.join
         limits = RateLimits(share)
         if self.learned is not None:
@@ -486,10 +447,11 @@ class Node(Alone):
         )
 
     async def start(self, root: Supervisor) -> None:
-        """Start all parts under a separate supervisor."""
+        """Start all parts. If one crashes too often, it stays down, and calls continue."""
         supervisor = await root.start_supervisor("node")
         for part in self.parts:
-            await supervisor.start_child(child_of(part))
+            actor = partial(WorkActor, part.run, part.name)
+            await supervisor.start_child(ChildSpec(part.name, actor, on_limit="stop"))
 
     async def checks(self) -> list[Check]:
         """The checks of an engine of a cluster: its broker, its events on the broker, and its lease."""

@@ -170,10 +170,9 @@ class Ownership:
         clock: The engine's clock.
     """
 
-    name = "ownership"
     local: LocalSessions
     """The open sessions; set before the start."""
-    tell: Callable[[str], None] = staticmethod(lambda _node: None)
+    tell: Callable[[str], object] = staticmethod(lambda _node: None)
     """Notifies another node that one of its sessions is requested. By default, the shared rows are the only
     notice.
     """
@@ -305,9 +304,13 @@ class Ownership:
 
     # --- Start and end ---
 
-    def wake(self) -> None:
-        """Check immediately for sessions that other nodes wait for."""
-        self._wake.set()
+    def notify_over(self, broker: Broker, subjects: Subjects) -> None:
+        """Send and receive requests for sessions over the broker.
+
+        A lost request delays the takeover by at most a second, because owners also check the shared rows.
+        """
+        self.tell = lambda node: broker.publish(subjects.request_subject(node), b"")
+        broker.listen(subjects.request_subject(self.info.node), lambda *_: self._wake.set())
 
     async def run(self) -> None:
         """Keep the lease, and hand over sessions that other nodes wait for."""
@@ -325,9 +328,6 @@ class Ownership:
             renew_at = anyio.current_time() + pause
             with anyio.move_on_after(min(pause, LOOK_SECONDS)):
                 await self._wake.wait()
-
-    async def drain(self) -> None:
-        """Do nothing: messages are shipped later."""
 
     async def close(self) -> None:
         """Release all sessions and end the lease, so that other nodes need not wait.
@@ -447,45 +447,3 @@ def _cannot_ask(session_id: str, error: StoreError) -> str:
         f"can't read the owner of {which} from the shared store ({error}), and another node may own it "
         f"by now. Calls without a session continue. Try again when the store is back"
     )
-
-
-class TakeoverRequests:
-    """Sends and receives requests for sessions. A part of a node.
-
-    A lost request delays the takeover by at most a second, because owners also check the shared rows.
-
-    Args:
-        broker: The broker.
-        subjects: The cluster's subjects.
-        ownership: The node's ownership.
-    """
-
-    name = "wishes"
-
-    def __init__(self, broker: Broker, subjects: Subjects, ownership: Ownership) -> None:
-        self._broker = broker
-        self._subjects = subjects
-        self._ownership = ownership
-        ownership.tell = self._report
-
-    def _report(self, node: str) -> None:
-        self._broker.publish(self._subjects.request_subject(node), b"")
-
-    def _announced(self, _subject: str, _payload: bytes, _reply: str) -> None:
-        self._ownership.wake()
-
-    async def run(self) -> None:
-        """Receive requests until cancelled."""
-        subject = self._subjects.request_subject(self._ownership.info.node)
-        subscription = await self._broker.subscribe(subject, self._announced)
-        try:
-            await anyio.sleep_forever()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await subscription.unsubscribe()
-
-    async def drain(self) -> None:
-        """Do nothing: no data waits to be sent."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""

@@ -123,7 +123,9 @@ class SharedLimit:
 
 
 class RateLimitShares:
-    """The shares of one node. A part of a node.
+    """The shares of one node.
+
+    At the end, nothing is returned: the provider and the share both count used amounts for a minute.
 
     Args:
         tables: The shared rows.
@@ -132,8 +134,6 @@ class RateLimitShares:
         clock: The engine's clock.
         running_life: Returns the number of running nodes. Raises StoreError.
     """
-
-    name = "shared rate limits"
 
     def __init__(
         self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, running_life: Callable[[], Awaitable[int]]
@@ -184,12 +184,6 @@ class RateLimitShares:
         """The seconds until the next check, in which no new request waits."""
         now = anyio.current_time()
         return min([LOOK_SECONDS, *(limit.ask_at - now for limit in self._limits.values() if limit.ask_at > now)])
-
-    async def drain(self) -> None:
-        """Do nothing, because used amounts are counted for a minute."""
-
-    async def close(self) -> None:
-        """Do nothing: the provider and the share both count used amounts for a minute."""
 
     async def _balance(self, limit: SharedLimit) -> None:
         all_of_them, first = limit.needs()

@@ -41,7 +41,7 @@ CONNECT_SECONDS = 3.0
 class RemoteBus(ReplayBus):
     """The events of all engines of a cluster, from now on or from an earlier time. Use it once, on asyncio.
 
-    A slow lossless reader delays other readers, as in a replay (see `bus.observable`). The number of waiting
+    A slow lossless reader delays other readers, as in a replay (see `bus.replay`). The number of waiting
     events is limited. While the broker is unreachable, events are read from the store, some seconds late. Messages
     have content only if the cluster sends it, and never if they are read from the store.
 
@@ -195,7 +195,7 @@ class Bridge:
 
     async def __aenter__(self) -> Self:
         await self._engine._runtime.host.watch_commits(self._bridge.committed)
-        self._tasks = [asyncio.create_task(part.run(), name=part.name) for part in (self._broker, self._bridge)]
+        self._tasks = [asyncio.create_task(part.run()) for part in (self._broker, self._bridge)]
         return self
 
     async def __aexit__(

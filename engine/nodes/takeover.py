@@ -17,8 +17,7 @@ from callboard.tracestore import Store
 from callboard.tracestore.nodes import Owner
 
 from ..runtime.adapters import Host
-from ..sessions.open import OpenSessions, Restored, TurnRight, require_nothing_lost, show_costs
-from ..sessions.state import SessionState
+from ..sessions.open import OpenSessions, Restored, SessionState, TurnRight, require_nothing_lost, show_costs
 from .frames.retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
 from .frames.sender import Frames
 from .ownership import Ownership

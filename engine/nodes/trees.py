@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Literal, Protocol
+from typing import Literal
 
 import anyio
 import msgspec
@@ -29,7 +29,7 @@ from ..budgets.budget import OF_TREES, Budget, Payer
 from ..budgets.budgets import Budgets
 from ..budgets.ledger import Account, Amount, Refusal
 from ..tree import Caller, ChildTurn
-from .broker import Receiver
+from .broker import Broker
 
 _log = Log("engine.node")
 
@@ -65,18 +65,8 @@ class Grant(msgspec.Struct, frozen=True):
     granted: bool
 
 
-class TreeBroker(Protocol):
-    """The methods of the broker that this module uses."""
-
-    def publish(self, subject: str, payload: bytes, /) -> bool: ...
-
-    async def subscribe(self, subject: str, receive: Receiver, /) -> object: ...
-
-    async def request(self, subject: str, payload: bytes, seconds: float, /) -> bytes | None: ...
-
-
 class RemoteTrees:
-    """Connects trees of turns on several nodes. A part of a node, see `engine.nodes.node`.
+    """Connects trees of turns on several nodes.
 
     Args:
         node: This node.
@@ -84,30 +74,15 @@ class RemoteTrees:
         broker: The broker.
     """
 
-    name = "trees"
-
-    def __init__(self, node: str, cluster: str, broker: TreeBroker) -> None:
+    def __init__(self, node: str, cluster: str, broker: Broker) -> None:
         self.node = node
         self._subjects = f"callboard.{cluster}.trees."
         self._broker = broker
-        self._listens = False
         self._runs: weakref.WeakValueDictionary[tuple[str, str], _Run] = weakref.WeakValueDictionary()
         self._places: dict[str, _Place] = {}
         self._remote: dict[str, RemotePlace] = {}
         self._numbers = itertools.count(1)
-
-    async def run(self) -> None:
-        """Receive the messages of other nodes, until cancelled."""
-        if not self._listens:
-            await self._broker.subscribe(self._subjects + self.node, self.receive)
-            self._listens = True
-        await anyio.sleep_forever()
-
-    async def drain(self) -> None:
-        """Do nothing: no data waits."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        broker.listen(self._subjects + node, self.receive)
 
     # --- At home ---
 

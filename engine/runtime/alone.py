@@ -19,8 +19,7 @@ from ..budgets.budget import Budget
 from ..budgets.budgets import SharedBudgets
 from ..conversation.options import StoredTurnOptions
 from ..routing.rate_limits import RateLimits
-from ..sessions.open import OpenSessions
-from ..sessions.state import SessionState
+from ..sessions.open import OpenSessions, SessionState
 from ..tree import Caller
 from .adapters import Host
 

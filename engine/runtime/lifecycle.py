@@ -33,9 +33,9 @@ from callboard.bus import (
     Supervisor,
     TaskHandle,
 )
-from callboard.bus.actors.actor import WorkActor
-from callboard.bus.actors.tasks import unwrapped
+from callboard.bus.actor import WorkActor
 from callboard.bus.log import Log
+from callboard.bus.tasks import unwrapped
 from callboard.tracestore import Store
 
 from ..conversation.results import Reply

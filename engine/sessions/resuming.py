@@ -34,9 +34,8 @@ from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike, as_tools
 from ..tools.calls import agent_now
-from .open import require_nothing_lost, show_costs
+from .open import SessionState, require_nothing_lost, show_costs
 from .session import Session
-from .state import SessionState
 from .stored import SessionInfo, deleted, imported, listed, state_of
 
 # --- A session from the store ---

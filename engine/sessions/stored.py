@@ -17,7 +17,7 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements, model_of, model_text
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
-from .state import SessionState, setup_of
+from .open import SessionState, setup_of
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,13 +9,11 @@ __getattr__, __dir__, __all__ = face(
             "Answer InvalidToolCallError RepairToolCall ToolRound ToolRoundContext "
             "answers_to last_reply open_calls"
         ),
-        ".collect": "ToolLike ToolSource as_tools",
         ".context": (
             "Approval ApprovalRequest Approve Approved Denied NeedsApproval Pending ToolContext ToolError"
         ),
-        ".from_function": "tool",
-        ".handler": "FunctionTool Tool ToolHandler",
-        ".parameters": "ToolDefinitionError",
+        ".definitions": "FunctionTool Tool ToolLike ToolSource as_tools tool",
+        ".handler": "ToolDefinitionError ToolHandler",
         ".running": "run_tools",
     },
 )

@@ -1,10 +1,8 @@
 # Written by scripts/make_stubs.py.
 from .calls import Answer, InvalidToolCallError, RepairToolCall, ToolRound, ToolRoundContext, answers_to, last_reply, open_calls
-from .collect import ToolLike, ToolSource, as_tools
 from .context import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending, ToolContext, ToolError
-from .from_function import tool
-from .handler import FunctionTool, Tool, ToolHandler
-from .parameters import ToolDefinitionError
+from .definitions import FunctionTool, Tool, ToolLike, ToolSource, as_tools, tool
+from .handler import ToolDefinitionError, ToolHandler
 from .running import run_tools
 
 __all__ = [

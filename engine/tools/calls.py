@@ -20,9 +20,8 @@ from callboard.bus.values.base import JsonObject
 from callboard.bus.values.messages import ended_well
 
 from ..tree import Caller
-from .collect import ToolLike, as_tools
 from .context import Approve, Approved, Denied, ToolError, as_content, denial
-from .handler import Handoff, Tool
+from .definitions import Handoff, Tool, ToolLike, as_tools
 
 
 class InvalidToolCallError(CallboardError):

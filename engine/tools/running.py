@@ -31,8 +31,8 @@ from ..runtime.in_flight import AbortController
 from ..tree import current_tool
 from .calls import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
-from .handler import Handler, Ready, Tool
-from .parameters import is_async
+from .definitions import Tool
+from .handler import Handler, Ready, is_async
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from callboard import tracestore
 from callboard.adapters import ProviderAdapter
 from callboard.adapters.health import AdapterHealth, ChecksHealth
 from callboard.adapters.provider import provider_named
@@ -26,7 +27,7 @@ from ..models.configured import FROM_ENVIRONMENT, read_models_yaml
 from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
-from ..stores import server_store, shipping_checks, store_to_read
+from ..stores import server_store, store_to_read
 from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
@@ -239,7 +240,7 @@ async def check_store(store: Store | None, writer: WriterStatistics | None = Non
     on_server = server_store(store)
     checks = await (_in_file(store.path) if on_server is None else on_server.checks())
     if on_server is None and store.path.exists() and checks[0].ok:
-        checks += await shipping_checks(store.path)
+        checks += await tracestore.TraceShipper.checks(store.path)
     if writer is not None:
         checks.append(_writer(writer))
     return checks

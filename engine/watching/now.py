@@ -407,7 +407,7 @@ class WatchingMethods:
         Raises:
             WrongLoop: The engine belongs to another event loop.
         """
-        from ..functions.sync import sync_host
+        from ..sync import sync_host
 
         host = sync_host()
 

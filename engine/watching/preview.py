@@ -38,7 +38,7 @@ from ..conversation.turn_models import TurnModels
 from ..routing.candidates import Route
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..sessions.state import SessionState
+from ..sessions.open import SessionState
 
 # --- The losses of a request --- Adapters warn about everything that they leave out or change. A loss report also
 # lists fields that a host or another provider attached to a block, a tool or a request. Calls don't warn about

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from callboard.bus import Envelope, ProviderAvailabilityChanged, topic_matches
-from callboard.bus.observable import check_pattern
+from callboard.bus.subscription import check_pattern
 from callboard.tracestore import CallFilter, CallRow, Store
 
 from .access import EventStream, Refused, answer, as_json, body_of, frame

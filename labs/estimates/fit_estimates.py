@@ -25,8 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from callboard.adapters.requests.estimate import RateRow, TokenRates, count, rate_rows
-from callboard.adapters.requests.text_traits import vocabulary_of
+from callboard.adapters.requests.estimate import RateRow, TokenRates, count, rate_rows, vocabulary_of
 
 from .rate_descent import Bounds, dot, solve
 from .recorded_requests import Sample, read_samples

@@ -1,7 +1,7 @@
 """Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
 
     python -m labs.estimates.fit_vocabularies            (judges what is shipped)
-    python -m labs.estimates.fit_vocabularies --write    (writes adapters/requests/text_traits.py)
+    python -m labs.estimates.fit_vocabularies --write    (writes adapters/requests/estimate.py)
 
 Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
 (`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from callboard.adapters.requests import text_traits
-from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits
+from callboard.adapters.requests import estimate
+from callboard.adapters.requests.estimate import VOCABULARIES, TextRates, text_tokens, traits
 
 from .rate_descent import Bounds, solve
 from .texts.counted import CountedText, counted_texts
@@ -30,7 +30,7 @@ NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"
 PULL = 2.0
 """The weight of the usual rates, in texts. A trait that is rare in the texts so keeps its usual rate."""
 
-SHIPPED = Path(text_traits.__file__)
+SHIPPED = Path(estimate.__file__)
 
 
 def fitted_texts() -> list[CountedText]:
@@ -75,20 +75,21 @@ def table() -> str:
 
 
 def write(rates: dict[str, TextRates]) -> None:
-    """Replace the table in `text_traits.py`."""
-    head, mark, _ = SHIPPED.read_text(encoding="utf-8").partition("# -- written by")
+    """Replace the table in `estimate.py`."""
+    head, mark, rest = SHIPPED.read_text(encoding="utf-8").partition("# -- written by")
+    _, end, tail = rest.partition("# fmt: on\n")
     lines = [f"{mark} labs/estimates/fit_vocabularies.py", "# fmt: off", "VOCABULARIES: dict[str, TextRates] = {"]
     for name, row in rates.items():
         values = [f"{value:g}" for value in msgspec.structs.astuple(row)]
         lines += [f'    "{name}": TextRates(']
         lines += [f"        {', '.join(values[at : at + 15])}," for at in range(0, len(values), 15)]
         lines += ["    ),"]
-    SHIPPED.write_text(head + "\n".join([*lines, "}", "# fmt: on", ""]), encoding="utf-8")
+    SHIPPED.write_text(head + "\n".join([*lines, "}", end]) + tail, encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the vocabularies of the token estimator.")
-    parser.add_argument("--write", action="store_true", help="write adapters/requests/text_traits.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/requests/estimate.py")
     if parser.parse_args().write:
         texts = fitted_texts()
         write({name: fit(name, texts) for name in texts[0].tokens})

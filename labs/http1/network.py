@@ -9,8 +9,8 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 
+from callboard.adapters.transport.connection_pool import Origin
 from callboard.adapters.transport.http1_connection import Connection
-from callboard.adapters.transport.http1_protocol import Origin
 from tests.support.http1_wire import Wire
 
 from .replies import cut, make_reply

@@ -28,7 +28,7 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """The packages of Callboard. Each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httptools": ("adapters/transport/http1_protocol.py", "adapters/transport/http1_connection.py"),
+    "httptools": ("adapters/transport/http1_connection.py",),
     "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
     "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
@@ -49,13 +49,13 @@ LAZY = (
 """Libraries that are imported at their first use."""
 
 LATE_PARTS = {
-    "adapters": ("http.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
+    "adapters": ("http.errors", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
-        *("functions.objects", "generation.object_stream", "generation.objects", "functions.sync"),
+        *("schema_checks", "object_functions", "generation.object_stream", "generation.objects", "sync"),
         *("nodes", "nodes.node"), *("operations.batch_creation", "operations.embeddings", "operations.videos"),
-        "middleware.ready_made", *("tools.from_function", "tools.running")),
+        "middleware.ready_made", "tools.running"),
 }  # fmt: skip
 """Parts that only some programs use. `import engine` does not load them."""
 

@@ -22,7 +22,7 @@ from callboard.bus import (
     TaskHandle,
     affected,
 )
-from callboard.bus.actors.tasks import LeakedCancellation, describe, origin, stack_of
+from callboard.bus.tasks import LeakedCancellation, describe, origin, stack_of
 
 from ..support.virtual_time import on_both, run_virtual
 from .supervised import Boom, Obedient, World

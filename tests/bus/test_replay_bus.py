@@ -44,7 +44,7 @@ from callboard.bus import (
 )
 from callboard.bus.events.codec import decode_event, encode_event
 from callboard.bus.log import ROOT, Log
-from callboard.bus.observable import WINDOW
+from callboard.bus.replay import WINDOW
 from callboard.bus.values.usage import Cost, CostSource
 
 from ..support.logs import captured_logs

@@ -485,7 +485,7 @@ async def test_giving_up_stops_all_children_and_raises(world: World) -> None:
 
 async def test_a_stubborn_task_is_reported_and_awaited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """stop() returns after 5 s and 1 s with the task's name."""
-    from callboard.bus.actors import child as module
+    from callboard.bus import child as module
 
     logged: list[tuple[float, object, str]] = []
 

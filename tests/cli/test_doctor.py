@@ -17,7 +17,7 @@ from callboard.adapters import provider as registry
 from callboard.adapters.providers.local.child import find_model
 from callboard.engine.cli import command_line
 from callboard.engine.cli.doctor import age_in_days
-from callboard.engine.tools.collect import plugin_tools
+from callboard.engine.tools.definitions import plugin_tools
 from tests.support.virtual_time import FakeClock
 
 from ..support.plugins import install_plugins

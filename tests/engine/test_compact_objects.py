@@ -17,7 +17,7 @@ from callboard.engine import Engine
 from callboard.engine.calls.call import Call
 from callboard.engine.conversation.step import Step
 from callboard.engine.conversation.turn import Turn
-from callboard.engine.sessions.state import SessionState
+from callboard.engine.sessions.open import SessionState
 
 from ..support.engines import entry, serving
 from ..support.fake_http import FakeReply, FakeTransport

@@ -34,10 +34,9 @@ from callboard.bus import (
 )
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.streams.events import MessageStart, StreamEvent, TextDelta
-from callboard.engine import Engine, costs, costs_sync, reprice, reprice_sync
+from callboard.engine import Engine, costs, costs_sync, functions, reprice, reprice_sync
 from callboard.engine import current_prices as price_watch
 from callboard.engine.cli import main
-from callboard.engine.functions import functions
 from callboard.engine.models.registry import published_name
 from callboard.tracestore import CallFilter, PriceTable, TraceStore
 from callboard.tracestore.prices.rows import PriceRow

@@ -37,7 +37,7 @@ from callboard.bus import (
 )
 from callboard.engine import Engine, Limits, ModelChoice, Requirements, Session, Tool
 from callboard.engine.routing.model_choice import Model, model_of
-from callboard.engine.sessions.state import SessionState, configured
+from callboard.engine.sessions.open import SessionState, configured
 from callboard.tracestore import Capture, PriceTable, TraceStore
 from callboard.tracestore.writing.content import bodies_of_setup, setup_of
 from callboard.tracestore.writing.overflow import SpillFile

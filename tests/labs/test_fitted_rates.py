@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.requests.estimate import upper_end
-from callboard.adapters.requests.text_traits import VOCABULARIES, text_tokens
+from callboard.adapters.requests.estimate import VOCABULARIES, text_tokens, upper_end
 from labs.estimates import fit_estimates, fit_vocabularies
 from labs.estimates.fit_estimates import FEWEST, family, held_out, judge, table
 from labs.estimates.recorded_requests import read_samples

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from callboard.adapters.transport.http1_connection import AgedConnectionError, Connection
-from callboard.adapters.transport.http1_protocol import ReplyParser
+from callboard.adapters.transport.http1_connection import AgedConnectionError, Connection, ReplyParser
 from labs.http1.__main__ import run
 from labs.http1.rounds import read_round, talk_round
 from tests.support.depth import first_is_quick

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from callboard import StoreState
-from callboard.bus.actors.child import RestartPolicy
-from callboard.bus.actors.supervisor import ChildSpec, Supervisor
 from callboard.bus.bus import Bus
+from callboard.bus.child import ChildSpec, RestartPolicy
 from callboard.bus.errors import StoreError
 from callboard.bus.events.calls import LlmCallCompleted
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
@@ -29,6 +28,7 @@ from callboard.bus.events.sessions import (
     SessionTurnStarted,
 )
 from callboard.bus.log import Log
+from callboard.bus.supervisor import Supervisor
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions, codec

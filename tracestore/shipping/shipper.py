@@ -21,7 +21,7 @@ from ..prices.table import PriceTable
 from ..reports import Delivered
 from ..sql.connection import Unstorable
 from ..sqlite.store import TraceStore
-from .marks import Mark, RegisteredFiles, Turn, first_mark, mark_path, write_mark
+from .marks import Mark, RegisteredFiles, Turn, check_shipping, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Recent, Source
 
@@ -184,6 +184,8 @@ class TraceShipper:
     Raises:
         StoreError: The DSN is invalid, or the driver is not installed.
     """
+
+    checks = staticmethod(check_shipping)
 
     def __init__(
         self,

@@ -25,12 +25,13 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from callboard.bus.actors.actor import WorkActor
-from callboard.bus.bus import Bus, Lossless
+from callboard.bus.actor import WorkActor
+from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.operation import BudgetReserved, BudgetSettled, PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
+from callboard.bus.subscription import Lossless
 
 from ..prices.table import PriceTable
 from ..reports import Delivered, StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay

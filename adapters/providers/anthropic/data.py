@@ -12,7 +12,7 @@ from typing import Literal
 
 from callboard.bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
 
-from ...http.classify import ErrorType
+from ...http.errors import ErrorType
 from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
 

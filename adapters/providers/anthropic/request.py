@@ -22,9 +22,8 @@ from ...contract import CanonicalRequest
 from ...requests.content import encode_json
 from ...requests.history import fit_history
 from ...requests.history_target import Loss, Target, ToolIdRule, WireCall
-from ...requests.schemas import instruction
+from ...requests.schemas import encoded_tool, fold_root, instruction
 from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
-from ...requests.tools import encoded_tool, fold_root
 from . import response
 from .data import find_model
 from .messages import (

@@ -18,9 +18,9 @@ from callboard.bus.errors import AdapterError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, tier_in, unusual_tier
 
-from ...http.classify import error_without_status, read_error_value
+from ...http.errors import error_without_status, read_error_value
 from ...replies.assembler import Assembler
-from ...replies.decoders import parse_object
+from ...replies.block import parse_object
 from ...replies.usage import reported_count, source_of
 from ...requests.content import as_text
 from .data import ERROR_CODES

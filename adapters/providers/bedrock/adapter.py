@@ -25,7 +25,7 @@ from callboard.bus.values.messages import CallWarning
 from ...config import AdapterConfig
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import ErrorType, build_error, read_error
+from ...http.errors import ErrorType, build_error, read_error
 from ...operations.answers import EmbeddingOnlyWire
 from ...operations.openai_wires import ByType, cohere_capabilities, cohere_fields
 from ...operations.wires import EmbeddingReply, from_numbers

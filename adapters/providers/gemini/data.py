@@ -18,7 +18,7 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json
 
-from ...http.classify import ErrorType, error_without_status, read_error_value
+from ...http.errors import ErrorType, error_without_status, read_error_value
 from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
 

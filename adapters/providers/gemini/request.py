@@ -21,6 +21,8 @@ from ...requests.history_target import FittedHistory
 from ...requests.schemas import (
     describe,
     describe_constraints,
+    encoded_tool,
+    fold_root,
     instruction,
     merge_all_of,
     normalise_schema,
@@ -37,7 +39,6 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.tools import encoded_tool, fold_root
 from . import contents as continuation
 from .contents import target_of, write_contents
 from .data import BUDGETS, UNLISTED, find_model

@@ -14,7 +14,7 @@ from callboard.bus.values.base import Json, JsonObject
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...embeddings import EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
-from ...http.classify import read_error
+from ...http.errors import read_error
 from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.assembler import Assembler

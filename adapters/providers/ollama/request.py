@@ -41,9 +41,8 @@ from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
 from ...requests.history import fit_history
 from ...requests.history_target import FittedHistory, Loss, Target, WireCall
-from ...requests.schemas import without_booleans
+from ...requests.schemas import fold_root, without_booleans
 from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
-from ...requests.tools import fold_root
 from .response import CHAT_PATH, NDJSON
 
 T = TypeVar("T")

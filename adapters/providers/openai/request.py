@@ -17,6 +17,7 @@ from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinitio
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.history import fit_history
 from ...requests.history_target import FittedHistory, Target
+from ...requests.schemas import encoded_tool, fold_root
 from ...requests.settings import (
     CUSTOM,
     check_demands,
@@ -31,8 +32,7 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.strict_schemas import StrictSchema
-from ...requests.tools import encoded_tool, fold_root, strict_reply, strict_tool
+from ...requests.strict_schemas import StrictSchema, strict_reply, strict_tool
 from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, Quirks, find_model
 from .items import write_items
 from .response import output_limit

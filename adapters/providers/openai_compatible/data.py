@@ -19,7 +19,7 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json
 
-from ...http.classify import ErrorType, error_without_status, read_error, read_error_value
+from ...http.errors import ErrorType, error_without_status, read_error, read_error_value
 from ...http.repair import Refusal, RepairRules
 
 REPAIRS = RepairRules(
@@ -150,7 +150,7 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
 }
-"""The error codes. They take precedence over `adapters.http.classify.COMMON_CODES`."""
+"""The error codes. They take precedence over `adapters.http.errors.COMMON_CODES`."""
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:

@@ -21,7 +21,7 @@ from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
 from ...requests.history import fit_history
 from ...requests.history_target import FittedHistory, Target, ToolIdRule
-from ...requests.schemas import moonshot_schema
+from ...requests.schemas import encoded_tool, fold_root, moonshot_schema, plain_schema
 from ...requests.settings import (
     CUSTOM,
     MEDIA,
@@ -38,8 +38,7 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from ...requests.strict_schemas import StrictSchema
-from ...requests.tools import encoded_tool, fold_root, plain_schema, strict_reply, strict_tool
+from ...requests.strict_schemas import StrictSchema, strict_reply, strict_tool
 from .messages import refusal, text_parts, write_messages
 from .quirks import Quirks
 

@@ -20,7 +20,7 @@ from typing import cast
 from callboard.bus import StopReason, StreamLog, TokenUsage, UsageSource
 from callboard.bus.streams.events import TurnComplete, TurnEvent, fold
 
-from ...calls.accumulator import StreamAccumulator
+from ...generation.view_events import StreamAccumulator
 from .wire import Ending, Frame, count_of, unpacked
 
 

@@ -41,10 +41,10 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, SavedSession, Store
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
 from ...conversation.options import StoredTurnOptions, stored_turn_options
-from ...sessions.state import SessionState, setup_of
+from ...generation.view_events import StreamAccumulator
+from ...sessions.open import SessionState, setup_of
 from .exchange import StoreAnswer, Stored
 from .mirror import Mirror, started_us
 from .wire import Beginning, Ending, Frame, Packed, unpack_message

@@ -21,7 +21,7 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ...conversation.options import StoredTurnOptions
 from ...runtime.alone import LocalStreams, ReaderArguments
-from ...sessions.state import SessionState
+from ...sessions.open import SessionState
 from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
 from .mirrors import Mirrors, TurnSource
 from .retained_turns import RetainedTurns, packed_opening, retained_turns
@@ -335,8 +335,6 @@ class Frames(LocalStreams):
         frame_bytes: See `Cluster`.
         now_us: The time of the engine's clock, in microseconds since the epoch.
     """
-
-    name = "frames"
 
     def __init__(
         self,

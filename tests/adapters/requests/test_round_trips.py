@@ -26,13 +26,14 @@ from callboard.adapters.requests.content import (
 from callboard.adapters.requests.schemas import (
     describe,
     describe_constraints,
+    fold_root,
     map_subschemas,
     moonshot_schema,
     move_to_description,
     normalise_schema,
+    plain_schema,
 )
 from callboard.adapters.requests.settings import PORTABLE, write_settings
-from callboard.adapters.requests.tools import fold_root, plain_schema
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

@@ -21,18 +21,22 @@ from callboard.adapters.providers.openai import wire as openai_wire
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
 from callboard.adapters.providers.openai_compatible.wire import _read_any_usage, _read_plain_usage
 from callboard.adapters.providers.openai_compatible.wire import read_usage as read_chat
-from callboard.adapters.requests import text_traits
+from callboard.adapters.requests import estimate
 from callboard.adapters.requests.content import image_pixels
 from callboard.adapters.requests.estimate import (
+    VOCABULARIES,
     RateRow,
+    TextRates,
     TokenRates,
     count,
     estimate_request,
     estimate_tokens,
     rate_rows,
     rates_for,
+    text_tokens,
+    traits,
+    vocabulary_of,
 )
-from callboard.adapters.requests.text_traits import VOCABULARIES, TextRates, text_tokens, traits, vocabulary_of
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -499,7 +503,7 @@ def test_a_text_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation is estimated before each call. Only new text costs time."""
     text = "A text that nobody has estimated before, of some length."
     first = text_tokens(text, "o200k")
-    monkeypatch.setattr(text_traits, "traits", lambda text: pytest.fail("looked at again"))
+    monkeypatch.setattr(estimate, "traits", lambda text: pytest.fail("looked at again"))
     assert text_tokens(text, "o200k") == first
 
 

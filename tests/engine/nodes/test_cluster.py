@@ -14,7 +14,7 @@ from callboard.bus import ConfigurationError, NodeBrokerChanged
 from callboard.engine import Check, Cluster, Engine
 from callboard.engine.cli.command_line import main
 from callboard.engine.nodes import node
-from callboard.engine.nodes.node import check_broker
+from callboard.engine.nodes.broker import check_broker
 from tests.support.cluster_engines import node_of
 from tests.support.engines import keeping, registry, serving
 from tests.support.nats_server import NatsServer, why_no_nats

@@ -46,9 +46,8 @@ class Wire:
             receive(subject, payload, "")
         return True
 
-    async def subscribe(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> object:
+    def listen(self, _subject: str, receive: Callable[[str, bytes, str], None], /) -> None:
         self.receivers.append(receive)
-        return self
 
 
 class TimedWire(Wire):
@@ -185,7 +184,6 @@ class ProbeHost:
         self.table = AvailabilityTable()
         self.bus = Bus(run_id=name)
         self.part = SharedAvailability(name, "c", wire, self.table, self.bus, self.clock)
-        wire.receivers.append(self.part.receive)
 
     def finds(self, state: str, seconds: float | None = None, reason: str = REASON) -> None:
         """Publish the state that the node found by its own calls."""

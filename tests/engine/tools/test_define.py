@@ -26,7 +26,7 @@ from callboard.engine import (
     ToolDefinitionError,
     tool,
 )
-from callboard.engine.tools.parameters import read_docstring
+from callboard.engine.tools.handler import read_docstring
 
 from ...definition_of_done.rows import row
 from .rounds import call, result_of, run

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
 from callboard.bus.values.base import Json, JsonObject
-from callboard.engine.type_schema import SchemaError, check, check_schema
-from callboard.engine.type_schema.checking import accepting
+from callboard.engine.schema_checks import accepting, check, check_schema
+from callboard.engine.type_schema import SchemaError
 
 from ...support.json_values import JSON_VALUES
 from ...support.present import present

@@ -25,8 +25,9 @@ from callboard.adapters.requests.schemas import normalise_schema
 from callboard.adapters.requests.strict_schemas import NotStrict, to_strict
 from callboard.bus.values.base import Json, JsonObject
 from callboard.engine.generation.objects import ObjectSchema
+from callboard.engine.schema_checks import check, convert
 from callboard.engine.tools import tool
-from callboard.engine.type_schema import SchemaError, check, convert, json_schema
+from callboard.engine.type_schema import SchemaError, json_schema
 
 T = TypeVar("T")
 

@@ -17,9 +17,8 @@ import pytest
 
 from callboard.adapters.transport import connection_pool as http1_pool
 from callboard.adapters.transport import http1_connection as http1_connection
-from callboard.adapters.transport.connection_pool import Http1Transport, Pool, connect, tls_context
+from callboard.adapters.transport.connection_pool import Http1Transport, Pool, connect, target_of, tls_context
 from callboard.adapters.transport.http1_connection import Connection as Made
-from callboard.adapters.transport.http1_protocol import target_of
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
 from callboard.bus.errors import NetworkError, RequestTimeoutError
 

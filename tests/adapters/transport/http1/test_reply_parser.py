@@ -10,15 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1_protocol import (
-    MOST_HEAD_BYTES,
-    HeadWriter,
-    Origin,
-    ReplyParser,
-    keep_alive_seconds,
-    target_of,
-    write_head,
-)
+from callboard.adapters.transport.connection_pool import HeadWriter, Origin, target_of, write_head
+from callboard.adapters.transport.http1_connection import MOST_HEAD_BYTES, ReplyParser, keep_alive_seconds
 from callboard.bus.errors import InvalidRequestError
 
 from ....support.http1_replies import BAD, FORMS, OK, Form

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.transport.http1_connection import WaitScope, WaitScopes
+from callboard.bus.backend import WaitScope, WaitScopes
 
 from ....support.virtual_time import run_virtual
 

@@ -28,11 +28,11 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from ..backend import Signal, new_signal
-from ..bus import Bus
-from ..clock import Clock
-from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
-from ..log import Log
+from .backend import Signal, new_signal
+from .bus import Bus
+from .clock import Clock
+from .errors import ActorStopped, DeadlineExceeded, MailboxFull
+from .log import Log
 from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack_of, unwrapped, without_leak
 
 # --- Messages in transit ---
@@ -41,18 +41,17 @@ from .tasks import TaskHandle, Tasks, current_coroutine, describe, origin, stack
 class MailboxItem:
     """A message, and a future if the sender waits for an answer."""
 
-    __slots__ = ("_done", "_error", "_value", "_wants_answer", "message")
+    __slots__ = ("_done", "_error", "_value", "message")
 
     def __init__(self, message: object, *, wants_answer: bool) -> None:
         self.message = message
-        self._wants_answer = wants_answer
         self._done = anyio.Event() if wants_answer else None
         self._value: object = None
         self._error: Exception | None = None
 
     @property
     def asked(self) -> bool:
-        return self._wants_answer
+        return self._done is not None
 
     def answer(self, value: object) -> None:
         """Pass the answer to the sender, if the sender waits. Only the first answer or failure is used."""
@@ -281,7 +280,8 @@ class ActorRef:
             ActorStopped: The actor is not running.
             WrongLoop: The bus belongs to another thread.
         """
-        return self._running_life().spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+        name = name or str(getattr(fn, "__name__", "task"))
+        return self._running_tasks().spawn(partial(fn, *args), f"{self.name}/{name}")
 
     def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
         """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`.
@@ -293,14 +293,14 @@ class ActorRef:
             ActorStopped: The actor is not running.
             WrongLoop: The bus belongs to another thread.
         """
-        return self._running_life().hold(partial(fn, *args), name)
+        return self._running_tasks().hold(partial(fn, *args), f"{self.name}/{name}")
 
-    def _running_life(self) -> Incarnation:
+    def _running_tasks(self) -> Tasks:
         self._bus.check_thread()
         life = self._life
         if life is None or life.phase not in ("starting", "running"):
             raise ActorStopped(f"actor {self.name} is not running and can't start a task")
-        return life
+        return life.tasks
 
     def statistics(self) -> ActorStatistics:
         """A snapshot of the actor."""
@@ -380,12 +380,6 @@ class Incarnation:
         """End after the current message."""
         self._stop_asked = True
         self.ref._wake()
-
-    def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        return self.tasks.spawn(call, f"{self.ref.name}/{name}")
-
-    def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
         """Run all phases.

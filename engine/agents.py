@@ -11,22 +11,21 @@ from callboard.adapters import Role, ToolDefinition
 from callboard.bus import ConfigurationError
 from callboard.bus.values.base import JsonObject
 
-from ..conversation.options import TurnOptions, merged, options_among
-from ..conversation.results import Reply, as_reply
-from ..engine import Engine
-from ..generation.objects import ObjectSchema
-from ..routing.candidates import expand
-from ..routing.model_choice import Model
-from ..runtime.runtime import Runtime
-from ..sessions.resuming import NewSession, SessionToOpen, opened
-from ..sessions.session import Session
-from ..sessions.state import SessionState
-from ..sessions.stored import PARENT_TAG
-from ..tools import Tool, ToolContext, ToolError, ToolLike, last_reply, tool
-from ..tools.collect import collected
-from ..tools.handler import Handoff
-from ..tree import current_tool
+from .conversation.options import TurnOptions, merged, options_among
+from .conversation.results import Reply, as_reply
+from .engine import Engine
 from .functions import default_engine
+from .generation.objects import ObjectSchema
+from .routing.candidates import expand
+from .routing.model_choice import Model
+from .runtime.runtime import Runtime
+from .sessions.open import SessionState
+from .sessions.resuming import NewSession, SessionToOpen, opened
+from .sessions.session import Session
+from .sessions.stored import PARENT_TAG
+from .tools import Tool, ToolContext, ToolError, ToolLike, last_reply, tool
+from .tools.definitions import Handoff, collected
+from .tree import current_tool
 
 AGENT_SECONDS = 600.0
 """Seconds for one call of an agent. An agent takes longer than other tools."""

@@ -29,11 +29,11 @@ from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Mes
 from callboard.bus import CallboardError, ConfigurationError, Cost, RoutingDecision, TurnStatus, WrongLoop
 from callboard.bus.log import Log
 
-from ..conversation.results import GenerateResult
-from ..generation.readers import TreePiece
-from ..generation.streaming import StreamResult
-from ..generation.view import UsageSoFar
-from ..generation.view_events import ViewEvent
+from .conversation.results import GenerateResult
+from .generation.readers import TreePiece
+from .generation.streaming import StreamResult
+from .generation.view import UsageSoFar
+from .generation.view_events import ViewEvent
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -21,22 +21,14 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from ..bus import Bus
-from ..clock import Clock
-from ..errors import ActorStopped, SupervisorEscalated
-from ..events import operation as events
-from ..events.envelope import Event
-from ..log import Log
 from .actor import ActorRef, Incarnation
+from .bus import Bus
 from .child import (
     Child,
     ChildSpec,
-    ChildStatistics,
     Endings,
     Life,
-    OnLimit,
     RestartPolicy,
-    RestartType,
     ShutdownReport,
     Strategy,
     SupervisorLife,
@@ -44,20 +36,12 @@ from .child import (
     affected,
     verdict,
 )
+from .clock import Clock
+from .errors import ActorStopped, SupervisorEscalated
+from .events import operation as events
+from .events.envelope import Event
+from .log import Log
 from .tasks import describe, unwrapped
-
-__all__ = [
-    "ChildSpec",
-    "ChildStatistics",
-    "OnLimit",
-    "RestartPolicy",
-    "RestartType",
-    "ShutdownReport",
-    "Strategy",
-    "Supervisor",
-    "SupervisorStatistics",
-    "affected",
-]
 
 _log = Log("bus.supervisor")
 

@@ -18,9 +18,9 @@ import anyio
 import anyio.abc
 import msgspec
 
-from ..clock import Clock
-from ..log import Log
 from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnation, Phase
+from .clock import Clock
+from .log import Log
 from .tasks import unwrapped
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
 from callboard.adapters.requests.schemas import map_subschemas
 from callboard.bus.values.base import Json, JsonObject
 
-from .fitting import Refused, SchemaError, Whole, described_by, fitted, is_model, validate
-from .json_schema import json_path, json_schema
+from .type_schema import Model, SchemaError, Whole, described_by, fitted, is_model, json_schema
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -297,6 +296,8 @@ def _shortened(text: str) -> str:
     return f"{text[:half]} … {text[-half:]}"
 
 
+# --- Conversions ---
+
 T = TypeVar("T")
 
 _PLACE = re.compile(r"(.*) - at `(\$.*)`\Z", re.DOTALL)
@@ -344,7 +345,11 @@ def _custom(to: object, value: Json) -> object:
     if is_model(to):
         return validate(value, to)
     if (described := described_by(to)) is not None:
-        return described.convert(value) if isinstance(described, Whole) else _chosen(value, described.members)
+        return (
+            _by_pydantic(value, described.adapter)
+            if isinstance(described, Whole)
+            else _chosen(value, described.members)
+        )
     if isinstance(to, type) and issubclass(to, PurePath):
         if not isinstance(value, str):
             raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
@@ -400,3 +405,76 @@ def _explained(error: ValueError) -> str:
     if isinstance(refused, Refused):
         return "; ".join(f"{json_path(steps, place)}: {fault}" for steps, fault in refused.faults)
     return f"{place}: {text.replace('`', '')}"
+
+
+# --- Validation by pydantic ---
+
+
+class Refused(ValueError):
+    """A model's own validation failed.
+
+    Args:
+        faults: The problems, each with its path in the value.
+    """
+
+    def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
+        super().__init__("; ".join(text for _, text in faults))
+        self.faults = faults
+
+
+def validate(value: Json, model: Model) -> object:
+    """Convert a JSON value to an instance of a model. Raises Refused.
+
+    The model receives JSON text, not objects, so that a strict model accepts dates and enumerations in their JSON
+    form.
+    """
+    try:
+        return model.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise Refused(faults_of(error)) from error
+
+
+def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
+    """The problems that pydantic found, each with its path."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return (((), str(error)),)
+    details = cast("list[dict[str, object]]", errors())
+    return tuple(
+        (cast("tuple[str | int, ...]", detail.get("loc", ())), str(detail.get("msg", ""))) for detail in details
+    )
+
+
+def _by_pydantic(value: Json, adapter: Any) -> object:
+    """Convert a value with a TypeAdapter. Raises Refused."""
+    try:
+        converted: object = adapter.validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        faults = tuple((_own_steps(steps, value), text) for steps, text in faults_of(error))
+        raise Refused(faults) from error
+    return converted
+
+
+def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ...]:
+    """The path of a problem, without the names of union members that pydantic inserts."""
+    found: list[str | int] = []
+    for number, step in enumerate(steps):
+        if isinstance(value, dict) and step in value:
+            value = value[str(step)]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        elif number < len(steps) - 1 or not isinstance(value, dict):  # the last step may be a missing member
+            continue
+        found.append(step)
+    return tuple(found)
+
+
+def json_path(steps: Iterable[str | int], start: str = "$") -> str:
+    """The path of keys and indexes, from the root of a value or from another path."""
+    path = start
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step}" if step.isidentifier() else f"[{step!r}]"
+    return path

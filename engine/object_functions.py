@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 from callboard.adapters import ContentBlock
 from callboard.bus.values.base import Json
 
-from ..engine import Engine
-from ..generation.object_stream import ObjectStream
-from ..generation.objects import ObjectArguments, ObjectResult
-from ..routing.model_choice import Model
+from .engine import Engine
 from .functions import default_engine, engine_on
+from .generation.object_stream import ObjectStream
+from .generation.objects import ObjectArguments, ObjectResult
+from .routing.model_choice import Model
 from .sync import SyncHost, SyncStream, sync_host
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.adapters.http.classify import ErrorBody, ErrorType, build_error, read_error
-from callboard.adapters.http.error_texts import word_rows
+from callboard.adapters.http.errors import ErrorBody, ErrorType, build_error, read_error, word_rows
 from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,

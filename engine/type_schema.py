@@ -1,20 +1,187 @@
-"""JSON Schemas of Python types."""
+"""JSON Schemas of Python types.
+
+A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint that combines them
+with plain types. Pydantic is imported only if msgspec does not support a part of a hint. Several named values,
+such as the parameters of a function, become one Struct with `msgspec.defstruct`.
+
+msgspec refuses unions of several dataclasses, of untagged Structs, and of foreign classes, such as pydantic's.
+`fitted` replaces each part of a hint that msgspec refuses with a stand-in. A stand-in is a class without
+instances, which msgspec passes to its hooks. There are two kinds:
+
+    Whole     pydantic describes and converts the part, because it contains a pydantic type or only pydantic can
+    Choice    the members of a union are tried one after the other
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 from msgspec import inspect as hints
 
 from callboard.adapters.requests.schemas import map_subschemas
+from callboard.bus.errors import CallboardError
 from callboard.bus.values.base import Json, JsonObject
 
-from .fitting import SchemaError, Whole, described_by, fitted, is_model, model_schema
+
+class SchemaError(CallboardError, TypeError):
+    """No JSON Schema can express a type, or a schema is malformed. The text states what to do."""
+
+
+# --- Recognizing pydantic's classes ---
+
+
+class Model(Protocol):
+    """The class methods of pydantic 2 that this module calls."""
+
+    def model_json_schema(self) -> JsonObject: ...
+
+    def model_validate_json(self, json_data: bytes) -> object: ...
+
+
+def is_model(of: object) -> TypeGuard[Model]:
+    """Whether a type is a pydantic model, or another type with the same methods."""
+    # this is called for every conversion, and looking up two names is far cheaper than checking the protocol
+    return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
+
+
+def model_schema(model: Model) -> JsonObject:
+    """The model's JSON Schema. Raises SchemaError."""
+    try:
+        return model.model_json_schema()
+    except Exception as error:  # pydantic's own exceptions, which this module doesn't import
+        raise SchemaError(str(error).partition("\n")[0]) from error
+
+
+class _StandIn(type):
+    """The metaclass of stand-ins. msgspec checks that the converted value is an instance of the stand-in, so every
+    value is treated as an instance.
+    """
+
+    described: Whole | Choice
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+def described_by(of: object) -> Whole | Choice | None:
+    """The type that a stand-in replaces; None for any other type."""
+    return of.described if isinstance(of, _StandIn) else None
+
+
+def fitted(hint: Any) -> Any:
+    """Convert a hint to a form that msgspec supports. A supported hint is returned unchanged.
+
+    A hint that can't have a schema is returned unchanged, too, so that msgspec raises its own error.
+    """
+    try:
+        return _fitted_once(hint)
+    except TypeError:  # a hint that can't be hashed
+        return _fitted(hint)
+
+
+@functools.lru_cache(maxsize=256)
+def _fitted_once(hint: Any) -> Any:
+    return _fitted(hint)
+
+
+def _fitted(hint: Any) -> Any:
+    if is_model(hint) or isinstance(hint, _StandIn) or _is_taken(hint):
+        return hint
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        rebuilt = _without_constraints(hint) if _is_pydantics(hint) else None
+        return _rebuilt(hint, arguments[:1], origin) if rebuilt is None else rebuilt
+    if origin in (typing.Union, types.UnionType):
+        rebuilt = _without_constraints(hint) if any(map(_is_pydantics, _classes(hint))) else None
+        return _stand_in(hint, Choice(arguments)) if rebuilt is None else rebuilt
+    if origin is not None and arguments:
+        return _rebuilt(hint, arguments, origin)
+    return _without_constraints(hint) or hint
+
+
+def _is_taken(hint: Any) -> bool:
+    """Whether msgspec supports a hint and all hints within it."""
+    try:
+        msgspec.json.Decoder(hint)
+    except (TypeError, NameError, RecursionError):
+        return False
+    return not any(getattr(each, "discriminator", None) is not None for each in getattr(hint, "__metadata__", ()))
+
+
+def _rebuilt(hint: Any, arguments: tuple[Any, ...], origin: Any) -> Any:
+    """A generic hint with other arguments."""
+    made = tuple(fitted(each) for each in arguments)
+    if all(new is old for new, old in zip(made, arguments, strict=True)):
+        return hint
+    if origin is typing.Annotated:
+        return typing.Annotated[(made[0], *hint.__metadata__)]
+    if copy_with := getattr(hint, "copy_with", None):  # typing's own, such as Sequence
+        return copy_with(made)
+    return origin[made if len(made) > 1 else made[0]]
+
+
+def _classes(hint: Any) -> Iterator[Any]:
+    """A hint and all hints within its arguments."""
+    yield hint
+    for each in typing.get_args(hint):
+        yield from _classes(each)
+
+
+def _is_pydantics(hint: Any) -> bool:
+    """Whether pydantic should interpret a hint: a pydantic class, dataclass or Field."""
+    if any(type(each).__module__.partition(".")[0] == "pydantic" for each in getattr(hint, "__metadata__", ())):
+        return True
+    return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
+
+
+def _stand_in(hint: Any, described: Whole | Choice) -> Any:
+    made = _StandIn(getattr(hint, "__name__", "Choice"), (), {})
+    made.described = described
+    return made
+
+
+# --- The two kinds of stand-ins ---
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A hint that pydantic describes and converts."""
+
+    adapter: Any
+    """Its TypeAdapter."""
+
+    def schema(self) -> JsonObject:
+        """The JSON Schema. Raises SchemaError."""
+        try:
+            schema: JsonObject = self.adapter.json_schema()
+        except Exception as error:  # pydantic's own exceptions
+            raise SchemaError(str(error).partition("\n")[0]) from error
+        return schema
+
+
+def _without_constraints(hint: Any) -> Any | None:
+    """The stand-in for a hint that pydantic supports; None if pydantic refuses it or is not installed."""
+    try:
+        import pydantic
+
+        adapter = pydantic.TypeAdapter(hint)
+        adapter.json_schema()
+    except Exception:  # pydantic is missing, or refuses the hint
+        return None
+    return _stand_in(hint, Whole(adapter))
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A union with members that are tried one after the other."""
+
+    members: tuple[Any, ...]
+
 
 # --- Definitions of a schema ---
 
@@ -33,12 +200,9 @@ def lift_definitions(schema: JsonObject) -> JsonObject:
     root = _without_definitions(schema)
     body = map_subschemas(root, lambda inner: _lift(inner, lifted))
     for name in list(lifted):
-        lifted[name] = _each(lifted[name], lifted)
+        if isinstance(definition := lifted[name], dict):
+            lifted[name] = _lift(definition, lifted)
     return {**body, "$defs": lifted} if lifted else body
-
-
-def _each(schema: Json, lifted: JsonObject) -> Json:
-    return _lift(schema, lifted) if isinstance(schema, dict) else schema
 
 
 def _lift(schema: JsonObject, lifted: JsonObject) -> JsonObject:
@@ -351,14 +515,3 @@ def _reason(error: Exception) -> str:
             return f"{error} (names in hints must exist when the schema is built)"
         case _:
             return str(error).partition("\n")[0]
-
-
-def json_path(steps: Iterable[str | int], start: str = "$") -> str:
-    """The path of keys and indexes, from the root of a value or from another path."""
-    path = start
-    for step in steps:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        else:
-            path += f".{step}" if step.isidentifier() else f"[{step!r}]"
-    return path

@@ -22,9 +22,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from ..backend import LoopSignal, Signal, new_signal, on_asyncio, scope_on_asyncio
-from ..errors import ActorStopped, CallboardError, TaskCancelled
-from ..log import Log
+from .backend import LoopSignal, Signal, new_signal, on_asyncio, scope_on_asyncio
+from .errors import ActorStopped, CallboardError, TaskCancelled
+from .log import Log
 
 T = TypeVar("T")
 

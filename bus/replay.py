@@ -1,4 +1,4 @@
-"""The readers' side of a bus, and replays of stored events for code that reads a live bus.
+"""Replays of stored events, for code that reads a live bus.
 
     async with Bus.replay(source) as bus:
         async with bus.subscribe("llm.*") as events:
@@ -13,193 +13,18 @@ ends.
 
 from __future__ import annotations
 
-import asyncio
 import math
-import sys
-from collections.abc import AsyncIterable, Callable, Collection, Iterable
-from threading import get_ident
+from collections.abc import AsyncIterable, Iterable
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import msgspec
 
 from .clock import Clock
-from .errors import WrongLoop
 from .events.envelope import Envelope
-from .subscription import DropOldest, Lossless, Policy, Subscription, SubscriptionStatistics
-
-Schedule: TypeAlias = Callable[[Callable[[], object]], object]
-
-_DEFAULT_POLICY = DropOldest()
-
-
-class BusStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a bus."""
-
-    run_id: str
-    """The id of the bus."""
-    published: int
-    """The number of published events, which is also the last seq."""
-    after_close: int
-    """The number of events that were published after `close` and not delivered."""
-    dead_letters: int
-    """The number of messages to actors that had stopped or had a full mailbox."""
-    subscriptions: tuple[SubscriptionStatistics, ...]
-    """A snapshot of each subscription."""
-
-
-class ObservableBus:
-    """The base of `Bus` and `ReplayBus`. Code that only subscribes accepts either.
-
-    Args:
-        run_id: The id in the events' envelopes.
-        clock: The clock of the events' times.
-    """
-
-    def __init__(self, run_id: str, clock: Clock) -> None:
-        self.run_id = run_id
-        self.clock = clock
-        self._now_ns = clock.monotonic_ns
-        self._seq = 0
-        self._subscriptions: list[Subscription] = []
-        self._thread: int | None = None
-        self._schedule: Schedule | None = None
-        self._closed_at: int | None = None
-
-    def subscribe(
-        self,
-        *patterns: str,
-        policy: Policy = _DEFAULT_POLICY,
-        name: str = "",
-        without: Collection[str] = (),
-    ) -> Subscription:
-        """Receive every later event with a topic that matches one of the patterns.
-
-        Close the subscription, or use it as a context manager: the bus keeps a reference to it until then. On a
-        closed bus, the new subscription is already closed.
-
-        Args:
-            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one
-                or more (``llm.>``, or ``>`` for everything). An event that several patterns match is delivered
-                once.
-            policy: The behaviour when the reader is slow; defaults to `DropOldest(1024)`.
-            name: A name for statistics; defaults to the file and line of this call.
-            without: Patterns of topics to exclude.
-
-        Raises:
-            ValueError: There is no pattern, or a pattern can't match any topic.
-            WrongLoop: The bus belongs to another thread.
-        """
-        self.check_thread()
-        if not patterns:
-            raise ValueError("subscribe() needs a pattern; '>' matches every topic")
-        for pattern in (*patterns, *without):
-            check_pattern(pattern)
-        caller = sys._getframe(1)
-        created_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        subscription = self._new_subscription(patterns, policy, name or created_at, created_at)
-        subscription.without = tuple(without)
-        if self._closed_at is None:
-            self._subscriptions.append(subscription)
-            self._forget_routes()
-        else:
-            subscription.close()
-        return subscription
-
-    def close(self) -> None:
-        """Close every subscription.
-
-        Readers get the waiting events, and then their iteration ends. A second call does nothing.
-        """
-        if self._closed_at is None:
-            self._closed_at = self._seq
-            for subscription in tuple(self._subscriptions):
-                subscription.close()
-
-    def check_thread(self) -> None:
-        """Check that the bus belongs to the calling thread. The first use assigns the bus to its thread.
-
-        Raises:
-            WrongLoop: The bus belongs to another thread.
-        """
-        if self._thread is None:
-            self._thread = get_ident()
-        elif self._thread != get_ident():
-            raise WrongLoop(
-                "this bus belongs to another thread. From another thread, call "
-                "bus.publish_threadsafe(event) or move the work to the bus's loop (anyio.from_thread.run_sync)"
-            )
-        if self._schedule is None:
-            self._schedule = _schedule_on_this_loop()
-
-    def _new_subscription(
-        self, patterns: tuple[str, ...], policy: Policy, name: str, created_at: str
-    ) -> Subscription:
-        return Subscription(patterns, policy, name, created_at, self._now_ns, self._remove)
-
-    def _subscribers_of(self, topic: str) -> tuple[Subscription, ...]:
-        return tuple(
-            subscription
-            for subscription in self._subscriptions
-            if any(topic_matches(pattern, topic) for pattern in subscription.patterns)
-            and not any(topic_matches(pattern, topic) for pattern in subscription.without)
-        )
-
-    def _remove(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-            self._forget_routes()
-
-    def _forget_routes(self) -> None:
-        """Clear the routes, because the subscriptions have changed."""
-        raise NotImplementedError
-
-
-def topic_matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
-    parts, tokens = pattern.split("."), topic.split(".")
-    if parts[-1] == ">":
-        head = parts[:-1]
-        if len(tokens) <= len(head):
-            return False
-        tokens = tokens[: len(head)]
-        parts = head
-    return len(parts) == len(tokens) and all(
-        part in ("*", token) for part, token in zip(parts, tokens, strict=True)
-    )
-
-
-def check_pattern(pattern: str) -> None:
-    tokens = pattern.split(".")
-    if not all(tokens):
-        raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")
-    if ">" in tokens[:-1]:
-        raise ValueError(f"pattern {pattern!r}: '>' may only be the last token")
-    for token in tokens:
-        if len(token) > 1 and ("*" in token or ">" in token):
-            raise ValueError(f"pattern {pattern!r}: '*' and '>' replace whole tokens, not a part of one")
-
-
-def _schedule_on_this_loop() -> Schedule | None:
-    """Return a function that other threads can call to run something on this thread's loop; None outside a
-    loop.
-    """
-    try:
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        pass
-    if "trio" in sys.modules:
-        import trio
-
-        try:
-            return trio.lowlevel.current_trio_token().run_sync_soon
-        except RuntimeError:
-            pass
-    return None
-
+from .subscription import BusStatistics, Lossless, ObservableBus, Policy, Subscription
 
 WINDOW = 1024
 """The largest number of events that wait for one lossless reader."""
@@ -243,7 +68,7 @@ class ReplayBus(ObservableBus):
         if longest_pause is not None and not longest_pause >= 0:
             raise ValueError(f"longest_pause={longest_pause}: must be 0 or more seconds")
         super().__init__("replay", clock)
-        self._now_ns = self._replayed_ns
+        self._now_ns = lambda: self._mono_ns
         self._source = source
         self._pace = None if speed is None else _Pace(speed, longest_pause)
         self._routes: dict[str, tuple[Subscription, ...]] = {}
@@ -342,7 +167,7 @@ class ReplayBus(ObservableBus):
             self._since_turn = 0
             await anyio.lowlevel.checkpoint()
         topic = envelope.topic
-        while any(_is_full(subscription) for subscription in self._interested(topic)):
+        while any(isinstance(each.policy, Lossless) and each.depth >= WINDOW for each in self._interested(topic)):
             self._room = anyio.Event()
             await self._room.wait()
         if self._closed_at is not None:
@@ -372,9 +197,9 @@ class ReplayBus(ObservableBus):
     def _new_subscription(
         self, patterns: tuple[str, ...], policy: Policy, name: str, created_at: str
     ) -> Subscription:
-        return _ReplaySubscription(
-            patterns, policy, name, created_at, self._now_ns, self._remove, self._ask, self._make_room
-        )
+        subscription = _ReplaySubscription(patterns, policy, name, created_at, self._now_ns, self._remove)
+        subscription.replay = self
+        return subscription
 
     def _ask(self) -> None:
         self._is_read = True
@@ -390,43 +215,27 @@ class ReplayBus(ObservableBus):
         if room is not None:
             room.set()
 
-    def _replayed_ns(self) -> int:
-        return self._mono_ns
-
 
 class _ReplaySubscription(Subscription):
     """A subscription that signals the replay when its reader waits or has made room."""
 
-    def __init__(
-        self,
-        patterns: tuple[str, ...],
-        policy: Policy,
-        name: str,
-        created_at: str,
-        now_ns: Callable[[], int],
-        detach: Callable[[Subscription], None],
-        waits: Callable[[], None],
-        has_room: Callable[[], None],
-    ) -> None:
-        super().__init__(patterns, policy, name, created_at, now_ns, detach)
-        self._waits = waits
-        self._has_room = has_room
+    replay: ReplayBus
 
     async def wait(self) -> None:
         if not self._buffer:
-            self._waits()
+            self.replay._ask()
         await super().wait()
 
     def take(self, limit: int | None = None) -> list[Envelope]:
         envelopes = super().take(limit)
-        self._waits()
-        self._has_room()
+        self.replay._ask()
+        self.replay._make_room()
         return envelopes
 
     async def __anext__(self) -> Envelope:
         envelope = await super().__anext__()
         if len(self._buffer) <= WINDOW // 2:
-            self._has_room()
+            self.replay._make_room()
         return envelope
 
 
@@ -453,7 +262,3 @@ class _Pace:
             due = now + self._longest_pause
         if due > now:
             await anyio.sleep_until(due)
-
-
-def _is_full(subscription: Subscription) -> bool:
-    return isinstance(subscription.policy, Lossless) and subscription.depth >= WINDOW

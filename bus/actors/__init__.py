@@ -1,1 +1,0 @@
-"""Actors, their tasks and their supervisors."""
