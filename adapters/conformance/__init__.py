@@ -12,10 +12,9 @@ See docs/adding-a-provider.md for a worked example. Nothing else imports this pa
 
 from . import lifecycle, streams, requests, failures  # noqa: I001  (they fill CHECKS, in this order)
 from .assertions import check_stream
-from .checks import CHECKS, SECTIONS, Check, Outcome, checklist, run_check, run_checks, table
+from .checks import CHECKS, SECTIONS, Check, Outcome, checklist, checks_of, run_check, run_checks, table
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .checks import checks_of
 from .kit import FakeClock, VirtualLoop, run_virtual
 
 del failures, lifecycle, requests, streams

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -39,15 +40,13 @@ from ..contract import AdapterStream, CanonicalRequest, CanonicalResponse
 from .http_kit import HttpKit
 from .kit import CALLS, Kit, NotShown, Says, Stage
 
+T = TypeVar("T")
+
 # --- Invariants of a stream ---
 
 
 def require(condition: object, message: str) -> None:
-    """Raise an AssertionError unless a condition holds.
-
-    Raises:
-        AssertionError: The condition is false. The text is `message`.
-    """
+    """Raise an AssertionError with the message unless the condition holds."""
     if not condition:
         raise AssertionError(message)
 
@@ -73,11 +72,9 @@ def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
     have the same id.
     """
     require(events, "the stream has no events")
-    first, *middle, last = events
-    if not isinstance(first, MessageStart):
-        raise AssertionError(f"the first event is not message.start: {first!r}")
-    if not isinstance(last, MessageComplete):
-        raise AssertionError(f"the last event is not message.complete: {last!r}")
+    first, *middle, _ = events
+    require(isinstance(first, MessageStart), f"the first event is not message.start: {first!r}")
+    last = _last_of(events)
     again = [event for event in middle if isinstance(event, MessageStart | MessageComplete)]
     require(not again, f"a message must start and end once, but between its start and its end is {again}")
     ids = {event.message_id for event in events}
@@ -87,9 +84,7 @@ def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
 
 def check_indexes(events: Sequence[StreamEvent]) -> None:
     """Check that indexes never decrease, and that each index is of a block in the final content."""
-    last = events[-1]
-    if not isinstance(last, MessageComplete):
-        raise AssertionError("the last event is not message.complete")
+    last = _last_of(events)
     indexes = [index for event in events if (index := _index(event)) is not None]
     require(indexes == sorted(indexes), f"content_block_index decreases: {indexes}")
     size = len(last.final_content)
@@ -99,9 +94,7 @@ def check_indexes(events: Sequence[StreamEvent]) -> None:
 
 def check_blocks(events: Sequence[StreamEvent]) -> None:
     """Check that the events of each block add up to the block."""
-    last = events[-1]
-    if not isinstance(last, MessageComplete):
-        raise AssertionError("the last event is not message.complete")
+    last = _last_of(events)
     inner = [event for event in events if _index(event) is not None]
     blocks = {index: list(block) for index, block in itertools.groupby(inner, _index)}
     for index, content in enumerate(last.final_content):
@@ -127,6 +120,13 @@ def check_usage(usage: TokenUsage) -> None:
     if usage.reasoning_tokens is not None:
         within = 0 <= usage.reasoning_tokens <= usage.output_tokens
         require(within, f"reasoning tokens are part of the output: {usage}")
+
+
+def _last_of(events: Sequence[StreamEvent]) -> MessageComplete:
+    last = events[-1]
+    if not isinstance(last, MessageComplete):
+        raise AssertionError(f"the last event is not message.complete: {last!r}")
+    return last
 
 
 def _index(event: StreamEvent) -> int | None:
@@ -227,9 +227,9 @@ class StreamOutcome:
     """The exception after the events; None if there was none."""
 
 
-async def listen(stream: AsyncIterator[StreamEvent]) -> StreamOutcome:
+async def listen(stream: AsyncIterator[StreamEvent], outcome: StreamOutcome | None = None) -> StreamOutcome:
     """Read a stream to its end, or to an AdapterError."""
-    outcome = StreamOutcome()
+    outcome = outcome or StreamOutcome()
     try:
         async for event in stream:
             outcome.events.append(event)
@@ -248,6 +248,13 @@ async def read_events(at: Stage, request: CanonicalRequest | None = None) -> lis
     outcome = await read_stream(at, request)
     require(outcome.error is None, f"the stream raised {outcome.error!r}")
     return outcome.events
+
+
+async def timed(work: Awaitable[T]) -> tuple[T, float]:
+    """Return the result and the time that it took, in seconds."""
+    before = anyio.current_time()
+    result = await work
+    return result, anyio.current_time() - before
 
 
 async def first_event(stream: AdapterStream) -> StreamEvent:

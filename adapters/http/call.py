@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import anyio
@@ -16,16 +16,16 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
-from ..replies.decoders import looks_like_events, repair_body, without_done_mark
-from ..replies.normaliser import reads_server_sent_events
+from ..replies.streamed import looks_like_events, reads_server_sent_events, without_done_mark
 from ..requests import emulation
+from ..requests.content import repair_body
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, value_or
 from .errors import error_without_status, find_error
-from .fidelity import EventRelay
-from .repair import Repair, edited
+from .fidelity import EventRelay, RawKept
+from .repair import Repair, with_repairs
 from .wire import ChatWire, HttpClient
 
 
@@ -67,11 +67,13 @@ class HttpCall(HttpAttempts):
             estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
+        if self.request.include_raw:
+            assembler.raw = RawKept()
         if self.request.wire is not None:
             sent = self.wire.client_request(self.request)
             if sent is not None and sent.on_event is not None:
                 hides = self.wire.hides(sent, stream=self.streamed)
-                assembler.relay = EventRelay(sent.on_event, partial(_secrets, self.client), hides)
+                assembler.relay = EventRelay(sent.on_event, self.client.keys, hides)
         return assembler
 
     def prepare_attempt(self) -> None:
@@ -149,7 +151,7 @@ class HttpCall(HttpAttempts):
         try:
             written = emulation.write_request(wire, self._informed(), stream=self.streamed)
             if self.repairs:
-                written = repaired(written, self.repairs)
+                written = with_repairs(written, self.repairs)
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
         self.written = written
@@ -188,10 +190,8 @@ class HttpCall(HttpAttempts):
         if found is None:
             return False
         repaired = found.request
-        if (
-            repaired is not self.request and repaired.wire is not None
-        ):  # the repair did not change the client's own body
-            repaired = msgspec.structs.replace(repaired, wire=None)
+        if repaired is not self.request and repaired.wire is not None:
+            repaired = msgspec.structs.replace(repaired, wire=None)  # the client's own body is not repaired
         self.request = repaired
         self.repairs += (found,)
         self.written = None
@@ -292,20 +292,6 @@ class HttpCall(HttpAttempts):
             if self._scope is not None:
                 self._scope.deadline = min(self._scope.deadline, self._deadline)
             await self.on_drain(self._scope is not None)
-
-
-def repaired(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
-    """Apply the edits and warnings of repairs to a written request."""
-    edits = [edit for repair in repairs for edit in repair.edits]
-    return msgspec.structs.replace(
-        written,
-        body=edited(written.body, edits) if edits else written.body,
-        warnings=written.warnings + tuple(repair.warning for repair in repairs),
-    )
-
-
-def _secrets(client: HttpClient) -> Sequence[str]:
-    return client.secrets
 
 
 def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> TokenUsage:

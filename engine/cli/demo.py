@@ -29,11 +29,10 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import model_text
 from ..tools import Tool
-from .chat_state import ReplyWriter
-from .events import describe
 from .options import command_name, demo_trace, near, short
+from .replay import describe
 from .repricing_report import reprice_table
-from .screen import LABEL_WIDTH, Screen, make_console
+from .screen import LABEL_WIDTH, ReplyWriter, Screen, make_console
 from .table import percent, usd
 from .traces import calls_table, summarise
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from callboard.adapters.replies.decoders import parse_object
+from callboard.adapters.replies.block import parse_object
 from callboard.adapters.requests.settings import CUSTOM, INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

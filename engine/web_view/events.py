@@ -15,7 +15,7 @@ from callboard.bus.subscription import check_pattern
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_event
 
-from ..cli.events import describe
+from ..cli.replay import describe
 from .access import EventStream, Refused, answer, as_json, frame
 from .subject import LOOK_SECONDS, Subject, Tail
 

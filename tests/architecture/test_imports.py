@@ -35,8 +35,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
-    "starlette": ("engine/web_view/", "engine/cli/web.py"),
-    "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
+    "starlette": ("engine/web_view/",),
+    "uvicorn": ("engine/cli/serve.py", "engine/gateway/server.py"),
 }  # fmt: skip
 """For each I/O library, the modules or folders of modules that may import it."""
 

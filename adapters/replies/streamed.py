@@ -1,4 +1,6 @@
-"""Decoders for server-sent events, newline-delimited JSON and JSON text, from raw bytes.
+"""Streamed replies: from the pieces of a body to canonical events.
+
+A decoder cuts a body into server-sent events or lines of JSON. A normaliser reads these events of one protocol.
 
 Decoders do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break
 these rules. The last event counts even if no blank line follows it. Events without data are skipped, except for
@@ -9,145 +11,30 @@ inside JSON text.
 
 from __future__ import annotations
 
-import json
-import re
-from typing import NamedTuple, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import ClassVar, Protocol, TypeAlias
 
-from callboard.bus.values.base import Json, JsonObject
+import msgspec
 
-from ..requests.content import repair_json
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.base import Json
+from callboard.bus.values.content import ImageBlock
+
+from ..http.errors import ErrorType, error_without_status, is_foreign_error, read_error
+from ..requests.content import is_remote, read_data_url, repair_body
 from ..transport.transport import MAX_REPLY_BYTES, too_large
+from .assembler import Assembler
 
-
-def parse_object(text: str) -> JsonObject | None:
-    """Parse a JSON object; None for anything else. Raw control characters are accepted."""
-    if not text.lstrip().startswith("{"):
-        return None
-    value = _parse(text)
-    return value if isinstance(value, dict) else None
-
-
-class Arguments(NamedTuple):
-    """The arguments of a call, read from their text."""
-
-    value: JsonObject | None
-    unwrapped: bool = False
-    """Whether the text was a JSON string that contains the object."""
-
-
-def parse_arguments(text: str) -> Arguments:
-    """Parse the arguments of a call. A JSON string that contains an object is unwrapped once."""
-    if text.lstrip().startswith('"'):
-        inner = _parse(text)
-        value = parse_object(inner) if isinstance(inner, str) else None
-        return Arguments(value, value is not None)
-    return Arguments(parse_object(text))
-
-
-def is_whole(text: str) -> bool:
-    return text.strip() == "null" or _parse(text) is not None
-
-
-def may_become_json(text: str) -> bool:
-    """Whether a text is a JSON value, or the start of a JSON value."""
-    expected, closers = "value", ""
-    at, token_at = 0, re.compile(_TOKEN, re.DOTALL).match
-    while at < len(text):
-        found = token_at(text, at)
-        if found is None:
-            return _may_become_token(text[at:], expected)
-        at = found.end()
-        token = text[found.start()]
-        if token in " \t\r\n":
-            continue
-        if token in "{[" and expected in _VALUES:
-            closers += "}" if token == "{" else "]"
-            expected = "key or end" if token == "{" else "value or end"
-        elif token in "}]" and closers.endswith(token) and expected in ("key or end", "value or end", "comma"):
-            closers = closers[:-1]
-            expected = "comma" if closers else "nothing"
-        elif token == "," and expected == "comma":
-            expected = "key" if closers[-1] == "}" else "value"
-        elif token == ":" and expected == "colon":
-            expected = "value"
-        elif token == '"' and expected in ("key", "key or end"):
-            expected = "colon"
-        elif token not in "{}[],:" and expected in _VALUES:
-            expected = "comma" if closers else "nothing"
-        else:
-            return False
-    return True
-
-
-_VALUES = ("value", "value or end")
-# The patterns of broken JSON are strings. Compiling them during the import would slow it, and few processes use
-# them.
-_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
-_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
-_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
-
-
-def _may_become_token(rest: str, expected: str) -> bool:
-    if re.match(_CUT_STRING, rest, re.DOTALL):
-        return expected in (*_VALUES, "key", "key or end")
-    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or re.match(_CUT_NUMBER, rest)
-    return bool(cut) and expected in _VALUES
-
-
-def _parse(text: str) -> Json:
-    try:
-        value: Json = json.loads(repair_json(text.encode()), strict=False, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return None
-    return value
-
-
-def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
-"""A string, which is not changed, or a number that JSON doesn't have."""
-
-
-class RepairedBody(NamedTuple):
-    """A body after repairs. It may still be invalid JSON."""
-
-    text: bytes
-    replaced: tuple[str, ...]
-    """The kinds of text that were replaced, in words."""
-
-
-def repair_body(text: bytes) -> RepairedBody | None:
-    """Replace all text that is invalid in JSON. Return None if there is none."""
-    replaced: list[str] = []
-    steps = (
-        ("invalid UTF-8", _as_utf8),
-        ("NaN or Infinity", _without_constants),
-        ("half a surrogate pair", repair_json),
-    )
-    for what, repair_request in steps:
-        repaired = repair_request(text)
-        if repaired != text:
-            replaced.append(what)
-            text = repaired
-    return RepairedBody(text, tuple(replaced)) if replaced else None
-
-
-def _as_utf8(text: bytes) -> bytes:
-    return text.decode("utf-8", "replace").encode()
-
-
-def _without_constants(text: bytes) -> bytes:
-    return re.sub(_NO_NUMBER, lambda found: b"null" if found[1] else found[0], text, flags=re.DOTALL)
-
+# --- Server-sent events ---
 
 MAX_EVENT_BYTES = MAX_REPLY_BYTES
-"""The largest event that is accepted, in bytes. A larger event ends the stream with a StreamError."""
+"""The largest event or line that is accepted, in bytes. A larger one ends the stream with a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
 """The maximum number of bytes that are kept of lines outside of events."""
-
 
 SseEvent: TypeAlias = tuple[bytes, bytes]
 """The `event:` field (empty if missing), and the `data:` lines, joined by a line feed."""
@@ -174,16 +61,26 @@ def without_done_mark(body: bytes) -> bytes:
     return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
 
 
-class SseDecoder:
-    """Decodes bytes to events. Call `feed` for each piece of the body, and `close` at the end. Both return the
-    complete events.
-    """
-
+class _Lines:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
         self._size = 0
-        self._after_cr = False
         self._at_start = True
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+            if self._size > MAX_EVENT_BYTES:
+                raise too_large(MAX_EVENT_BYTES, "a line of the reply")
+
+
+class SseDecoder(_Lines):
+    """Decodes bytes to server-sent events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._after_cr = False
         self._name = b""
         self._data: list[bytes] = []
         self._data_size = 0
@@ -270,13 +167,6 @@ class SseDecoder:
             self._after_cr = True  # an LF at the start of the next chunk belongs to this CR
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _hold(self, piece: bytes) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._size += len(piece)
-            if self._size > MAX_EVENT_BYTES:
-                raise too_large(MAX_EVENT_BYTES, "a line of the reply")
-
     def _read(self, lines: list[bytes]) -> list[SseEvent]:
         events: list[SseEvent] = []
         if self._at_start and lines:
@@ -317,21 +207,9 @@ class SseDecoder:
 
 # --- Newline-delimited JSON ---
 
-MAX_LINE_BYTES = MAX_REPLY_BYTES
-"""The longest line that is accepted, in bytes. A longer line ends the stream with a StreamError."""
 
-
-class NdjsonDecoder:
-    """Decodes bytes to lines. Call `feed` for each piece of the body, and `close` at the end. Both return the
-    complete lines.
-
-    A line is an event without a name, so the same code can read lines and server-sent events.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # pieces of the unfinished line, joined at its end
-        self._size = 0
-        self._at_start = True
+class NdjsonDecoder(_Lines):
+    """Decodes bytes to lines. A line is an event without a name, so normalisers need not distinguish them."""
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         head, end, rest = chunk.partition(b"\n")
@@ -345,13 +223,6 @@ class NdjsonDecoder:
     def close(self) -> list[SseEvent]:
         return self._events([self._take()])
 
-    def _hold(self, piece: bytes) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._size += len(piece)
-            if self._size > MAX_LINE_BYTES:
-                raise too_large(MAX_LINE_BYTES, "a line of the reply")
-
     def _take(self) -> bytes:
         line = b"".join(self._pieces)
         self._pieces.clear()
@@ -363,3 +234,163 @@ class NdjsonDecoder:
             self._at_start = False
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
         return [(b"", line) for raw in lines if (line := raw.strip(b" \t\r"))]
+
+
+# --- Normalisers ---
+
+
+class StreamNormaliser(Protocol):
+    """Reads a body as it arrives. Its methods never raise. After a failure, they return the earlier events and set
+    `error`.
+    """
+
+    error: AdapterError | None
+    finished: bool
+    """Whether the protocol's end has arrived. The assembler is then complete, and later data is ignored."""
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]: ...
+
+    def close(self) -> list[StreamEvent]:
+        """End the body. If the protocol's end is missing, `error` is set."""
+        ...
+
+
+class EventNormaliser(ABC):
+    """Base of the normalisers: a decoder cuts the body into events, and subclasses interpret them."""
+
+    error_codes: Mapping[str, ErrorType] = {}
+    """The provider's error words, as exceptions."""
+    server_sent: ClassVar[bool] = True
+    """Whether the events are server-sent events. Otherwise each is a line."""
+
+    def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
+        self.assembler = assembler
+        self.error: AdapterError | None = None
+        self.finished = False
+        self._decoder = decoder
+        self._shared = assembler.raw is not None or assembler.relay is not None
+
+    @property
+    def other_lines(self) -> bytes:
+        """The lines outside of events, such as a bare error."""
+        return self._decoder.other_lines if isinstance(self._decoder, SseDecoder) else b""
+
+    def is_repeated(self, data: bytes) -> bool:
+        """Whether an event was already delivered by an earlier connection."""
+        return False
+
+    def pass_on(self, chunk: bytes) -> None:
+        """Forward the events that arrive after the end of the reply."""
+        self._share(self._decoder.feed(chunk))
+
+    @abstractmethod
+    def on_event(self, name: bytes, data: bytes) -> None:
+        """Handle one event. May raise AdapterError or msgspec's decoding errors."""
+
+    def on_end(self) -> None:
+        """Handle the end of a body before `finished`: finish the reply if the protocol allows it, or raise."""
+        raise StreamError("the stream ended before the reply was complete")
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            try:
+                self._read(self._decoder.feed(chunk))
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
+        return self.assembler.take()
+
+    def close(self) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            try:
+                self._read(self._decoder.close())
+                if not self.finished:
+                    self.on_end()
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
+        return self.assembler.take()
+
+    def _share(self, events: list[SseEvent]) -> None:
+        """Give the events to the raw reply, and to a client that uses the same protocol."""
+        raw, relay = self.assembler.raw, self.assembler.relay
+        for event in events:
+            if self.is_repeated(event[1]):
+                continue
+            if raw is not None and event[1] != b"[DONE]":  # even a complete reply may lack `[DONE]`
+                raw.event(event[1])
+            if relay is not None:
+                relay.event(event)
+
+    def _read(self, events: list[SseEvent]) -> None:
+        if self._shared:
+            self._share(events)
+        for name, data in events:
+            if name == b"error" and is_foreign_error(data):
+                raise error_without_status(read_error(data), self.error_codes, self.assembler.provider)
+            try:
+                self.on_event(name, data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                repaired = repair_body(data)
+                if repaired is None:
+                    raise
+                self.on_event(name, repaired.text)
+                self.assembler.replaced(repaired.replaced)
+            if self.finished:
+                return
+
+
+class SseNormaliser(EventNormaliser):
+    """Base of the normalisers for server-sent events."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, SseDecoder())
+
+
+class NdjsonNormaliser(EventNormaliser):
+    """Base of normalisers for bodies with one JSON value a line. Their events have no names."""
+
+    server_sent = False
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, NdjsonDecoder())
+
+
+def reads_server_sent_events(normaliser: StreamNormaliser) -> bool:
+    return isinstance(normaliser, EventNormaliser) and normaliser.server_sent
+
+
+def _failure(error: Exception) -> AdapterError:
+    if isinstance(error, AdapterError):
+        return error
+    return StreamError(f"the provider sent an event outside its protocol: {error}")
+
+
+# --- Images in replies ---
+
+
+def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
+    """Decode an image from base64; None if it is invalid or of an unknown type."""
+    if not isinstance(data, str) or not data:
+        return None
+    try:
+        return _image(b64decode(data, validate=True), media_type)
+    except ValueError:  # invalid base64 or not ASCII
+        return None
+
+
+def image_at(url: Json) -> ImageBlock | None:
+    """The image at a web address or data URL; None for any other address."""
+    if not isinstance(url, str):
+        return None
+    if is_remote(url):
+        return ImageBlock(url=url)
+    found = read_data_url(url)
+    return _image(found[1], found[0]) if found is not None and found[1] else None
+
+
+def _image(data: bytes, media_type: Json) -> ImageBlock | None:
+    named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
+    try:
+        # Detect the type, because some servers label every image as the requested type.
+        return ImageBlock(data=data)
+    except ValueError:
+        return None if named is None else ImageBlock(data=data, media_type=named)
