@@ -22,7 +22,6 @@ from callboard.bus.clock import read_moment
 from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
 from callboard.tracestore.home import home_folder
 
-from .calls.plain_call import Models
 from .conversation.results import GenerateResult
 from .current_prices import load_prices
 from .engine import Engine
@@ -35,6 +34,7 @@ from .stores import StoreAddress, TracePlace, existing_store, is_address, store_
 
 if TYPE_CHECKING:
     from .operations.embeddings import EmbeddingOptions, EmbeddingResult
+    from .operations.plain_calls import Models
     from .sync import SyncHost, SyncStreamResult
 
 

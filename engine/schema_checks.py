@@ -411,11 +411,7 @@ def _explained(error: ValueError) -> str:
 
 
 class Refused(ValueError):
-    """A model's own validation failed.
-
-    Args:
-        faults: The problems, each with its path in the value.
-    """
+    """A model's own validation failed. Each problem has its path in the value."""
 
     def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
         super().__init__("; ".join(text for _, text in faults))

@@ -284,11 +284,7 @@ def _as_object(schema: Json) -> JsonObject:
 
 
 class Moments:
-    """Adds the formats of dates and times to the schemas of a type and of the classes within it.
-
-    Args:
-        of: The type.
-    """
+    """Adds the formats of dates and times to the schemas of a type and of the classes within it."""
 
     def __init__(self, of: object) -> None:
         self._root = hints.type_info(of)

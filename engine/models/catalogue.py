@@ -321,13 +321,9 @@ def _read(home: Path, *written: int) -> Catalogue:
 
 
 class Catalogue:
-    """The models of the adapters and of a price snapshot, each with its prices.
+    """The models of the adapters, of a price snapshot and of `callboard models update`, each with its prices.
 
-    Args:
-        snapshot: The published prices.
-        prices: The price table; defaults to the prices of the snapshot.
-        known_models: The models that `callboard models update` stored.
-        clock: The clock. Its current day decides which models are retired.
+    Without `prices`, the prices are those of the snapshot. The clock's day decides which models are retired.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from callboard.bus import Cost
 from callboard.bus.errors import CallboardError, InvalidRequestError
 from callboard.bus.values.usage import CostSum, usage_is_unknown
 
-from .jobs import JobOrigin
+from .plain_calls import JobOrigin
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -43,10 +43,10 @@ from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource, 
 from callboard.bus.values.base import ShortRepr
 
 from ..budgets.worst_case import most_of_images
-from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..models.entries import ModelEntry
 from ..routing.candidates import Named, Plan, Route, choose
 from ..runtime.runtime import Runtime
+from .plain_calls import CallOptions, Models, PlainCalls, require_known
 
 ImageInput: TypeAlias = ImageBlock | bytes | str | Path
 """An image: a block, the bytes of a file, or the path of a file."""
@@ -90,7 +90,7 @@ class ImageResult(ShortRepr, frozen=True, kw_only=True):
     operation: ImageOperation
     """The operation: ``generate``, ``edit``, ``edit-masked`` or ``composite``."""
     model: str
-    """The tokens of the call, or the number of images, as the provider counts."""
+    """The model that made the images, as ``provider:name``."""
     usage: TokenUsage
     """The tokens of the call, or the number of images if tokens are not counted."""
     cost: Cost
@@ -149,8 +149,8 @@ async def make_images(
     async def call(route: Route, request_id: str, caused_by: str | None) -> ImageResult:
         request = request_to(route.option.named, request_id)
 
-        async def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> ImageResponse:
-            return await adapter.make_images(request, on_attempt=on_attempt)
+        def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> Awaitable[ImageResponse]:
+            return adapter.make_images(request, on_attempt=on_attempt)
 
         made, cost = await calls.ask(route, request_id, caused_by, work, most=_most(request))
         return ImageResult(

@@ -42,19 +42,22 @@ from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
-from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
 from ..tree import tags_here
 from .embeddings import ImageInput, image_block
-from .jobs import (
+from .plain_calls import (
     GRACE_SECONDS,
+    CallOptions,
     EndedCall,
     JobAnswer,
     JobOrigin,
+    Models,
     PerEngine,
+    PlainCalls,
     decision_of,
     priced_as,
+    require_known,
     with_adapter,
 )
 
@@ -207,11 +210,7 @@ class VideoHandle:
 
     async def _retrieve(self) -> VideoJob:
         terms, model = self._job.terms, self._origin.wire_model
-
-        async def look(adapter: VideoAdapter) -> VideoJob:
-            return await adapter.retrieve_video(self.id, model=model, terms=terms)
-
-        return await self._with_adapter(look)
+        return await self._with_adapter(lambda adapter: adapter.retrieve_video(self.id, model=model, terms=terms))
 
     def _see(self, job: VideoJob) -> None:
         if self._job.done:  # the job was cancelled during this check
@@ -347,12 +346,10 @@ class VideoHandle:
         if not await self._still_runs():
             return False
 
-        async def end(adapter: VideoAdapter) -> bool:
-            return await adapter.delete_video(self.id, model=self._origin.wire_model)
-
+        model = self._origin.wire_model
         self._cancelling = True
         try:
-            deleted = await self._with_adapter(end)
+            deleted = await self._with_adapter(lambda adapter: adapter.delete_video(self.id, model=model))
         except BaseException:
             self._cancelling = False
             raise
