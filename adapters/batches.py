@@ -1,4 +1,4 @@
-"""The contract of adapters with batches: the protocol, its requests and its jobs.
+"""Batches: the contract of adapters, and the wire of jobs and their results.
 
 A batch holds many conversations for one model. The provider answers them within about a day, usually for half the
 price and in any order. The job belongs to the provider and continues without this process. Creating a job costs
@@ -9,15 +9,20 @@ All other requests may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from callboard.bus.errors import AdapterError
+from callboard.bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
 from .contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
+from .http.errors import ErrorType, build_error, read_error_value
+from .replies.usage import NOTHING_USED
+from .requests.history_target import WireCall
 
 __all__ = [
     "BatchAdapter",
@@ -194,3 +199,163 @@ class BatchAdapter(Protocol):
             False if the job does not exist, or it has ended already.
         """
         ...
+
+
+# --- The wire: jobs and their results ---
+
+
+class Written(NamedTuple):
+    """A request of a batch on the wire."""
+
+    id: str
+    call: WireCall
+
+
+class BatchLine(NamedTuple):
+    """The result of one request: a reply or an error."""
+
+    id: str
+    reply: bytes | None = None
+    """The body of the reply, in the form of a single call."""
+    error: AdapterError | None = None
+
+
+class ListPage(NamedTuple):
+    """A page of the provider's list of jobs, the latest first."""
+
+    jobs: Sequence[BatchJob]
+    following: WireCall | None = None
+    """The request for the next page; None if there is none."""
+
+
+class BatchWire(Protocol):
+    """One provider's protocol for jobs and their results."""
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The largest size of a job."""
+        ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether the provider stores the caller's mark with jobs."""
+        ...
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether results are lines of JSON. Otherwise `read_results` gets a whole reply."""
+        ...
+
+    def line(self, item: Written, model: str) -> bytes:
+        """One request as part of a job."""
+        ...
+
+    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
+        """The request that uploads the file of requests; None if the job's creation contains them."""
+        ...
+
+    def create(
+        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
+    ) -> WireCall:
+        """The request for a job, sent once."""
+        ...
+
+    def retrieve(self, job_id: str) -> WireCall:
+        """The request for the state of a job."""
+        ...
+
+    def read(self, body: bytes, provider: str) -> BatchJob:
+        """Read the job in a reply. Raises msgspec's decoding errors."""
+        ...
+
+    def latest(self, mark: str, since: int) -> WireCall:
+        """The request for the latest jobs."""
+        ...
+
+    def read_latest(self, body: bytes, provider: str) -> ListPage: ...
+
+    def results(self, job: BatchJob) -> Sequence[WireCall]: ...
+
+    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
+        """The results in one line of a download, or in a whole reply. Raises msgspec's decoding errors."""
+        ...
+
+    def cancel(self, job_id: str) -> WireCall: ...
+
+
+def fields_of(call: WireCall, *without: str) -> JsonObject:
+    """The body of a request, without some of its fields."""
+    body = msgspec.json.decode(call.body)
+    assert isinstance(body, dict)
+    return {name: value for name, value in body.items() if name not in without}
+
+
+def upload_id(body: bytes) -> str:
+    """The id of an uploaded file. Raises msgspec's decoding errors."""
+    return _decode_upload(body).id
+
+
+class _Upload(msgspec.Struct, gc=False):
+    id: str
+
+
+_decode_upload = msgspec.json.Decoder(_Upload).decode
+
+
+def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
+    """Divide requests into as few jobs as possible. Returns the number of requests in each. Pure."""
+    counts: list[int] = []
+    room = 0
+    for size in sizes:
+        if size + 1 > limits.max_bytes:
+            raise InvalidRequestError(
+                f"one request has {size:,} bytes, but a batch may have at most {limits.max_bytes:,}"
+            )
+        if not counts or counts[-1] == limits.max_requests or size + 1 > room:
+            counts.append(0)
+            room = limits.max_bytes
+        counts[-1] += 1
+        room -= size + 1  # one more byte for the separator
+    return tuple(counts)
+
+
+def not_billed(error: AdapterError) -> AdapterError:
+    """Set the usage of an error to zero, because the failed request isn't billed."""
+    error.usage = NOTHING_USED
+    return error
+
+
+def error_of_item(
+    value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
+) -> AdapterError:
+    """The error that the provider reports for one request of a job. Such a request isn't billed."""
+    return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
+
+
+def cancelled_item(provider: str) -> AdapterError:
+    """The error of a request without an answer, because its job was cancelled."""
+    return not_billed(
+        CancelledError("the batch was cancelled before this request was answered", provider=provider)
+    )
+
+
+def expired_item(provider: str) -> AdapterError:
+    """The error of a request without an answer, because its job expired."""
+    message = "the batch expired before this request was answered"
+    return not_billed(
+        RequestTimeoutError(message, provider=provider, provider_code="batch_expired", retryable=True)
+    )
+
+
+def json_lines(lines: Sequence[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def moment_of(text: str | None) -> int | None:
+    """Seconds since the epoch of an RFC 3339 time; None if it is invalid."""
+    if not text:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        return None

@@ -1,24 +1,33 @@
-"""The contract of adapters with images: protocol, requests and responses.
+"""Images: the contract of adapters, and the wire of their requests and replies.
 
 The inputs decide the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the
 mask's transparent area, and several images are *composed* into one. Each image costs money. So if the answer to a
-request is lost, the request is not repeated, and `OutcomeUnknownError` is raised.
+request is lost, the request is not repeated, and `OutcomeUnknownError` is raised. No field is dropped: a request
+that the model can't fulfil is refused.
 """
 
 from __future__ import annotations
 
+import binascii
+import math
+import re
+from base64 import b64decode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
 from callboard.bus.files import write_private
-from callboard.bus.values.base import ShortRepr
+from callboard.bus.values.base import JsonObject, ShortRepr
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
 from .contract import AttemptObserver, CallRequest, CallResponse
-from .requests.content import media_bytes
+from .requests.content import image_size, media_bytes, media_type_of
+from .requests.history_target import WireCall
+from .requests.settings import merge_own_options, own_options
 
 __all__ = [
     "GeneratedImage",
@@ -209,3 +218,229 @@ class ImageAdapter(Protocol):
     async def close(self) -> None:
         """Cancel all calls and release all connections. Idempotent."""
         ...
+
+
+# --- The wire: requests, replies and checks ---
+
+_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+_RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
+
+USUAL_PIXELS = 1024 * 1024
+"""The approximate number of pixels of an image for which only an aspect ratio was requested."""
+
+
+def read_size(text: str) -> tuple[int, int] | None:
+    """Width and height of ``WIDTHxHEIGHT``; None for anything else."""
+    found = _SIZE.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def read_ratio(text: str) -> tuple[int, int] | None:
+    """The two numbers of ``16:9`` in lowest terms; None for anything else."""
+    found = _RATIO.fullmatch(text)
+    if found is None:
+        return None
+    width, height = int(found[1]), int(found[2])
+    common = math.gcd(width, height)
+    return width // common, height // common
+
+
+def ratio_of(width: int, height: int) -> str:
+    """The aspect ratio of a size, as ``16:9``."""
+    common = math.gcd(width, height)
+    return f"{width // common}:{height // common}"
+
+
+def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
+    """The size of exactly that ratio, in multiples of `step` pixels, nearest to `USUAL_PIXELS`."""
+    width, height = ratio[0] * step, ratio[1] * step
+    factor = math.sqrt(USUAL_PIXELS / (width * height))
+    lower = max(1, math.floor(factor))
+    times = min((lower, lower + 1), key=lambda n: abs(math.log(n / factor)))
+    return width * times, height * times
+
+
+class ImageReply(msgspec.Struct):
+    images: list[GeneratedImage]
+    usage: TokenUsage | None = None
+    model: str | None = None
+    response_id: str | None = None
+    said: str = ""
+
+
+class ImageWire(Protocol):
+    """One provider's protocol for images."""
+
+    def capabilities(self, model: str) -> ImageCapabilities:
+        """The capabilities of a model, by its name on the wire. Raises CapabilityError if it has none."""
+        ...
+
+    def write(self, request: ImageRequest, provider: str) -> WireCall:
+        """Write the request on the wire. `fit_image` has fitted it to the model."""
+        ...
+
+    def read(self, body: bytes, request: ImageRequest) -> ImageReply:
+        """Read the images in a reply. Raises AdapterError for a refusal, StreamError, or msgspec's decoding
+        errors.
+        """
+        ...
+
+
+def fit_image(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
+    """The request fitted to the model: an aspect ratio becomes a size if the model has only sizes."""
+    model = request.wire_model
+    if not request.prompt.strip():
+        raise InvalidRequestError("an image needs a prompt")
+    if request.operation not in can.operations:
+        raise CapabilityError(f"{model} can't {request.operation}. It supports {', '.join(can.operations)}")
+    if can.max_images is not None and request.n > can.max_images:
+        raise CapabilityError(f"{model} makes at most {can.max_images} images in one request, not {request.n}")
+    if can.max_prompt_characters is not None and len(request.prompt) > can.max_prompt_characters:
+        length = f"{len(request.prompt)} characters"
+        raise CapabilityError(
+            f"{model} accepts {can.max_prompt_characters} characters, but the prompt has {length}"
+        )
+    if can.max_input_images is not None and len(request.images) > can.max_input_images:
+        raise CapabilityError(f"{model} accepts {can.max_input_images} images, not {len(request.images)}")
+    for block in request.images:
+        _check_input(block, can, model)
+    if request.mask is not None:
+        _check_mask(request.mask, request.images[0])
+    for name, value, choices in (
+        ("quality", request.quality, can.qualities),
+        ("background", request.background, can.backgrounds),
+        ("output_format", request.output_format, can.output_formats),
+    ):
+        if value is not None and choices is not None and value not in choices:
+            raise CapabilityError(f"{model} has no {name} {value!r}: {_offer(choices)}")
+    if request.background == "transparent" and request.output_format == "jpeg":
+        raise CapabilityError("a JPEG can't be transparent: use png or webp")
+    return _fit_size(request, can)
+
+
+def _fit_size(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
+    model, size, aspect = request.wire_model, request.size, request.aspect_ratio
+    ratio = None if aspect is None else read_ratio(aspect)
+    if aspect is not None and ratio is None:
+        raise CapabilityError(f"invalid aspect ratio {aspect!r}: write it as 16:9")
+    pixels = None if size is None else read_size(size)
+    if ratio is not None and pixels is not None:
+        raise CapabilityError(f"set the size {size} or the aspect ratio {aspect}, not both")
+    if size is not None and can.sizes is not None and size not in can.sizes:
+        if not can.free_sizes or pixels is None:
+            raise CapabilityError(f"{model} has no size {size!r}: {_offer(can.sizes)}")
+        _check_free(pixels, can, model)
+    if ratio is None or (can.aspect_ratios is not None and aspect in can.aspect_ratios):
+        return request
+    if can.free_sizes:
+        found = size_of_ratio(ratio, can.size_step)
+        _check_free(found, can, model)
+        return msgspec.structs.replace(request, size=f"{found[0]}x{found[1]}", aspect_ratio=None)
+    for named in can.sizes or ():
+        pixels = read_size(named)
+        if pixels is not None and ratio_of(*pixels) == ratio_of(*ratio):
+            return msgspec.structs.replace(request, size=named, aspect_ratio=None)
+    if can.aspect_ratios is None:
+        return request
+    raise CapabilityError(f"{model} has no aspect ratio {aspect}: {_offer(can.aspect_ratios or can.sizes or ())}")
+
+
+def _check_free(size: tuple[int, int], can: ImageCapabilities, model: str) -> None:
+    width, height = size
+    if width % can.size_step or height % can.size_step:
+        raise CapabilityError(f"{model} needs multiples of {can.size_step} pixels, not {width}x{height}")
+    if max(width, height) > 3 * min(width, height):
+        raise CapabilityError(f"{model} needs an aspect ratio from 1:3 to 3:1, not that of {width}x{height}")
+    if can.max_pixels is not None and width * height > can.max_pixels:
+        raise CapabilityError(f"{model} has no size {width}x{height}: at most {can.max_pixels} pixels")
+
+
+def _check_input(block: ImageBlock, can: ImageCapabilities, model: str) -> None:
+    media_type, data = input_bytes(block)
+    if can.input_media_types is not None and media_type not in can.input_media_types:
+        raise CapabilityError(
+            f"{model} does not accept {media_type or 'such an image'}: {_offer(can.input_media_types)}"
+        )
+    if can.max_input_bytes is not None and len(data) > can.max_input_bytes:
+        raise CapabilityError(f"{model} accepts images of {can.max_input_bytes} bytes, not {len(data)}")
+
+
+def _check_mask(mask: ImageBlock, image: ImageBlock) -> None:
+    media_type, data = input_bytes(mask)
+    if media_type != "image/png":
+        raise CapabilityError(f"a mask must be a PNG, not {media_type or 'of an unknown type'}")
+    mask_size, other = image_size(data), image_size(input_bytes(image)[1])
+    if mask_size is not None and other is not None and mask_size != other:
+        raise CapabilityError(
+            f"the mask has {mask_size[0]}x{mask_size[1]} pixels, but its image has {other[0]}x{other[1]}"
+        )
+
+
+def _offer(choices: tuple[str, ...]) -> str:
+    return f"it offers {', '.join(choices)}" if choices else "it offers no choice"
+
+
+def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
+    """The media type and bytes of an input. `ImageRequest` guarantees that it has bytes."""
+    found = media_bytes(block)
+    assert found is not None
+    return media_type_of(block) or found[0], found[1]
+
+
+def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -> GeneratedImage:
+    try:
+        data = b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise StreamError(f"an image is not base64: {error}") from error
+    if not data:
+        raise StreamError("an image is empty")
+    width, height = image_size(data) or (None, None)
+    return GeneratedImage(
+        data=data,
+        media_type=sniffed(data) or media_type,
+        width=width,
+        height=height,
+        revised_prompt=revised_prompt,
+    )
+
+
+def sniffed(data: bytes) -> str | None:
+    """The media type that the bytes show; None if unknown."""
+    try:
+        return ImageBlock(data=data).media_type
+    except ValueError:
+        return None
+
+
+def pieces(images: int) -> TokenUsage:
+    """The usage of images, if the provider counts no tokens."""
+    return TokenUsage(details={"image": images})
+
+
+def merge_unpriced_options(
+    fields: JsonObject,
+    request: CallRequest,
+    protocol: str,
+    provider: str,
+    priced: Mapping[str, str],
+) -> None:
+    """Merge the request's `provider_options` for one protocol into a body, in place.
+
+    Args:
+        fields: The body.
+        request: The request.
+        protocol: The key of `provider_options` for all servers of the protocol.
+        provider: The adapter's name, another key.
+        priced: The fields that change the price, with advice for the caller. They are refused, because budgets and
+            costs use only the request's own arguments.
+
+    Raises:
+        InvalidRequestError: The options have such a field.
+    """
+    for options in own_options(request, protocol, provider):
+        for name in options:
+            if name in priced:
+                raise InvalidRequestError(
+                    f"provider_options can't set {name!r}, because the price depends on it: {priced[name]}"
+                )
+    merge_own_options(fields, request, protocol, provider)

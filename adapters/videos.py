@@ -147,7 +147,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     terms: VideoTerms = UNKNOWN_TERMS
     """The terms of the job."""
     usage: TokenUsage | None = None
-    """The billed seconds of a completed job (see `adapters.operations.media_wire`); None before."""
+    """The billed seconds of a completed job (see `adapters.operations.wires`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The addresses of downloads by variant, if the job's id does not determine them."""
     warnings: tuple[CallWarning, ...] = ()

@@ -1,4 +1,4 @@
-"""Exceptions of Callboard, their table, and the codes of warnings.
+"""Exceptions of Callboard, and the codes of warnings. docs/errors.md has a table of them.
 
     CallboardError
     ├── ConfigurationError            models.yaml, keys or names are wrong
@@ -39,9 +39,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -330,82 +328,6 @@ class CancelledError(AdapterError):
     """The call was cancelled. `content`, `usage` and `cost` cover the part that had arrived."""
 
     error_class = ErrorClass.CANCELLED
-
-
-# --- Table of errors ---
-
-Retried: TypeAlias = Literal["yes", "no", "depends"]
-Hint: TypeAlias = Literal["provider's", "none"]
-Counts: TypeAlias = Literal["key", "provider", "provider and model", "model", "none"]
-
-
-class ErrorRow(msgspec.Struct, frozen=True):
-    """One exception that a call may raise."""
-
-    kind: type[AdapterError]
-    """The exception."""
-    error_class: ErrorClass
-    """The `error_class` of the exception."""
-    retried: Retried
-    """Whether an adapter retries after the exception."""
-    hint: Hint
-    """The part of the reply that contains the wait before a retry; ``none`` means the retry schedule."""
-    counts: Counts
-    """The part of the provider that is marked as failing: a key, a model or the whole provider."""
-    seen: str
-    """The signs of the error, by which the adapter recognises it."""
-
-
-_E: Final = ErrorClass
-
-ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
-    ErrorRow(AuthError, _E.AUTH, "no", "none", "key",
-             "401; 400 and 403 whose text names the key; UNAUTHENTICATED, API_KEY_INVALID"),
-    ErrorRow(AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
-    ErrorRow(RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
-             "429; RESOURCE_EXHAUSTED; not retried if the status is 413 or the request is above the limit"),
-    ErrorRow(OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
-             "529, 498, overloaded_error, UNAVAILABLE"),
-    ErrorRow(QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
-             "402; 429 and 400 whose text names credit or quota; an exhausted daily quota"),
-    ErrorRow(RateLimitWaitError, _E.RATE_LIMIT, "no", "provider's", "none",
-             "before the request is sent, if the call would wait too long for a rate limit"),
-    ErrorRow(ServerError, _E.SERVER_ERROR, "yes", "provider's", "provider and model",
-             "424 and 5xx; INTERNAL; a reply that ends with `error`, `abort` or similar"),
-    ErrorRow(NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or a broken connection"),
-    ErrorRow(RequestTimeoutError, _E.NETWORK, "yes", "provider's", "provider",
-             "408; DEADLINE_EXCEEDED; Callboard's own time limits (the limit for the whole call is final)"),
-    ErrorRow(StreamError, _E.NETWORK, "yes", "provider's", "provider",
-             "a reply that was cut off; a stream without a stop reason; data outside the protocol"),
-    ErrorRow(OutcomeUnknownError, _E.NETWORK, "no", "provider's", "provider",
-             "the answer to the request for an image, a video, a batch or a background reply was lost, "
-        "or was a 5xx other than 503"),
-    ErrorRow(ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "none",
-             "the provider's own texts and codes for it; never with 429"),
-    ErrorRow(InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "none",
-             "400, 413, 422 and other 4xx (409 is retried); INVALID_ARGUMENT, FAILED_PRECONDITION"),
-    ErrorRow(NotFoundError, _E.INVALID_REQUEST, "no", "none", "model", "404; NOT_FOUND"),
-    ErrorRow(ContentFilterError, _E.INVALID_REQUEST, "no", "none", "none",
-             "content_filter, content_policy_violation, moderation"),
-    ErrorRow(GuardrailStopped, _E.INVALID_REQUEST, "no", "none", "none",
-             "a guardrail of the host returned a Stop; the call is cancelled at its provider"),
-    ErrorRow(CapabilityError, _E.INVALID_REQUEST, "no", "none", "none", "before the request is sent"),
-    ErrorRow(UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "none",
-             "before the request is sent"),
-    ErrorRow(PromptTooLongError, _E.INVALID_REQUEST, "no", "none", "none", "before the request is sent"),
-    ErrorRow(
-        CancelledError,
-        _E.CANCELLED,
-        "no",
-        "none", "none",
-        "`cancel()`, leaving the stream, a signal, or closing the engine",
-    ),
-    ErrorRow(NoModelAvailable, _E.OTHER, "no", "none", "none",
-             "every eligible model is unavailable; no request was sent"),
-    ErrorRow(AdapterError, _E.OTHER, "depends", "none", "none",
-             "an error with an unknown text and code; retried, because it may pass"),
-)  # fmt: skip
-"""One row for each subclass of AdapterError. A call raises no other exception."""
 
 
 # --- Codes of warnings ---

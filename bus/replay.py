@@ -14,7 +14,7 @@ ends.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -68,7 +68,7 @@ class ReplayBus(ObservableBus):
         if longest_pause is not None and not longest_pause >= 0:
             raise ValueError(f"longest_pause={longest_pause}: must be 0 or more seconds")
         super().__init__("replay", clock)
-        self._now_ns = self._replayed_ns
+        self._now_ns = lambda: self._mono_ns
         self._source = source
         self._pace = None if speed is None else _Pace(speed, longest_pause)
         self._routes: dict[str, tuple[Subscription, ...]] = {}
@@ -167,7 +167,7 @@ class ReplayBus(ObservableBus):
             self._since_turn = 0
             await anyio.lowlevel.checkpoint()
         topic = envelope.topic
-        while any(_is_full(subscription) for subscription in self._interested(topic)):
+        while any(isinstance(each.policy, Lossless) and each.depth >= WINDOW for each in self._interested(topic)):
             self._room = anyio.Event()
             await self._room.wait()
         if self._closed_at is not None:
@@ -197,9 +197,9 @@ class ReplayBus(ObservableBus):
     def _new_subscription(
         self, patterns: tuple[str, ...], policy: Policy, name: str, created_at: str
     ) -> Subscription:
-        return _ReplaySubscription(
-            patterns, policy, name, created_at, self._now_ns, self._remove, self._ask, self._make_room
-        )
+        subscription = _ReplaySubscription(patterns, policy, name, created_at, self._now_ns, self._remove)
+        subscription.replay = self
+        return subscription
 
     def _ask(self) -> None:
         self._is_read = True
@@ -215,43 +215,27 @@ class ReplayBus(ObservableBus):
         if room is not None:
             room.set()
 
-    def _replayed_ns(self) -> int:
-        return self._mono_ns
-
 
 class _ReplaySubscription(Subscription):
     """A subscription that signals the replay when its reader waits or has made room."""
 
-    def __init__(
-        self,
-        patterns: tuple[str, ...],
-        policy: Policy,
-        name: str,
-        created_at: str,
-        now_ns: Callable[[], int],
-        detach: Callable[[Subscription], None],
-        waits: Callable[[], None],
-        has_room: Callable[[], None],
-    ) -> None:
-        super().__init__(patterns, policy, name, created_at, now_ns, detach)
-        self._waits = waits
-        self._has_room = has_room
+    replay: ReplayBus
 
     async def wait(self) -> None:
         if not self._buffer:
-            self._waits()
+            self.replay._ask()
         await super().wait()
 
     def take(self, limit: int | None = None) -> list[Envelope]:
         envelopes = super().take(limit)
-        self._waits()
-        self._has_room()
+        self.replay._ask()
+        self.replay._make_room()
         return envelopes
 
     async def __anext__(self) -> Envelope:
         envelope = await super().__anext__()
         if len(self._buffer) <= WINDOW // 2:
-            self._has_room()
+            self.replay._make_room()
         return envelope
 
 
@@ -278,7 +262,3 @@ class _Pace:
             due = now + self._longest_pause
         if due > now:
             await anyio.sleep_until(due)
-
-
-def _is_full(subscription: Subscription) -> bool:
-    return isinstance(subscription.policy, Lossless) and subscription.depth >= WINDOW

@@ -16,7 +16,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from threading import get_ident
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 import anyio
@@ -342,17 +341,13 @@ class Subscription:
     def __enter__(self) -> Subscription:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Subscription:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def statistics(self) -> SubscriptionStatistics:

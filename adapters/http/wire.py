@@ -22,12 +22,13 @@ from callboard.bus.values.base import Json
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 
+from ..batches import BatchWire
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
+from ..images import ImageWire
 from ..keys import Keyring, KnownKey
-from ..operations.media_wire import ImageWire, VideoWire
-from ..operations.wires import BackgroundWire, BatchWire, EmbeddingWire
+from ..operations.wires import BackgroundWire, EmbeddingWire, VideoWire
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import TokenRates, estimate_request, rates_for

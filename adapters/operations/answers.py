@@ -33,13 +33,12 @@ from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingRespo
 from ..http.attempts import HttpAttempts, SingleReply, error_inside, fetch
 from ..http.retry import backoff_delay
 from ..http.wire import ChatWire, HttpClient, OtherWires
-from ..images import ImageCapabilities, ImageRequest, ImageResponse
+from ..images import ImageCapabilities, ImageReply, ImageRequest, ImageResponse, ImageWire, fit_image, pieces
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..requests.estimate import estimate_tokens
 from ..requests.history_target import WireCall, bearer
 from ..videos import VideoJob
-from .media_wire import ImageReply, ImageWire, fit_image, pieces
 from .wires import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
 
 T = TypeVar("T")

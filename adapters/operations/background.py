@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -428,43 +427,34 @@ class BackgroundCall(HttpCall):
 
     async def _cancel_once(self) -> bool:
         current_key = self._key.known
-        call = self._wire.cancel(self.response_id)
         try:
-            request = self.client.request(call, None if current_key is None else current_key.value)
-            reply, body = await exchange(self.client.transport, request)
-            if reply.status < 300:
-                self._count(body)
+            error = await self._asked_for_usage(self._wire.cancel(self.response_id))
+            if error is None:
                 return True
-            error = self.client.error_of(body, reply)
             if isinstance(error, AuthError) and current_key is not None and await self._key.replaced(current_key):
                 return False
         except AdapterError as failure:
             return not is_passing(failure)
         if is_passing(error):
             return False
-        return await self._ended_otherwise()
-
-    async def _ended_otherwise(self) -> bool:
-        """Record the usage of a reply that has ended and can't be cancelled. Return False if the request for it
-        failed.
-        """
-        current_key = self._key.known
-        request = self.client.request(
-            self._wire.look(self.response_id), None if current_key is None else current_key.value
-        )
-        try:
-            reply, body = await exchange(self.client.transport, request)
-            if reply.status < 300:
-                self._count(body)
+        try:  # the reply has ended and can't be cancelled
+            await self._asked_for_usage(self._wire.look(self.response_id))
         except AdapterError:
             return False
         return True
 
-    def _count(self, body: bytes) -> None:
+    async def _asked_for_usage(self, call: WireCall) -> AdapterError | None:
+        """Send a request about the reply, and record the usage in its answer. Return the provider's error."""
+        key = self._key.known
+        request = self.client.request(call, None if key is None else key.value)
+        reply, body = await exchange(self.client.transport, request)
+        if reply.status >= 300:
+            return self.client.error_of(body, reply)
         try:
             self.assembler.usage = self._wire.usage(body, self.assembler) or self.assembler.usage
         except (msgspec.MsgspecError, UnicodeError) as error:
             _log.warning("background_unreadable", error, response_id=self.response_id)
+        return None
 
     async def _end_of(self, error: AdapterError) -> None:
         """Cancel the reply of a call that has timed out, and add the reply's usage to the error."""
@@ -545,9 +535,7 @@ class BackgroundStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

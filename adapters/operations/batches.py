@@ -26,7 +26,21 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.usage import split_tier, tier_in
 
-from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
+from ..batches import (
+    BatchItem,
+    BatchJob,
+    BatchLimits,
+    BatchLine,
+    BatchOutcome,
+    BatchRequest,
+    BatchWire,
+    Written,
+    cancelled_item,
+    expired_item,
+    not_billed,
+    split_by_size,
+    upload_id,
+)
 from ..contract import AttemptObserver, CallRequest, CanonicalRequest, CanonicalResponse
 from ..http.attempts import HttpAttempts, fetch
 from ..http.call import HttpCall
@@ -37,16 +51,6 @@ from ..requests.emulation import read_response
 from ..requests.history_target import WireCall
 from ..transport.transport import close_reply, read_error_body
 from .answers import CLOCKS_APART, HttpJobs, found_again
-from .wires import (
-    BatchLine,
-    BatchWire,
-    Written,
-    cancelled_item,
-    expired_item,
-    not_billed,
-    split_by_size,
-    upload_id,
-)
 
 _MOST_PAGES = 20
 """The largest number of pages of a provider's list that are searched."""

@@ -21,7 +21,15 @@ from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage, details_of
 
 from ..http.errors import ErrorBody, ErrorType, error_without_status
-from ..images import GeneratedImage, ImageCapabilities, ImageRequest
+from ..images import (
+    GeneratedImage,
+    ImageCapabilities,
+    ImageReply,
+    ImageRequest,
+    from_base64,
+    input_bytes,
+    merge_unpriced_options,
+)
 from ..replies.usage import has_negative, reported_cost, reported_count, source_of
 from ..requests.content import encode_json
 from ..requests.history_target import WireCall
@@ -35,7 +43,7 @@ from ..videos import (
     VideoTerms,
     VideoVariant,
 )
-from .media_wire import ImageReply, from_base64, input_bytes, known_terms, merge_unpriced_options, video_usage
+from .wires import known_terms, video_usage
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 

@@ -24,7 +24,18 @@ from callboard.bus.errors import AdapterError, StreamError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 
-from ..batches import BatchJob, BatchLimits, BatchStatus
+from ..batches import (
+    BatchJob,
+    BatchLimits,
+    BatchLine,
+    BatchStatus,
+    ListPage,
+    Written,
+    error_of_item,
+    expired_item,
+    fields_of,
+    json_lines,
+)
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
 from ..http.errors import ErrorType, error_without_status, read_error_value
 from ..replies.usage import reported_cost, reported_count
@@ -32,17 +43,7 @@ from ..requests.content import encode_json
 from ..requests.history_target import WireCall, get
 from ..requests.settings import merge_own_options
 from ..transport.transport import FormPart, write_form
-from .wires import (
-    BatchLine,
-    EmbeddingReply,
-    ListPage,
-    Written,
-    error_of_item,
-    expired_item,
-    fields_of,
-    json_lines,
-    read_vector,
-)
+from .wires import EmbeddingReply, read_vector
 
 PATH = "/v1/embeddings"
 

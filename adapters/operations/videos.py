@@ -32,7 +32,7 @@ from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, HttpRequest, close_reply, mask_error, read_error_body
 from ..videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from .answers import CLOCKS_APART, HttpJobs
-from .media_wire import VideoWire, check_video
+from .wires import VideoWire, check_video
 
 T = TypeVar("T")
 

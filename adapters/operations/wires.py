@@ -1,197 +1,33 @@
-"""The wires of a provider's batches and background replies. Pure."""
+"""The wires of a provider's background replies, embeddings and videos. Pure.
+
+The wires of batches and images are in `adapters.batches` and `adapters.images`, with their contracts.
+"""
 
 from __future__ import annotations
 
 import base64
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from callboard.bus.errors import (
-    AdapterError,
-    CancelledError,
-    CapabilityError,
-    InvalidRequestError,
-    RequestTimeoutError,
-    StreamError,
-    WarningCode,
-)
+from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError, WarningCode
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
-from ..batches import BatchJob, BatchLimits
 from ..contract import CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
-from ..http.errors import ErrorType, build_error, read_error_value
+from ..images import read_size
 from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
-from ..replies.usage import NOTHING_USED, StatedCost
+from ..replies.usage import StatedCost
+from ..requests.content import media_type_of
 from ..requests.history_target import WireCall
 from ..requests.settings import changed, dropped
-
-
-class Written(NamedTuple):
-    """A request of a batch on the wire."""
-
-    id: str
-    call: WireCall
-
-
-class BatchLine(NamedTuple):
-    """The result of one request: a reply or an error."""
-
-    id: str
-    reply: bytes | None = None
-    """The body of the reply, in the form of a single call."""
-    error: AdapterError | None = None
-
-
-class ListPage(NamedTuple):
-    """A page of the provider's list of jobs, the latest first."""
-
-    jobs: Sequence[BatchJob]
-    following: WireCall | None = None
-    """The request for the next page; None if there is none."""
-
-
-class BatchWire(Protocol):
-    """One provider's protocol for jobs and their results."""
-
-    @property
-    def limits(self) -> BatchLimits:
-        """The largest size of a job."""
-        ...
-
-    @property
-    def marks(self) -> bool:
-        """Whether the provider stores the caller's mark with jobs."""
-        ...
-
-    @property
-    def in_lines(self) -> bool:
-        """Whether results are lines of JSON. Otherwise `read_results` gets a whole reply."""
-        ...
-
-    def line(self, item: Written, model: str) -> bytes:
-        """One request as part of a job."""
-        ...
-
-    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        """The request that uploads the file of requests; None if the job's creation contains them."""
-        ...
-
-    def create(
-        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
-    ) -> WireCall:
-        """The request for a job, sent once."""
-        ...
-
-    def retrieve(self, job_id: str) -> WireCall:
-        """The request for the state of a job."""
-        ...
-
-    def read(self, body: bytes, provider: str) -> BatchJob:
-        """Read the job in a reply. Raises msgspec's decoding errors."""
-        ...
-
-    def latest(self, mark: str, since: int) -> WireCall:
-        """The request for the latest jobs."""
-        ...
-
-    def read_latest(self, body: bytes, provider: str) -> ListPage: ...
-
-    def results(self, job: BatchJob) -> Sequence[WireCall]: ...
-
-    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
-        """The results in one line of a download, or in a whole reply. Raises msgspec's decoding errors."""
-        ...
-
-    def cancel(self, job_id: str) -> WireCall: ...
-
-
-def fields_of(call: WireCall, *without: str) -> JsonObject:
-    """The body of a request, without some of its fields."""
-    body = msgspec.json.decode(call.body)
-    assert isinstance(body, dict)
-    return {name: value for name, value in body.items() if name not in without}
-
-
-def upload_id(body: bytes) -> str:
-    """The id of an uploaded file. Raises msgspec's decoding errors."""
-    return _decode_upload(body).id
-
-
-class _Upload(msgspec.Struct, gc=False):
-    id: str
-
-
-_decode_upload = msgspec.json.Decoder(_Upload).decode
-
-
-def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
-    """Divide requests into as few jobs as possible. Returns the number of requests in each. Pure."""
-    counts: list[int] = []
-    room = 0
-    for size in sizes:
-        if size + 1 > limits.max_bytes:
-            raise InvalidRequestError(
-                f"one request has {size:,} bytes, but a batch may have at most {limits.max_bytes:,}"
-            )
-        if not counts or counts[-1] == limits.max_requests or size + 1 > room:
-            counts.append(0)
-            room = limits.max_bytes
-        counts[-1] += 1
-        room -= size + 1  # one more byte for the separator
-    return tuple(counts)
-
-
-def not_billed(error: AdapterError) -> AdapterError:
-    """Set the usage of an error to zero, because the failed request isn't billed."""
-    error.usage = NOTHING_USED
-    return error
-
-
-def error_of_item(
-    value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
-) -> AdapterError:
-    """The error that the provider reports for one request of a job. Such a request isn't billed."""
-    return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
-
-
-def cancelled_item(provider: str) -> AdapterError:
-    """The error of a request without an answer, because its job was cancelled."""
-    return not_billed(
-        CancelledError("the batch was cancelled before this request was answered", provider=provider)
-    )
-
-
-def expired_item(provider: str) -> AdapterError:
-    """The error of a request without an answer, because its job expired."""
-    message = "the batch expired before this request was answered"
-    return not_billed(
-        RequestTimeoutError(message, provider=provider, provider_code="batch_expired", retryable=True)
-    )
-
-
-def json_lines(lines: Sequence[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
-
-
-def moment_of(text: str | None) -> int | None:
-    """Seconds since the epoch of an RFC 3339 time; None if it is invalid."""
-    if not text:
-        return None
-    try:
-        return int(datetime.fromisoformat(text).timestamp())
-    except ValueError:
-        return None
-
+from ..videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 
 # --- Background replies ---
 
@@ -253,7 +89,7 @@ class BackgroundWire(Protocol):
         ...
 
 
-# The wire of embeddings
+# --- Embeddings ---
 
 
 class EmbeddingReply(msgspec.Struct):
@@ -393,3 +229,97 @@ def from_numbers(numbers: Sequence[float]) -> Vector:
         return array("f", numbers)
     except (OverflowError, TypeError) as error:
         raise StreamError(f"a vector has an invalid number: {error}") from error
+
+
+# --- Videos ---
+
+
+class VideoWire(Protocol):
+    """One provider's protocol for video jobs."""
+
+    def capabilities(self, model: str) -> VideoCapabilities:
+        """The capabilities of a model, by its name on the wire. Raises CapabilityError if it has none."""
+        ...
+
+    def create(self, request: VideoRequest, provider: str) -> WireCall:
+        """Write the request for a job. `check_video` has checked it."""
+        ...
+
+    def retrieve(self, job_id: str) -> WireCall:
+        """The request for the state of a job."""
+        ...
+
+    def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
+        """Read the job in a reply. Raises msgspec's decoding errors."""
+        ...
+
+    def content(self, job: VideoJob, variant: VideoVariant) -> str:
+        """The download of a variant: a path below the base URL, or an address. Raises CapabilityError."""
+        ...
+
+    def delete(self, job_id: str) -> WireCall | None:
+        """The request to delete a job; None if the provider has none."""
+        ...
+
+    def latest(self) -> WireCall | None:
+        """The request for the latest jobs; None if the provider doesn't list them."""
+        ...
+
+    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]: ...
+
+
+def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
+    """Raise CapabilityError if the model can't make the video as requested. No field is dropped, because each
+    video costs money.
+    """
+    model = request.wire_model
+    if not request.prompt.strip():
+        raise InvalidRequestError("a video needs a prompt")
+    if request.seconds is not None and can.seconds is not None and request.seconds not in can.seconds:
+        offer = ", ".join(map(str, can.seconds))
+        raise CapabilityError(f"{model} does not offer videos of {request.seconds} s. It offers {offer}")
+    if request.size is not None and can.sizes is not None and request.size not in can.sizes:
+        raise CapabilityError(f"{model} has no size {request.size!r}: it offers {', '.join(can.sizes)}")
+    if can.max_prompt_characters is not None and len(request.prompt) > can.max_prompt_characters:
+        raise CapabilityError(f"{model} accepts {can.max_prompt_characters} characters in a prompt")
+    match can.audio, request.audio:
+        case "always", False:
+            raise CapabilityError(f"{model} can't make videos without sound")
+        case "never", True:
+            raise CapabilityError(f"{model} can't make sound")
+        case _:
+            pass
+    if request.first_frame is not None:
+        if not can.first_frame:
+            raise CapabilityError(f"{model} does not accept a first frame")
+        media_type = media_type_of(request.first_frame)
+        if can.first_frame_media_types is not None and media_type not in can.first_frame_media_types:
+            offer = ", ".join(can.first_frame_media_types)
+            raise CapabilityError(
+                f"{model} does not accept a first frame of {media_type or 'that kind'}. It accepts {offer}"
+            )
+
+
+def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:
+    """The terms of a job, with the model's defaults."""
+    audio = {"always": True, "never": False}.get(can.audio, terms.audio)
+    seconds = can.default_seconds if terms.seconds is None else terms.seconds
+    return msgspec.structs.replace(terms, seconds=seconds, audio=None if can.audio == "never" else audio)
+
+
+def video_usage(terms: VideoTerms) -> TokenUsage:
+    """The billed usage of a job. A video of unknown length is billed as one ``video``.
+
+    Other videos are billed by seconds. The rate is named by resolution and sound: ``video_second``,
+    ``video_second_1080p`` (the shorter side, above 720p), with ``_silent`` appended without sound. If the price
+    table lacks the rate, the job is unpriced, and the reason names the rate.
+    """
+    if terms.seconds is None:
+        return TokenUsage(details={"video": 1})
+    name = "video_second"
+    size = None if terms.size is None else read_size(terms.size)
+    if size is not None and min(size) > 720:
+        name += f"_{min(size)}p"
+    if terms.audio is False:
+        name += "_silent"
+    return TokenUsage(details={name: terms.seconds})

@@ -16,60 +16,10 @@ import msgspec
 
 from ..values.base import JsonObject
 from ..values.messages import MessageMetadata
-from .calls import (
-    BatchCompleted,
-    BatchPartEnded,
-    BatchPlanned,
-    BatchProgress,
-    BatchSubmitted,
-    BatchSubmitting,
-    JobCompleted,
-    JobCreated,
-    JobFailed,
-    JobProgress,
-    LlmCallAccepted,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallGuarded,
-    LlmCallImported,
-    LlmCallStarted,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
-)
+from . import calls, operation, sessions
+from .calls import LlmCallCompleted, LlmCallFailed
 from .envelope import Envelope, Event, UnknownEvent
-from .operation import (
-    ActorCrashed,
-    ActorEscalated,
-    ActorRestarted,
-    ActorStarted,
-    ActorStopped,
-    BudgetLow,
-    BudgetRefused,
-    BudgetReserved,
-    BudgetSettled,
-    ConfigReloaded,
-    NodeBrokerChanged,
-    NodeLeaseChanged,
-    NodeLimitsChanged,
-    PricingProgress,
-    PricingRepriced,
-    PricingTableLoaded,
-    ProviderAvailabilityChanged,
-    SessionClaimed,
-    SessionLost,
-    StoreShippingChanged,
-    StoreStateChanged,
-)
-from .sessions import (
-    SessionConfigured,
-    SessionCreated,
-    SessionMessageAppended,
-    SessionModelChanged,
-    SessionRenamed,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-)
+from .sessions import SessionMessageAppended
 
 # --- Catalogue of events ---
 #
@@ -79,53 +29,53 @@ from .sessions import (
 
 
 CatalogueEvent: TypeAlias = (
-    LlmCallStarted
-    | LlmCallAccepted
-    | LlmCallGuarded
-    | LlmCallImported
-    | LlmCallCompleted
-    | LlmCallFailed
-    | ActorStarted
-    | ActorCrashed
-    | ActorRestarted
-    | ActorStopped
-    | ActorEscalated
-    | ProviderAvailabilityChanged
-    | ConfigReloaded
-    | SessionCreated
-    | SessionConfigured
-    | SessionModelChanged
-    | SessionRenamed
-    | SessionTurnStarted
-    | SessionTurnCompleted
-    | SessionMessageAppended
-    | ToolStarted
-    | ToolProgress
-    | ToolFinished
-    | JobCreated
-    | JobProgress
-    | JobCompleted
-    | JobFailed
-    | BatchPlanned
-    | BatchSubmitting
-    | BatchSubmitted
-    | BatchProgress
-    | BatchPartEnded
-    | BatchCompleted
-    | PricingTableLoaded
-    | PricingProgress
-    | PricingRepriced
-    | BudgetReserved
-    | BudgetSettled
-    | BudgetRefused
-    | BudgetLow
-    | NodeBrokerChanged
-    | NodeLimitsChanged
-    | NodeLeaseChanged
-    | SessionClaimed
-    | SessionLost
-    | StoreShippingChanged
-    | StoreStateChanged
+    calls.LlmCallStarted
+    | calls.LlmCallAccepted
+    | calls.LlmCallGuarded
+    | calls.LlmCallImported
+    | calls.LlmCallCompleted
+    | calls.LlmCallFailed
+    | operation.ActorStarted
+    | operation.ActorCrashed
+    | operation.ActorRestarted
+    | operation.ActorStopped
+    | operation.ActorEscalated
+    | operation.ProviderAvailabilityChanged
+    | operation.ConfigReloaded
+    | sessions.SessionCreated
+    | sessions.SessionConfigured
+    | sessions.SessionModelChanged
+    | sessions.SessionRenamed
+    | sessions.SessionTurnStarted
+    | sessions.SessionTurnCompleted
+    | sessions.SessionMessageAppended
+    | calls.ToolStarted
+    | calls.ToolProgress
+    | calls.ToolFinished
+    | calls.JobCreated
+    | calls.JobProgress
+    | calls.JobCompleted
+    | calls.JobFailed
+    | calls.BatchPlanned
+    | calls.BatchSubmitting
+    | calls.BatchSubmitted
+    | calls.BatchProgress
+    | calls.BatchPartEnded
+    | calls.BatchCompleted
+    | operation.PricingTableLoaded
+    | operation.PricingProgress
+    | operation.PricingRepriced
+    | operation.BudgetReserved
+    | operation.BudgetSettled
+    | operation.BudgetRefused
+    | operation.BudgetLow
+    | operation.NodeBrokerChanged
+    | operation.NodeLimitsChanged
+    | operation.NodeLeaseChanged
+    | operation.SessionClaimed
+    | operation.SessionLost
+    | operation.StoreShippingChanged
+    | operation.StoreStateChanged
 )
 """Every event of the bus that Callboard itself publishes."""
 

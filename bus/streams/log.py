@@ -13,7 +13,6 @@ before `base`. A reader with a cursor before `base` gets one `StreamReset` with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -455,9 +454,7 @@ class StreamReader(Generic[T]):
     async def __aenter__(self) -> StreamReader[T]:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -154,7 +154,6 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
         """
         if not isinstance(other, TokenUsage):
             return NotImplemented
-        reasoning = (self.reasoning_tokens, other.reasoning_tokens)
         costs = (self.reported_cost_nano_usd, other.reported_cost_nano_usd)
         return TokenUsage(
             input_tokens=self.input_tokens + other.input_tokens,
@@ -163,7 +162,7 @@ class TokenUsage(ShortRepr, frozen=True, gc=False):
             cache_creation_input_tokens=self.cache_creation_input_tokens + other.cache_creation_input_tokens,
             cache_creation_1h_input_tokens=self.cache_creation_1h_input_tokens
             + other.cache_creation_1h_input_tokens,
-            reasoning_tokens=None if reasoning == (None, None) else (reasoning[0] or 0) + (reasoning[1] or 0),
+            reasoning_tokens=_sum_of(self.reasoning_tokens, other.reasoning_tokens),
             source=max(self.source, other.source, key=_STRENGTH.index),
             reported_cost_nano_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
             details=_added(self.details, other.details),

@@ -311,26 +311,27 @@ class CallEvents:
         self.accepted = True
         if self.on_accepted is not None:
             self.on_accepted(True)
-        context, routing = self.context, self.context.routing
-        context.runtime.bus.publish(
-            LlmCallAccepted(provider=routing.provider, model=routing.model, response_id=report.response_id),
-            session_id=context.session_id,
-            turn_id=context.turn_id,
-            request_id=context.request_id,
-            attempt=report.attempt,
-            message_id=context.message_id,
-            tags=context.tags,
-        )
-        context.runtime.host.secure_now()
+        routing = self.context.routing
+        accepted = LlmCallAccepted(provider=routing.provider, model=routing.model, response_id=report.response_id)
+        self._publish_between(accepted, report.attempt)
+        self.context.runtime.host.secure_now()
 
     def _publish_judged(self, judged: Judged) -> None:
         """Publish that a guardrail has changed or stopped a piece of the reply."""
-        context, routing = self.context, self.context.routing
+        routing = self.context.routing
+        self._publish_between(
+            LlmCallGuarded(provider=routing.provider, model=routing.model, **msgspec.structs.asdict(judged))
+        )
+
+    def _publish_between(self, event: LlmCallAccepted | LlmCallGuarded, attempt: int | None = None) -> None:
+        """Publish an event between the start of an attempt and its end."""
+        context = self.context
         context.runtime.bus.publish(
-            LlmCallGuarded(provider=routing.provider, model=routing.model, **msgspec.structs.asdict(judged)),
+            event,
             session_id=context.session_id,
             turn_id=context.turn_id,
             request_id=context.request_id,
+            attempt=attempt,
             message_id=context.message_id,
             tags=context.tags,
         )

@@ -40,7 +40,6 @@ from callboard.bus import (
     SessionTurnStarted,
     StoreError,
     TaskCancelled,
-    TaskHandle,
     TurnStatus,
 )
 from callboard.bus.errors import CancelledError, ConfigurationError
@@ -499,7 +498,7 @@ class Turn(TurnContext):
         )
         turn._trace_parent = self._trace_parent
         try:
-            message = await await_turn(turn, await self.runtime.host.start_turn(turn))
+            message = await run_turn(turn)
         finally:
             self.spending.include(turn.spending)
         return message.text
@@ -591,8 +590,9 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def await_turn(turn: Turn, task: TaskHandle[Reply]) -> Reply:
-    """Wait for a turn that this task owns. If this task is cancelled, the turn is cancelled, too."""
+async def run_turn(turn: Turn) -> Reply:
+    """Start a turn, and wait for its reply. If this task is cancelled, the turn is cancelled, too."""
+    task = await turn.runtime.host.start_turn(turn)
     try:
         return await task.wait()
     except TaskCancelled as error:

@@ -36,7 +36,7 @@ from callboard.adapters.requests.content import content_of_provider
 from callboard.bus import CallboardError, ConfigurationError, Cost, Log
 from callboard.bus.values.base import JsonObject
 
-from ..conversation.turn import Turn, await_turn
+from ..conversation.turn import Turn, run_turn
 from ..generation.arguments import turn_of
 from ..runtime.runtime import Runtime
 from .failures import failure_of, may_retry
@@ -251,7 +251,7 @@ class Exchange:
     async def complete(self) -> None:
         """Make the call, and wait for the whole reply. Raises the exceptions of `Session.send`."""
         try:
-            await await_turn(self.turn, await self._runtime.host.start_turn(self.turn))
+            await run_turn(self.turn)
         except Exception as error:
             self._failure_of(error)
             raise

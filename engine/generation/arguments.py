@@ -10,7 +10,7 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, options_of_request
 from ..conversation.results import GenerateResult
-from ..conversation.turn import Turn, await_turn
+from ..conversation.turn import Turn, run_turn
 from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
@@ -56,7 +56,7 @@ async def complete(
 ) -> CanonicalResponse:
     """One reply to a request; see `Engine.complete`."""
     turn = turn_of(runtime, request, tags=tags, streamed=False)
-    await await_turn(turn, await runtime.host.start_turn(turn))
+    await run_turn(turn)
     return turn.steps[-1].response
 
 
@@ -239,7 +239,7 @@ async def generate_on(
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
     turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
-    await await_turn(turn, await runtime.host.start_turn(turn))
+    await run_turn(turn)
     return result_of(turn)
 
 

@@ -18,7 +18,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ..conversation.results import GenerateResult, StepResult, plain
-from ..conversation.turn import Turn, await_turn
+from ..conversation.turn import Turn, run_turn
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..schema_checks import check, check_schema, convert
@@ -426,7 +426,7 @@ def _correction(unfit: NotTheObject) -> str:
 async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
     turn = task.first
     while True:
-        await await_turn(turn, await task.runtime.host.start_turn(turn))
+        await run_turn(turn)
         judged = task.judge(turn)
         if isinstance(judged, ObjectResult):
             return judged

@@ -36,8 +36,14 @@ from callboard.adapters.embeddings import (
     read_inputs,
     run_batches,
 )
-from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
-from callboard.adapters.operations.media_wire import fit_image
+from callboard.adapters.images import (
+    GeneratedImage,
+    ImageAdapter,
+    ImageOperation,
+    ImageRequest,
+    ImageResponse,
+    fit_image,
+)
 from callboard.adapters.requests.estimate import TokenRates, estimate_request, upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource, Message, TextBlock
 from callboard.bus.values.base import ShortRepr

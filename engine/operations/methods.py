@@ -301,11 +301,11 @@ class OperationMethods:
         Raises:
             OutcomeUnknownError: The provider no longer has the reply.
         """
-        from ..conversation.turn import await_turn
+        from ..conversation.turn import run_turn
         from ..generation.arguments import result_of
 
         turn = turn_of_reply(self._runtime, reply, options, streamed=False)
-        await await_turn(turn, await self._runtime.host.start_turn(turn))
+        await run_turn(turn)
         return result_of(turn)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> StreamResult:

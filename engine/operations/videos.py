@@ -22,7 +22,7 @@ import msgspec
 
 from callboard.adapters import AdapterError, AttemptObserver, CapabilityError, RetryPolicy, TokenUsage
 from callboard.adapters.contract import ProviderAdapter
-from callboard.adapters.operations.media_wire import check_video, video_usage
+from callboard.adapters.operations.wires import check_video, video_usage
 from callboard.adapters.videos import (
     PollPolicy,
     VideoAdapter,

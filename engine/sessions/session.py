@@ -18,7 +18,7 @@ from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.results import Reply
-from ..conversation.turn import Turn, await_turn
+from ..conversation.turn import Turn, run_turn
 from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
@@ -162,8 +162,7 @@ class Session:
             StoreError: The trace can't be used.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=False, options=options)
-        task = await self._runtime.host.start_turn(turn)
-        return await await_turn(turn, task)
+        return await run_turn(turn)
 
     def send_sync(
         self,
@@ -271,8 +270,7 @@ class Session:
             CallboardError: An answer belongs to no open call, or is not an answer. No call was run.
         """
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
-        task = await self._runtime.host.start_turn(turn)
-        return await await_turn(turn, task)
+        return await run_turn(turn)
 
     async def approve(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> Reply:
         """Approve and run waiting tool calls, and continue the turn.
@@ -373,8 +371,7 @@ class Session:
             OutcomeUnknownError: The provider no longer has the reply.
         """
         turn = self._resumed_turn(reply, options, streamed=False)
-        task = await self._runtime.host.start_turn(turn)
-        return await await_turn(turn, task)
+        return await run_turn(turn)
 
     def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
         """Stream `take_up`. The stream has the reply from its beginning, then live."""

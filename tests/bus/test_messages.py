@@ -72,7 +72,7 @@ def test_a_sum_of_costs_is_known_only_if_all_are() -> None:
 # -- The names that `bus` exports.
 
 
-INTERNAL = {"Beginning", "CallSettings", "ErrorRow"}
+INTERNAL = {"Beginning", "CallSettings"}
 """Public classes of these modules that only other rooms of Callboard use."""
 
 

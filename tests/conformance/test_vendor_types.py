@@ -15,8 +15,8 @@ from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.operations.media_wire import check_video, fit_image
-from callboard.adapters.operations.wires import fit_texts
+from callboard.adapters.images import fit_image
+from callboard.adapters.operations.wires import check_video, fit_texts
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter

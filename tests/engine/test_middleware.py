@@ -28,7 +28,7 @@ from callboard.adapters import (
 )
 from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
-from callboard.adapters.operations.media_wire import video_usage
+from callboard.adapters.operations.wires import video_usage
 from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
 from callboard.bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, Subscription
 from callboard.bus.events.calls import LlmCallStarted

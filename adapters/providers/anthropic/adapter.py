@@ -10,13 +10,11 @@ import msgspec
 
 from callboard.bus.values.base import Json
 
-from ...batches import BatchJob, BatchLimits, BatchStatus
-from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
-from ...http.adapter import HttpAdapter
-from ...http.fidelity import client_body, client_headers
-from ...http.wire import ChatWire, OtherWires
-from ...operations.wires import (
+from ...batches import (
+    BatchJob,
+    BatchLimits,
     BatchLine,
+    BatchStatus,
     ListPage,
     Written,
     cancelled_item,
@@ -25,6 +23,10 @@ from ...operations.wires import (
     fields_of,
     moment_of,
 )
+from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
+from ...http.adapter import HttpAdapter
+from ...http.fidelity import client_body, client_headers
+from ...http.wire import ChatWire, OtherWires
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...requests.content import encode_json

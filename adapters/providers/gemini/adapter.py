@@ -12,7 +12,19 @@ import msgspec
 from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject
 
-from ...batches import BatchJob, BatchLimits, BatchStatus
+from ...batches import (
+    BatchJob,
+    BatchLimits,
+    BatchLine,
+    BatchStatus,
+    ListPage,
+    Written,
+    cancelled_item,
+    error_of_item,
+    expired_item,
+    fields_of,
+    moment_of,
+)
 from ...contract import AdapterCapabilities, CanonicalRequest, WireRequest
 from ...embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from ...http.adapter import HttpAdapter
@@ -20,18 +32,7 @@ from ...http.errors import error_without_status, read_error_value
 from ...http.fidelity import client_headers
 from ...http.repair import RepairRules
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...operations.wires import (
-    BatchLine,
-    EmbeddingReply,
-    ListPage,
-    Written,
-    cancelled_item,
-    error_of_item,
-    expired_item,
-    fields_of,
-    from_numbers,
-    moment_of,
-)
+from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.assembler import Assembler
 from ...replies.normaliser import StreamNormaliser
 from ...replies.usage import reported_count

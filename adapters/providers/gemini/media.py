@@ -20,17 +20,18 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...http.errors import error_without_status, read_error_value
-from ...images import GeneratedImage, ImageCapabilities, ImageRequest
-from ...operations.media_wire import (
+from ...images import (
+    GeneratedImage,
+    ImageCapabilities,
     ImageReply,
+    ImageRequest,
     from_base64,
     input_bytes,
-    known_terms,
     merge_unpriced_options,
     ratio_of,
     read_size,
-    video_usage,
 )
+from ...operations.wires import known_terms, video_usage
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall
 from ...requests.settings import merge_options, own_options

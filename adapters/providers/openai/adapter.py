@@ -20,8 +20,7 @@ from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
-from ...images import GeneratedImage, ImageCapabilities, ImageRequest
-from ...operations.media_wire import ImageReply, from_base64, input_bytes
+from ...images import GeneratedImage, ImageCapabilities, ImageReply, ImageRequest, from_base64, input_bytes
 from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...operations.openai_media import read_usage as read_image_usage
 from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings

@@ -12,7 +12,7 @@ import msgspec
 from callboard.bus.errors import AdapterError, ContextOverflowError
 from callboard.bus.values.base import Json
 
-from ...batches import BatchJob, BatchLimits, BatchStatus
+from ...batches import BatchJob, BatchLimits, BatchStatus, BatchWire, ListPage, Written, fields_of
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
 from ...http.fidelity import client_body, client_headers
@@ -20,7 +20,6 @@ from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...operations.openai_media import OpenAIImages, OpenAIVideos
 from ...operations.openai_wires import MARK, FileBatches, OpenAIBatches, OpenAIEmbeddings, mark_of, places
-from ...operations.wires import BatchWire, ListPage, Written, fields_of
 from ...replies.assembler import Assembler
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, bearer, get

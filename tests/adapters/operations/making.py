@@ -14,8 +14,8 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.images import ImageRequest
-from callboard.adapters.operations.media_wire import ImageWire, VideoWire
+from callboard.adapters.images import ImageRequest, ImageWire
+from callboard.adapters.operations.wires import VideoWire
 from callboard.adapters.requests.history_target import WireCall
 from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock

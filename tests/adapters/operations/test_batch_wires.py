@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from callboard.adapters import AdapterError, CanonicalResponse
-from callboard.adapters.batches import BatchItem, BatchLimits, BatchOutcome, BatchStatus
+from callboard.adapters.batches import BatchItem, BatchLimits, BatchOutcome, BatchStatus, split_by_size
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.operations.batches import bare_request
-from callboard.adapters.operations.wires import split_by_size
 from callboard.adapters.provider import create_adapter
 from callboard.adapters.replies.usage import NOTHING_USED
 from callboard.bus.errors import (

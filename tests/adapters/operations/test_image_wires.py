@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from callboard.adapters import AdapterError, CapabilityError, ImageBlock
 from callboard.adapters.conformance.http_kit import FakeReply
-from callboard.adapters.images import ImageRequest
-from callboard.adapters.operations.media_wire import fit_image, read_ratio, size_of_ratio, video_usage
+from callboard.adapters.images import ImageRequest, fit_image, read_ratio, size_of_ratio
+from callboard.adapters.operations.wires import video_usage
 from callboard.adapters.transport.transport import FormPart, write_form
 from callboard.adapters.videos import PollPolicy, VideoJob, VideoTerms, is_whole_mp4, wait_for_video
 from callboard.bus.errors import (
