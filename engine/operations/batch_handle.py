@@ -224,6 +224,7 @@ class BatchHandle:
 
         Raises:
             RequestTimeoutError: The time is up. The batch continues.
+            CancelledError: The engine was closed. The batch continues.
             AdapterError: Checks failed permanently, or for too long. The batch continues.
             CallboardError: `for_each` has already passed on the results and dropped them.
         """
@@ -256,6 +257,7 @@ class BatchHandle:
 
         Raises:
             RequestTimeoutError: As in `wait`.
+            CancelledError: As in `wait`.
             AdapterError: As in `wait`.
             CallboardError: Results are already being read.
         """
@@ -276,13 +278,14 @@ class BatchHandle:
         on_progress: OnProgress | None,
         timeout: float | None,
     ) -> None:
+        closed = f"the engine was closed, and batch {self.id} continues. Call engine.resume_batch({self.id!r})"
         try:
             await look()  # first without a wait, because the batch may have ended
         except AdapterError as error:
             if not is_passing(error):
                 raise
         try:
-            with anyio.fail_after(timeout):
+            with self._runtime.in_flight.call(closed), anyio.fail_after(timeout):
                 await wait_for_job(
                     look,
                     self.state,
