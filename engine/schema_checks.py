@@ -431,7 +431,6 @@ def validate(value: Json, model: Model) -> object:
 
 
 def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
-    """The problems that pydantic found, each with its path."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return (((), str(error)),)

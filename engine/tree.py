@@ -201,13 +201,11 @@ class TreeNode:
 
     @property
     def below(self) -> CostSum:
-        """The costs of all descendants."""
         self._sum_up()
         return self._below
 
     @property
     def below_usage(self) -> TokenUsage:
-        """The tokens of all descendants."""
         self._sum_up()
         return self._below_usage
 

@@ -91,8 +91,6 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class TextWindow:
-    """Cuts one text into pieces."""
-
     def __init__(self, window: Window) -> None:
         self._window = window
         self._text = ""

@@ -39,7 +39,6 @@ class Resolved(msgspec.Struct, frozen=True):
     """The result of a name lookup."""
 
     model: ModelEntry
-    """The model with that name."""
     resolved_by: str
     """How the model was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
 
@@ -330,17 +329,13 @@ def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelE
     A vendor's own model has the vendor's prices at any address, for example at a gateway. The trace stores the
     name as `priced_as`.
     """
-    provider = provider or _vendor_of(model.wire_name)
-    if provider is None:
-        return None
+    if not provider:
+        place = default_catalogue().locate(model.wire_name)
+        if place is None or place[0] not in tabled_vendors():
+            return None
+        provider = place[0]
     name = f"{provider}:{model.wire_name}"
     return None if name == f"{adapter.name}:{model.wire_name}" else name
-
-
-def _vendor_of(name: str) -> str | None:
-    """The vendor whose own table has a model of this name; None for any other model."""
-    place = default_catalogue().locate(name)
-    return place[0] if place is not None and place[0] in tabled_vendors() else None
 
 
 def published_provider(adapter: AdapterEntry) -> str | None:

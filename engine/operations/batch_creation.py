@@ -60,7 +60,6 @@ _TURNS: PerEngine[WeakValueDictionary[str, anyio.Lock]] = PerEngine(WeakValueDic
 
 
 def has_job(sent: Submission | None) -> bool:
-    """Whether the provider is known to have a part."""
     return sent is not None and sent.job is not None
 
 
@@ -109,7 +108,6 @@ async def share(runtime: Runtime) -> None:
 
 
 async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
-    """A batch in the trace; None if there is none."""
     store = await settled_store(runtime)
     return None if store is None else await store.batch(batch_id)
 
@@ -219,7 +217,6 @@ def publish_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: 
 
 
 def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
-    """The plan of a batch that is in the trace."""
     ids = stored.request_ids or tuple(call_id(stored.batch_id, place) for place in range(sum(stored.parts)))
     return BatchPlan(
         batch_id=stored.batch_id,
@@ -285,8 +282,6 @@ async def create_batch(
 
 
 class _Creation:
-    """The creation of a batch, or of its missing parts."""
-
     def __init__(
         self,
         runtime: Runtime,

@@ -95,8 +95,6 @@ _EVENTS_AT_ONCE = 200
 
 
 class Submission(msgspec.Struct):
-    """A part that was sent or is being sent."""
-
     call_id: str
     """The id of the call that creates the job."""
     began_at: int

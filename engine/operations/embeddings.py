@@ -26,7 +26,6 @@ from callboard.adapters.embeddings import (
     EmbeddingInput,
     EmbeddingRequest,
     EmbeddingResponse,
-    Gathered,
     InputType,
     OnProgress,
     PartialEmbeddingError,
@@ -158,7 +157,9 @@ async def make_images(
         def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> Awaitable[ImageResponse]:
             return adapter.make_images(request, on_attempt=on_attempt)
 
-        made, cost = await calls.ask(route, request_id, caused_by, work, most=_most(request))
+        message = Message.user([TextBlock(prompt), *blocks])
+        most = most_of_images(estimate_request([message], (), None, TokenRates()), request.n)
+        made, cost = await calls.ask(route, request_id, caused_by, work, most=most)
         return ImageResult(
             images=made.images,
             operation=made.operation,
@@ -176,12 +177,6 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
     if not isinstance(adapter, ImageAdapter):
         raise CapabilityError(f"{named.model} can't make images: its adapter supports only conversations")
     return adapter
-
-
-def _most(request: ImageRequest) -> Sequence[TokenUsage]:
-    """The maximum usage of a request."""
-    message = Message.user([TextBlock(request.prompt), *request.images])
-    return most_of_images(estimate_request([message], (), None, TokenRates()), request.n)
 
 
 class EmbeddingOptions(CallOptions, total=False):
@@ -276,8 +271,6 @@ def space_of(entry: ModelEntry) -> str:
 
 
 class _Embedding:
-    """One call of `embed`, with all its batches."""
-
     def __init__(
         self, calls: PlainCalls[EmbeddingAdapter], inputs: tuple[EmbeddingInput, ...], options: EmbeddingOptions
     ) -> None:
@@ -306,7 +299,11 @@ class _Embedding:
             at_once=self._options.get("at_once", AT_ONCE),
             on_progress=self._options.get("on_progress"),
         )
-        vectors = self._complete(gathered)
+        try:
+            vectors = gathered.complete()
+        except PartialEmbeddingError as error:
+            error.cost = reduce(add, self._costs)
+            raise
         return EmbeddingResult(
             vectors=vectors,
             model=gathered.responses[0].model,
@@ -315,14 +312,6 @@ class _Embedding:
             calls=tuple(response.request_id for response in gathered.responses),
             warnings=gathered.warnings,
         )
-
-    def _complete(self, gathered: Gathered) -> tuple[Vector, ...]:
-        """All vectors. If some are missing, the exception has the cost of the completed ones."""
-        try:
-            return gathered.complete()
-        except PartialEmbeddingError as error:
-            error.cost = reduce(add, self._costs)
-            raise
 
     async def _run(self, batch: range) -> EmbeddingResponse:
 

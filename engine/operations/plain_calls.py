@@ -351,7 +351,6 @@ class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def priced_as(runtime: Runtime, named: Named) -> str | None:
-    """The provider whose published prices apply to a model."""
     return published_name(runtime.registry.adapter_of(named.entry), named.entry)
 
 

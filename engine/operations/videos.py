@@ -43,7 +43,7 @@ from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
 from ..routing.candidates import Named, Route, expand
-from ..runtime.runtime import Runtime
+from ..runtime.runtime import Runtime, settled_store
 from ..tree import tags_here
 from .embeddings import ImageInput, image_block
 from .plain_calls import (
@@ -191,7 +191,10 @@ class VideoHandle:
             self._waiting -= 1
             if on_progress is not None:
                 self._listeners.remove(on_progress)
-        return self._result()
+        if self._job.status != "completed":
+            raise self._error()
+        assert self._cost is not None
+        return VideoResult(job=self._job, usage=self._job.usage or TokenUsage(), cost=self._cost)
 
     async def _look_until_done(self) -> None:
         try:
@@ -262,12 +265,6 @@ class VideoHandle:
         if job.status == "cancelled":
             return CancelledError(f"video {self.id} was cancelled", provider=job.provider)
         return job.error or AdapterError(f"video {self.id} failed", provider=job.provider)
-
-    def _result(self) -> VideoResult:
-        if self._job.status != "completed":
-            raise self._error()
-        assert self._cost is not None
-        return VideoResult(job=self._job, usage=self._job.usage or TokenUsage(), cost=self._cost)
 
     def _how_to_resume(self) -> str:
         return f"engine.resume_video({self.id!r}, {self.model!r})"
@@ -395,12 +392,8 @@ class VideoCall(EndedCall):
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
     """The trace's data about a job. Raises StoreError if the trace can't be read."""
-    if runtime.store is None:
-        return StoredJob()
-    await runtime.host.settle()
-    if not runtime.store.is_open:
-        return StoredJob()
-    return await runtime.store.job(provider, job_id)
+    store = await settled_store(runtime)
+    return StoredJob() if store is None else await store.job(provider, job_id)
 
 
 class VideoOptions(CallOptions, total=False):
