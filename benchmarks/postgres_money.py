@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from callboard.bus.events.codec import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.calls import LlmCallStarted
+from callboard.bus.events.codec import LlmCallCompleted
 from callboard.tracestore import CallFilter, PostgresStore
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.sums import sum_up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import msgspec
 
 from callboard.bus.errors import (
@@ -18,20 +17,10 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import RetryPolicy
 from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from .assertions import (
-    SOON,
-    check_stream,
-    failure,
-    over_http,
-    read_events,
-    read_stream,
-    require,
-    streaming,
-    waiting,
-)
-from .checks import check
+from .checks import SOON, check, failure, over_http, read_events, read_stream, require, streaming, timed, waiting
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
+from .streams import check_stream
 
 ERRORS = "Error normalisation implemented"
 
@@ -62,12 +51,11 @@ async def each_condition_has_its_exception(kit: Kit) -> None:
                 shown += 1
                 error = await failure(at, streamed=streamed)
                 _check_error(error, kit)
-                require(
-                    type(error) is kind, f"{condition!r} became {type(error).__name__} instead of {kind.__name__}"
-                )
+                found = type(error)
+                require(found is kind, f"{condition!r} became {found.__name__} instead of {kind.__name__}")
                 require(error.error_class is kind.error_class, f"{condition!r} has class {error.error_class!r}")
-                passes = kind.default_retryable
-                require(error.retryable is passes, f"{condition!r} has retryable={error.retryable}")
+                as_usual = error.retryable is kind.default_retryable
+                require(as_usual, f"{condition!r} has retryable={error.retryable}")
                 await at.must_release("the connection was not closed")
     if not shown:
         raise NotShown("the kit shows none of the conditions (error_body)")
@@ -218,9 +206,7 @@ async def a_successful_retry_is_one_reply(kit: Kit) -> None:
     for streamed in (False, True):
         says = Says("Hello, ☃!", streamed=streamed)
         async with kit.stage(Fails("overload"), Unreachable(), says, retry=NO_JITTER) as at:
-            before = anyio.current_time()
-            reports = await ask(at, at.request(), streamed=streamed)
-            waited = anyio.current_time() - before
+            reports, waited = await timed(ask(at, at.request(), streamed=streamed))
         delays = [report.delay_seconds for report in reports if isinstance(report, AttemptFailed)]
         require(len(delays) == 2, f"two attempts failed, and {len(delays)} are reported")
         require(same(sum(delays), waited), f"reported waits are {delays} s, and it waited {waited:g} s")
@@ -244,9 +230,7 @@ async def retry_after_is_respected(kit: Kit) -> None:
         for streamed in (False, True):
             scenes: list[Scene] = [Fails("rate limit", retry_after=hint), Says("Hi.", streamed=streamed)]
             async with kit.stage(*scenes) as at:
-                before = anyio.current_time()
-                await ask(at, at.request(), streamed=streamed)
-                waited = anyio.current_time() - before
+                _, waited = await timed(ask(at, at.request(), streamed=streamed))
                 require(at.asked() == 2, "a rate limit was not tried again")
             require(same(waited, expected), f"told {hint:g} s, it waited {waited:g} s instead of {expected:g} s")
 
@@ -259,10 +243,9 @@ async def permanent_failures_are_not_retried(kit: Kit) -> None:
             async with kit.stage_or_none(Fails(condition)) as at:
                 if at is None:
                     continue
-                before = anyio.current_time()
-                error = await failure(at, streamed=streamed)
+                error, waited = await timed(failure(at, streamed=streamed))
                 require(at.asked() == 1, f"{condition!r} was tried {at.asked()} times")
-                require(kit.real_time or anyio.current_time() == before, f"{condition!r} was waited for")
+                require(kit.real_time or waited == 0, f"{condition!r} was waited for")
                 require(not error.retryable, f"{condition!r} is marked as retryable")
 
 
@@ -293,25 +276,19 @@ async def time_limits_are_kept(kit: Kit) -> None:
     waiting(kit)
     for streamed in (False, True):
         async with kit.stage(Silent(), max_retries=0, timeout_seconds=20.0) as at:
-            before = anyio.current_time()
-            error = await failure(at, streamed=streamed)
-            waited = anyio.current_time() - before
+            error, waited = await timed(failure(at, streamed=streamed))
         require(isinstance(error, RequestTimeoutError), f"it raised {error!r}")
         require(same(waited, 20.0), f"timeout_seconds=20 took {waited:g} s")
     if not kit.streams:
         return
     async with kit.stage(Silent(), max_retries=0, first_event_timeout=5.0) as at:
-        before = anyio.current_time()
-        error = await failure(at, streamed=True)
-        waited = anyio.current_time() - before
+        error, waited = await timed(failure(at, streamed=True))
         require(isinstance(error, RequestTimeoutError), f"it raised {error!r}")
         require(same(waited, 5.0), f"first_event_timeout=5 took {waited:g} s")
     scene = Says("Hello, ☃!")
     half = kit.pieces(scene) // 2
     async with kit.stage(msgspec.structs.replace(scene, after=half, then="hang"), stream_read_timeout=5.0) as at:
-        before = anyio.current_time()
-        outcome = await read_stream(at, at.request(max_retries=0, timeout_seconds=50.0))
-        waited = anyio.current_time() - before
+        outcome, waited = await timed(read_stream(at, at.request(max_retries=0, timeout_seconds=50.0)))
         require(isinstance(outcome.error, RequestTimeoutError), f"silence in a stream raised {outcome.error!r}")
         if outcome.events:
             require(check_stream(outcome.events).stop_reason is StopReason.ERROR, "it does not end in an error")

@@ -272,9 +272,10 @@ class HttpKit(Kit):
 
     def _says(self, scene: Says) -> FakeReply:
         if not (scene.streamed and self.streams):
-            body = self.body(scene.text, scene.calls, scene.stop) if not scene.thought else None
-            if body is None:
+            if scene.thought:
                 body = self.thinking_body(scene.thought, scene.text)
+            else:
+                body = self.body(scene.text, scene.calls, scene.stop)
             if body is None:
                 raise NotShown("the kit shows no whole reply with reasoning (thinking_body)")
             reply = self._reply_with(body)
@@ -294,18 +295,14 @@ class HttpKit(Kit):
                 pass
         return self.stream_of(*steps)
 
-    def _reply_with(self, body: Json) -> FakeReply:
-        headers = {"content-type": "application/json", self.request_id_header: "their_1"}
-        return FakeReply(msgspec.json.encode(body), headers=headers)
+    def _reply_with(self, body: Json, status: int = 200, headers: Mapping[str, str] = {}) -> FakeReply:
+        of_json = {"content-type": "application/json", self.request_id_header: "their_1", **headers}
+        return FakeReply(msgspec.json.encode(body), status=status, headers=of_json)
 
     def _failing(self, scene: Fails) -> FakeReply:
         status, body = self.error_body(scene.condition)
-        headers = {"content-type": "application/json", self.request_id_header: "their_1"}
-        if scene.retry_after is not None:
-            headers["retry-after"] = f"{scene.retry_after:g}"
-        if scene.says:
-            body = _with_text(body, scene.says)
-        return FakeReply(msgspec.json.encode(body), status=status, headers=headers)
+        headers = {} if scene.retry_after is None else {"retry-after": f"{scene.retry_after:g}"}
+        return self._reply_with(_with_text(body, scene.says) if scene.says else body, status, headers)
 
 
 def write_event(name: str, data: Json) -> bytes:

@@ -18,13 +18,13 @@ from callboard.bus.values.content import TextBlock, ToolUseBlock
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import StopReason, UsageSource
 
-from ..contract import AdapterCapabilities, AttemptReport, ProviderAdapter
+from ..contract import AdapterCapabilities, AttemptReport, CanonicalRequest, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from .assertions import (
+from .checks import (
     SOON,
     StreamOutcome,
     calling,
-    check_stream,
+    check,
     first_event,
     keyed,
     listen,
@@ -36,17 +36,16 @@ from .assertions import (
     streaming,
     within,
 )
-from .checks import check
 from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from .streams import check_stream
 
 
 @check("3.1", "Model mapping defined")
 async def it_has_the_contracts_methods(kit: Kit) -> None:
     """The adapter has a name, capabilities and every method of ProviderAdapter."""
     async with kit.stage() as at:
-        require(
-            isinstance(at.adapter, ProviderAdapter), f"{type(at.adapter).__name__} lacks part of ProviderAdapter"
-        )
+        whole = isinstance(at.adapter, ProviderAdapter)
+        require(whole, f"{type(at.adapter).__name__} lacks part of ProviderAdapter")
         require(at.adapter.name == kit.name, f"its name is {at.adapter.name!r}, the kit says {kit.name!r}")
 
 
@@ -205,18 +204,6 @@ async def a_stream_can_be_cancelled_at_any_event(kit: Kit) -> None:
             require((await listen(stream)).events == [], "a stream that has ended gave more events")
 
 
-async def _collect_into(at: Stage, outcome: StreamOutcome) -> None:
-    result = await read_stream(at)
-    outcome.events, outcome.error = result.events, result.error
-
-
-async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
-    try:
-        await at.adapter.complete(at.request())
-    except CancelledError as error:
-        raised.append(error)
-
-
 def _check_end(outcome: StreamOutcome, *, cancelled: bool, when: str) -> None:
     require(outcome.error is None, f"cancelled {when}, the stream raised {outcome.error!r}")
     last = check_stream(outcome.events)
@@ -240,7 +227,7 @@ async def cancelling_ends_a_waiting_read(kit: Kit) -> None:
             outcome = StreamOutcome()
             with within(f"the stream that was cancelled {when}"):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_collect_into, at, outcome)
+                    tasks.start_soon(listen, at.adapter.stream(at.request()), outcome)
                     await anyio.sleep(kit.moment)
                     running = await at.adapter.cancel("req_1")
             if number < len(scenes) // 2:  # a protocol's last pieces may come after its end
@@ -278,15 +265,22 @@ async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
     require(call.incomplete or call.input, f"the call is not marked, and would be run without arguments: {call}")
 
 
+async def _complete(at: Stage, request: CanonicalRequest, cancelled: list[object]) -> None:
+    try:
+        await at.adapter.complete(request)
+    except CancelledError as error:
+        cancelled.append(error)
+
+
 @check("5.4", CANCELLING)
 async def a_cancelled_complete_raises(kit: Kit) -> None:
     """A cancelled `complete()` raises CancelledError, whether it waits for a reply or for the next attempt."""
     for scene in (Silent(), Fails("rate limit", retry_after=50.0)):
         async with kit.stage(scene, Silent()) as at:
-            raised: list[CancelledError] = []
+            raised: list[object] = []
             with within("the call that was cancelled"):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_complete_into, at, raised)
+                    tasks.start_soon(_complete, at, at.request(), raised)
                     await anyio.sleep(kit.moment)
                     require(await at.adapter.cancel("req_1") is True, "cancel() of a running call is not True")
             require(raised, f"it did not raise CancelledError, cancelled after {scene}")
@@ -381,16 +375,10 @@ async def closing_ends_running_calls(kit: Kit) -> None:
             require(outcome.error is None, f"the stream raised {outcome.error!r}")
             ended.append(check_stream(outcome.events).stop_reason)
 
-        async def plain() -> None:
-            try:
-                await at.adapter.complete(at.request(request_id="req_plain"))
-            except CancelledError as error:
-                ended.append(error)
-
         with within("closing an adapter with calls"):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stream)
-                tasks.start_soon(plain)
+                tasks.start_soon(_complete, at, at.request(request_id="req_plain"), ended)
                 await anyio.sleep(kit.moment)
                 await at.adapter.close()
                 await at.adapter.close()

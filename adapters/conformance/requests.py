@@ -22,9 +22,9 @@ from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
-from .assertions import calling, check_stream, content_in_short, over_http, read_events, require
-from .checks import check
+from .checks import calling, check, content_in_short, over_http, read_events, require
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
+from .streams import check_stream
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"
@@ -96,14 +96,12 @@ async def a_tool_choice_is_sent_or_refused(kit: Kit) -> None:
             await _sent_or_refused(at, at.request(tool_choice=choice), f"tool_choice {choice}")
 
 
-async def _sent_or_refused(at: Stage, request: CanonicalRequest, what: str) -> bool:
-    """Whether the request was sent. A refusal must be a CapabilityError before anything is sent."""
+async def _sent_or_refused(at: Stage, request: CanonicalRequest, what: str) -> None:
+    """Send a request. A refusal must be a CapabilityError before anything is sent."""
     try:
         await at.adapter.complete(request)
     except CapabilityError:
         require(at.asked() == 0, f"{what} was refused after it had been sent")
-        return False
-    return True
 
 
 @check("3.4", "Strict schema transformation (if applicable)")
@@ -299,16 +297,11 @@ async def requests_for_declared_capabilities_are_sent(kit: Kit) -> None:
 
 SETTINGS = "Model mapping defined"
 
-EFFORT = "heroic"
-"""An unknown reasoning effort."""
+EFFORT = "heroic"  # an unknown reasoning effort
 
 
 async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> InvalidRequestError | None:
-    """The error of a refused request; None if the request was sent.
-
-    Raises:
-        AssertionError: The request was refused only after it had been sent.
-    """
+    """The error of a request that was refused before it was sent; None if it was sent."""
     try:
         if streamed:
             async for _ in at.adapter.stream(at.request(**fields)):
@@ -322,7 +315,6 @@ async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> Inv
 
 
 def names_it(error: InvalidRequestError, name: str) -> None:
-    """Raise AssertionError unless the error names the refused field."""
     require(name in str(error), f"the error for {name!r} does not name it: {error}")
 
 
@@ -331,7 +323,6 @@ def _options(kit: Kit, name: str, value: Json) -> dict[str, Json]:
 
 
 async def body_of(kit: Kit, *, streamed: bool) -> JsonObject:
-    """The body of a plain request."""
     async with kit.stage(Says("Hi.", streamed=streamed)) as at:
         await refusal(at, streamed=streamed)
         return sent_body(at)

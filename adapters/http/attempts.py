@@ -55,8 +55,6 @@ from .wire import HttpClient
 
 T = TypeVar("T")
 
-_ESTIMATED = UsageSource.ESTIMATED
-
 
 class Limit(NamedTuple):
     seconds: float
@@ -263,7 +261,8 @@ class HttpAttempts:
     async def _reason_to_repeat(self, error: AdapterError) -> AttemptReason | None:
         """The reason to repeat the attempt without a wait: another key or a repair. None if there is none."""
         if not self.out_of_time():
-            if _refuses_key(error) and await self._has_new_key():
+            refuses_key = isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
+            if refuses_key and await self._has_new_key():
                 return "key"
             if self._key.name is not None and self._has_other_key(self._key.name, error):
                 return "key"
@@ -359,7 +358,9 @@ class HttpAttempts:
         return self._count_used() if self.sent else NOTHING_USED
 
     def _count_used(self) -> TokenUsage | None:
-        return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
+        if self._estimate_input is None:
+            return None
+        return TokenUsage(self._estimate_input(), source=UsageSource.ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
         self.cancelled = True
@@ -370,21 +371,12 @@ class HttpAttempts:
             await self.on_cancel()
 
 
-def _refuses_key(error: AdapterError) -> bool:
-    """Whether a provider rejected the key itself, not just its permissions."""
-    return isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
-
-
 def value_or(value: float | None, default: float) -> float:
     """Return the request's value, or the configuration's value if the request has none."""
     return default if value is None else value
 
 
 # --- A request with a whole reply ---
-
-
-_TOO_BUSY = 503
-"""The only 5xx status that certainly means that the request was not accepted."""
 
 
 class SingleReply(NamedTuple):
@@ -417,7 +409,14 @@ async def fetch(
         return _read(client, body, headers, read), SingleReply(body, headers)
     except AdapterError as error:
         if call.once and not was_not_processed(error):
-            raise _unknown_outcome(client.name, error) from error
+            raise OutcomeUnknownError(
+                f"{client.name}: the request was sent and may have been run and billed: {error}",
+                provider_status=error.provider_status,
+                provider_code=error.provider_code,
+                provider_message=error.provider_message,
+                retry_after_seconds=error.retry_after_seconds,
+                provider_request_id=error.provider_request_id,
+            ) from error
         raise
 
 
@@ -445,16 +444,6 @@ def was_not_processed(error: AdapterError) -> bool:
     if isinstance(error, NetworkError) and error.before_sending:
         return True
     if isinstance(error, NetworkError | ServerError) or type(error) is AdapterError:
-        return status is not None and (300 <= status < 500 or status == _TOO_BUSY)
+        # 503 is the only 5xx status that certainly means that the request was not accepted
+        return status is not None and (300 <= status < 500 or status == 503)
     return True
-
-
-def _unknown_outcome(provider: str, error: AdapterError) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"{provider}: the request was sent and may have been run and billed: {error}",
-        provider_status=error.provider_status,
-        provider_code=error.provider_code,
-        provider_message=error.provider_message,
-        retry_after_seconds=error.retry_after_seconds,
-        provider_request_id=error.provider_request_id,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import anyio
@@ -16,16 +16,16 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
-from ..replies.decoders import looks_like_events, repair_body, without_done_mark
-from ..replies.normaliser import reads_server_sent_events
-from ..requests import emulation
+from ..replies.streamed import reads_server_sent_events
+from ..replies.whole import continued, looks_like_events, text_alone, without_done_mark
+from ..requests.content import repair_body
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.history_target import WireCall
 from ..transport.transport import HttpReply, close_reply, exchange, masked, masked_headers, read_error_body
 from .attempts import HttpAttempts, value_or
 from .errors import error_without_status, find_error
-from .fidelity import EventRelay
-from .repair import Repair, edited
+from .fidelity import EventRelay, RawKept
+from .repair import Repair, with_repairs
 from .wire import ChatWire, HttpClient
 
 
@@ -67,11 +67,13 @@ class HttpCall(HttpAttempts):
             estimate_usage=partial(_estimated_usage, self.wire, self.request),
             request=self.request,
         )
+        if self.request.include_raw:
+            assembler.raw = RawKept()
         if self.request.wire is not None:
             sent = self.wire.client_request(self.request)
             if sent is not None and sent.on_event is not None:
                 hides = self.wire.hides(sent, stream=self.streamed)
-                assembler.relay = EventRelay(sent.on_event, partial(_secrets, self.client), hides)
+                assembler.relay = EventRelay(sent.on_event, self.client.keys, hides)
         return assembler
 
     def prepare_attempt(self) -> None:
@@ -80,8 +82,6 @@ class HttpCall(HttpAttempts):
         if self.broken is None:
             self.assembler = self.new_assembler()
         else:
-            from ..replies.whole import continued
-
             self.assembler = continued(self.broken, echoes=self.wire.echoes_beginning)
             if self._next_reason == "retry":
                 self._next_reason = "continued"
@@ -147,9 +147,9 @@ class HttpCall(HttpAttempts):
                 lambda: wire.learn_model(model, self.client.look_up), what="the server's facts about the model"
             )
         try:
-            written = emulation.write_request(wire, self._informed(), stream=self.streamed)
+            written = wire.write(self._informed(), stream=self.streamed)
             if self.repairs:
-                written = repaired(written, self.repairs)
+                written = with_repairs(written, self.repairs)
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
         self.written = written
@@ -165,13 +165,11 @@ class HttpCall(HttpAttempts):
 
     def continue_reply(self) -> bool:
         """Let the next attempt continue the reply that broke off. Return False if this is impossible."""
-        from ..replies.whole import text_alone
-
         if self.broken is None:
             self._whole_request = self.request
         rest = None
         if not self.out_of_time():
-            rest = continued(self.wire, self._whole_request, text_alone(self.assembler))
+            rest = _request_for_rest(self.wire, self._whole_request, text_alone(self.assembler))
         if rest is None:
             return False
         self.request, self.written, self.broken = rest, None, self.assembler
@@ -188,10 +186,8 @@ class HttpCall(HttpAttempts):
         if found is None:
             return False
         repaired = found.request
-        if (
-            repaired is not self.request and repaired.wire is not None
-        ):  # the repair did not change the client's own body
-            repaired = msgspec.structs.replace(repaired, wire=None)
+        if repaired is not self.request and repaired.wire is not None:
+            repaired = msgspec.structs.replace(repaired, wire=None)  # the client's own body is not repaired
         self.request = repaired
         self.repairs += (found,)
         self.written = None
@@ -294,20 +290,6 @@ class HttpCall(HttpAttempts):
             await self.on_drain(self._scope is not None)
 
 
-def repaired(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
-    """Apply the edits and warnings of repairs to a written request."""
-    edits = [edit for repair in repairs for edit in repair.edits]
-    return msgspec.structs.replace(
-        written,
-        body=edited(written.body, edits) if edits else written.body,
-        warnings=written.warnings + tuple(repair.warning for repair in repairs),
-    )
-
-
-def _secrets(client: HttpClient) -> Sequence[str]:
-    return client.secrets
-
-
 def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> TokenUsage:
     """Estimate the usage of a reply without reported usage."""
     return TokenUsage(
@@ -319,7 +301,7 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
     )
 
 
-def continued(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
+def _request_for_rest(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
     """A request for the rest of a broken reply; None if the reply can't be continued."""
     if received is None or not request.continue_broken or request.output_schema is not None:
         return None

@@ -32,8 +32,7 @@ from callboard.bus.errors import (
 )
 from callboard.bus.values.base import Json, JsonObject
 
-from ..replies.decoders import repair_body
-from ..requests.content import as_text
+from ..requests.content import as_text, repair_body
 from ..servers import data
 from ..transport.addresses import host_of, place
 from .retry import duration_seconds, reset_seconds, retry_after_seconds

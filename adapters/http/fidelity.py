@@ -1,4 +1,4 @@
-"""A client's own request, sent as the client wrote it, and the provider's own reply to it.
+"""A client's own request and a provider's own reply, unchanged.
 
 If a gateway's client and the provider share a protocol, nothing is lost: the body is sent unchanged, and the
 events of the reply are passed on unchanged. The canonical request and reply also exist, for the trace and the
@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from callboard.bus.values.base import JsonObject
+import msgspec
+
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import RawReply
 
 from ..contract import WireRequest
-from ..replies.decoders import BodyDecoder, SseEvent
-from ..transport.transport import MASK
+from ..keys import Keyring
+from ..transport.transport import MASK, masked
 
 _NOT_PASSED_ON = frozenset({
     # keys and accounts: the adapter sends its own
@@ -66,7 +69,7 @@ class EventRelay:
 
     Args:
         receiver: A function that gets each event.
-        secrets: A function that returns the secret parts of the keys, which are masked.
+        keys: The adapter's keys, which are masked.
         hides: A function that returns True for an event that only the adapter requested; None if it requested
             none.
     """
@@ -74,20 +77,20 @@ class EventRelay:
     def __init__(
         self,
         receiver: Callable[[str, bytes], object],
-        secrets: Callable[[], Sequence[str]],
+        keys: Keyring,
         hides: Callable[[bytes], bool] | None,
     ) -> None:
         self._receiver: Callable[[str, bytes], object] | None = receiver
-        self._secrets = secrets
+        self._keys = keys
         self._masks: list[bytes] = []
         self._hides = hides
-        self._undelivered: list[SseEvent] | None = []
+        self._undelivered: list[tuple[bytes, bytes]] | None = []
 
     def deliver(self) -> None:
         """Pass on the held events, and every later event immediately. Idempotent."""
         events, self._undelivered = self._undelivered, None
         if events is not None:
-            self._masks = [secret.encode() for secret in self._secrets()]
+            self._masks = [secret.encode() for secret in self._keys.secrets]
             for name, data in events:
                 self._pass_on(name, data)
 
@@ -99,15 +102,11 @@ class EventRelay:
         """Hold or pass on the body of a whole reply."""
         self._take((b"", body))
 
-    def forwarding(self, decoder: BodyDecoder, repeats: Callable[[bytes], bool]) -> BodyDecoder:
-        """Return a decoder that forwards its events, except events that an earlier connection delivered."""
-        return _ForwardingDecoder(decoder, self, repeats)
-
-    def event(self, event: SseEvent) -> None:
+    def event(self, event: tuple[bytes, bytes]) -> None:
         if self._hides is None or not self._hides(event[1]):
             self._take(event)
 
-    def _take(self, event: SseEvent) -> None:
+    def _take(self, event: tuple[bytes, bytes]) -> None:
         if self._undelivered is not None:
             self._undelivered.append(event)
         else:
@@ -122,20 +121,49 @@ class EventRelay:
         self._receiver(name.decode("utf-8", "replace"), data)
 
 
-class _ForwardingDecoder:
-    def __init__(self, decoder: BodyDecoder, relay: EventRelay, repeats: Callable[[bytes], bool]) -> None:
-        self._decoder = decoder
-        self._relay = relay
-        self._repeats = repeats
+# --- The raw reply ---
 
-    def feed(self, chunk: bytes) -> list[SseEvent]:
-        return self._passed_on(self._decoder.feed(chunk))
+MAX_RAW_BYTES = 16 * 1024 * 1024
+"""The largest number of bytes that are kept of one reply."""
 
-    def close(self) -> list[SseEvent]:
-        return self._passed_on(self._decoder.close())
 
-    def _passed_on(self, events: list[SseEvent]) -> list[SseEvent]:
-        for event in events:
-            if not self._repeats(event[1]):
-                self._relay.event(event)
-        return events
+class RawKept:
+    """Collects the provider's data of one reply, from all its connections."""
+
+    def __init__(self) -> None:
+        self._body: bytes | None = None
+        self._events: list[bytes] = []
+        self._size = 0
+        self._left_out = 0
+
+    def body(self, body: bytes) -> None:
+        if self._has_room(body):
+            self._body = body
+
+    def event(self, data: bytes) -> None:
+        if self._has_room(data):
+            self._events.append(data)
+
+    def reply(self, hidden: Sequence[str]) -> RawReply:
+        return RawReply(
+            body=None if self._body is None else _decoded(self._body, hidden),
+            events=tuple(_decoded(data, hidden) for data in self._events),
+            left_out=self._left_out,
+        )
+
+    def _has_room(self, data: bytes) -> bool:
+        # once an event was left out, later ones are too, so the recorded part has no gaps
+        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:
+            self._left_out += 1
+            return False
+        self._size += len(data)
+        return True
+
+
+def _decoded(data: bytes, hidden: Sequence[str]) -> Json:
+    text = masked(data.decode("utf-8", "replace"), hidden)
+    try:
+        value: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value

@@ -14,7 +14,8 @@ request contains it and it does not change the meaning of the request.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -32,7 +33,7 @@ from callboard.bus.values.messages import CallWarning
 
 from ..contract import CanonicalRequest
 from ..requests.content import bared_blocks, tools_as_text, without_reasoning
-from ..requests.settings import stated_limit
+from ..requests.history_target import WireCall
 from .errors import read_error_value, unwrapped
 
 # --- Edits of a body ---
@@ -75,17 +76,6 @@ def protocol_objects(value: Json) -> Iterator[JsonObject]:
     elif isinstance(value, list):
         for inner in value:
             yield from protocol_objects(inner)
-
-
-def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
-    value: JsonObject = msgspec.json.decode(body)
-    for edit in edits:
-        if edit.anywhere:
-            for inner in protocol_objects(value):
-                inner.pop(edit.path[-1], None)
-        else:
-            _apply(value, edit)
-    return msgspec.json.encode(value)
 
 
 def _apply(body: JsonObject, edit: Edit) -> None:
@@ -175,6 +165,22 @@ class Repair(msgspec.Struct, frozen=True):
     warning: CallWarning
 
 
+def with_repairs(written: WireCall, repairs: Sequence[Repair]) -> WireCall:
+    """Apply the edits and warnings of repairs to a written request."""
+    edits = [edit for repair in repairs for edit in repair.edits]
+    warnings = written.warnings + tuple(repair.warning for repair in repairs)
+    if not edits:
+        return msgspec.structs.replace(written, warnings=warnings)
+    body: JsonObject = msgspec.json.decode(written.body)
+    for edit in edits:
+        if edit.anywhere:
+            for inner in protocol_objects(body):
+                inner.pop(edit.path[-1], None)
+        else:
+            _apply(body, edit)
+    return msgspec.structs.replace(written, body=msgspec.json.encode(body), warnings=warnings)
+
+
 def find_repair(
     request: CanonicalRequest,
     body: bytes,
@@ -195,7 +201,8 @@ def find_repair(
             return found
     if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
         return None  # the error is not about the form of the request
-    if "signature" not in done and _rejects_reasoning(error, messages, rules):
+    of_reasoning = error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
+    if of_reasoning and "signature" not in done:
         found = _without_reasoning(request, provider)
         if found is not None:
             return found
@@ -243,10 +250,6 @@ def _warning(provider: str, what: str) -> CallWarning:
 # --- Reasoning ---
 
 
-def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
-    return error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
-
-
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
     """The request without the provider's own reasoning; None if it has none.
 
@@ -263,6 +266,55 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
     return Repair("signature", repaired, (), warning)
 
 
+# --- The limit of a reply ---
+
+LEAST_OUTPUT = 256
+"""The smallest limit to retry with, in tokens. If the stated limit is lower, the prompt is treated as too long."""
+
+_NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
+
+_STATED = (
+    # OpenAI, by Chat and by Responses
+    rf"{_NAME} is too large: \d+\. This model supports at most (?P<limit>\d+) completion tokens.{{0,200}}",
+    rf"Invalid {_NAME}: integer above maximum value\. Expected a value <= (?P<limit>\d+).{{0,200}}",
+    # Anthropic
+    r"max_tokens: \d+ > (?P<limit>\d+), which is the maximum allowed number of output tokens for .{1,200}",
+    r"input length and `max_tokens` exceed context limit: (?P<used>\d+) \+ \d+ > (?P<window>\d+)\b.{0,300}",
+    # Gemini
+    r"Unable to submit request because it has a maxOutputTokens value of \d+ but the supported range is from "
+    r"1 \(inclusive\) to (?P<beyond>\d+) \(exclusive\).{0,300}",
+    # Groq, DeepSeek, Qwen, Volcengine, Bedrock
+    rf"{_NAME} must be less than or equal to `?(?P<limit>\d+)`?.{{0,300}}",
+    rf"Invalid {_NAME} value, the valid range of {_NAME} is \[1, (?P<limit>\d+)\].{{0,200}}",
+    rf"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of {_NAME} should be "
+    r"\[1, (?P<limit>\d+)\].{0,200}",
+    rf"The parameter {_NAME} specified in the request (?:is|are) not valid: integer above maximum value, "
+    r"expected a value <= (?P<limit>\d+).{0,300}",
+    r"The maximum tokens you requested exceeds the model limit of (?P<limit>\d+)\..{0,300}",
+    # vLLM, and OpenAI's older models
+    r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
+    r"(?P<window>\d+) tokens and your request has (?P<used>\d+) input tokens\b.{0,200}",
+    r"This model's maximum context length is (?P<window>\d+) tokens\. However, you requested \d+ tokens "
+    r"\((?P<used>\d+) in the messages, \d+ in the completion\)\..{0,200}",
+    r"(?:VLLMValidationError: )?This model's maximum context length is (?P<window>\d+) tokens\. However, you "
+    r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
+    r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
+    r"length is only (?P<window>\d+) tokens\b.{0,400}",
+    # OpenRouter; it counts the kinds of input separately and only approximately
+    r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
+    r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
+    # TGI
+    r"(?:Input validation error: )?`inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. "
+    r"Given: (?P<used>\d+) `inputs` tokens and \d+ `max_new_tokens`.{0,100}",
+)
+
+
+@cache
+def _stated() -> tuple[re.Pattern[str], ...]:
+    """The patterns, compiled when the first request was too long, because that takes 3 ms."""
+    return tuple(re.compile(pattern, re.DOTALL) for pattern in _STATED)
+
+
 def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
     limit = stated_limit(messages, request.max_output_tokens)
     if limit is None:
@@ -272,6 +324,28 @@ def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider
     )
     repaired = msgspec.structs.replace(request, max_output_tokens=limit)
     return Repair("output_limit", repaired, (), _warning(provider, message))
+
+
+def stated_limit(messages: Iterable[str], requested: int) -> int | None:
+    """The limit of a reply's tokens in an error message. None if there is none or it is not below `requested`."""
+    for message in messages:
+        for pattern in _stated():
+            match = pattern.fullmatch(message.strip())
+            if match is not None:
+                limit = _limit(match)
+                return limit if LEAST_OUTPUT <= limit < requested else None
+    return None
+
+
+def _limit(match: re.Match[str]) -> int:
+    groups = match.groupdict()
+    if groups.get("limit"):
+        return int(groups["limit"])
+    if groups.get("beyond"):
+        return int(groups["beyond"]) - 1
+    if groups.get("parts"):
+        return int(groups["window"]) - sum(map(int, re.findall(r"\d+", groups["parts"])))
+    return int(groups["window"]) - int(groups["used"])
 
 
 # --- Parameters ---
@@ -312,10 +386,12 @@ def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> 
     if refusal.value is not UNSET:
         return Edit(keys, refusal.value)
     if refusal.entry is not UNSET:
-        return Edit(keys, entry=refusal.entry) if _holds_entry(body.get(keys[0]), refusal.entry) else None
-    if keys[-1] in rules.anywhere and _holds(body, keys[-1]):
+        entries = body.get(keys[0])
+        return Edit(keys, entry=refusal.entry) if isinstance(entries, list) and refusal.entry in entries else None
+    if keys[-1] in rules.anywhere and any(keys[-1] in inner for inner in protocol_objects(body)):
         return Edit(keys[-1:], anywhere=True)
-    path = _path(body, keys) or _path(body, tuple(_snake(key) for key in keys))
+    snake_keys = tuple(re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower() for key in keys)
+    path = _path(body, keys) or _path(body, snake_keys)
     if path and path[0] in rules.whole:
         path = path[:1]
     elif not refusal.named and path != keys:
@@ -325,10 +401,6 @@ def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> 
     if (rename := rules.renames.get(path[0])) is not None and rename not in body:
         return Edit(path, rename=rename)
     return None if _is_essential(body, path, rules.essential) else Edit(path)
-
-
-def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
-    return isinstance(value, list) and entry in value
 
 
 def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -343,10 +415,6 @@ def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _snake(key: str) -> str:
-    return re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower()
-
-
 def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[str]) -> bool:
     for essential_key in essential:
         keys = tuple(essential_key.split("."))
@@ -354,10 +422,6 @@ def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[
         if keys[:shorter] == path[:shorter] and _path(body, keys) == keys:
             return True
     return False
-
-
-def _holds(value: Json, key: str) -> bool:
-    return any(key in inner for inner in protocol_objects(value))
 
 
 # --- Tool calls and results ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
@@ -199,37 +199,28 @@ def _limit(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-_EPOCH_SECONDS = 1e9
-_EPOCH_MILLISECONDS = 1e12
-
-
 def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
     """The seconds until all exhausted limits reset; None if unknown."""
-    waits = [seconds_until(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
-    return max((wait for wait in waits if wait), default=None)
-
-
-def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
+    waits = []
     for name, value in headers.items():
         if "ratelimit" in name and "reset" in name:
             remaining = headers.get(name.replace("reset", "remaining"))
             if remaining is None or number_of(remaining) == 0:
-                yield value
+                waits.append(seconds_until(value, now_us))
+    return max((wait for wait in waits if wait), default=None)
 
 
 def seconds_until(text: str, now_us: int) -> float | None:
     """Parse a header with the time of a reset, and return the seconds until then; None for an invalid header."""
     now = now_us / 1e6
     value = number_of(text)
-    if value is None:
-        found = duration_seconds(text)
-        return _until(text, now) if found is None else found
-    if value >= _EPOCH_MILLISECONDS:
-        return max(0.0, value / 1000 - now)
-    return max(0.0, value - now) if value >= _EPOCH_SECONDS else value
-
-
-def _until(text: str, now: float) -> float | None:
+    if value is not None:
+        if value >= 1e12:  # milliseconds since the epoch
+            return max(0.0, value / 1000 - now)
+        return max(0.0, value - now) if value >= 1e9 else value  # seconds since the epoch, or until the reset
+    seconds = duration_seconds(text)
+    if seconds is not None:
+        return seconds
     try:
         when = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -277,8 +268,6 @@ def is_passing(error: AdapterError) -> bool:
 
 
 class Job(Protocol):
-    """The state of a job of any kind."""
-
     @property
     def done(self) -> bool:
         """Whether the job has ended, well or not."""

@@ -34,15 +34,12 @@ from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..contract import CanonicalRequest
 from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
-from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock
-from .decoders import parse_arguments
+from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock, parse_arguments
 from .usage import usage_until_now
 
 if TYPE_CHECKING:
     from ..http.errors import ErrorType
-    from ..http.fidelity import EventRelay
-    from .block import RawKept
-
+    from ..http.fidelity import EventRelay, RawKept
 
 FAILED_ENDS: Mapping[str, ErrorType] = {
     "error": ServerError,
@@ -72,8 +69,8 @@ Key: TypeAlias = Hashable
 class Assembler:
     """Collects one reply. Feed it, then `take()` the events that are ready.
 
-    Set `usage` as soon as the provider reports it. `raw` collects the provider's raw reply, if requested.
-    `clean_input` converts a tool call's arguments back, if the provider got a changed schema of the tool.
+    Set `usage` as soon as the provider reports it. `clean_input` converts a tool call's arguments back, if the
+    provider got a changed schema of the tool.
 
     Args:
         message_id: The id of the reply, in its events.
@@ -87,6 +84,8 @@ class Assembler:
 
     relay: EventRelay | None = None
     """Passes the provider's events on to a client that uses the same protocol."""
+    raw: RawKept | None = None
+    """Collects the provider's raw reply, if requested."""
 
     def __init__(
         self,
@@ -105,11 +104,6 @@ class Assembler:
         self.fragments: Meaning = "either"  # the meaning of the server's fragments of arguments
         self.model = requested_model
         self.response_id: str | None = None
-        self.raw: RawKept | None = None
-        if request is not None and request.include_raw:
-            from .block import RawKept
-
-            self.raw = RawKept()
         self._usage: TokenUsage | None = None
         self._count_usage: Callable[[], TokenUsage | None] | None = None
         self.stop_reason: StopReason | None = None

@@ -1,9 +1,11 @@
-"""One block of a reply: fragments, events and content; and the raw reply."""
+"""One block of a reply: fragments, events and content; and the JSON of a call's arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+import json
+import re
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,10 +20,98 @@ from callboard.bus.streams.events import (
 )
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from callboard.bus.values.messages import RawReply
 
-from ..transport.transport import masked
-from .decoders import BodyDecoder, SseEvent, is_whole, may_become_json, parse_arguments
+from ..requests.content import repair_json
+
+# --- Arguments as JSON text ---
+
+
+def parse_object(text: str) -> JsonObject | None:
+    """Parse a JSON object; None for anything else. Raw control characters are accepted."""
+    if not text.lstrip().startswith("{"):
+        return None
+    value = _parse(text)
+    return value if isinstance(value, dict) else None
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, read from their text."""
+
+    value: JsonObject | None
+    unwrapped: bool = False
+    """Whether the text was a JSON string that contains the object."""
+
+
+def parse_arguments(text: str) -> Arguments:
+    """Parse the arguments of a call. A JSON string that contains an object is unwrapped once."""
+    if text.lstrip().startswith('"'):
+        inner = _parse(text)
+        value = parse_object(inner) if isinstance(inner, str) else None
+        return Arguments(value, value is not None)
+    return Arguments(parse_object(text))
+
+
+def is_whole(text: str) -> bool:
+    return text.strip() == "null" or _parse(text) is not None
+
+
+def may_become_json(text: str) -> bool:
+    """Whether a text is a JSON value, or the start of a JSON value."""
+    expected, closers = "value", ""
+    at, token_at = 0, re.compile(_TOKEN, re.DOTALL).match
+    while at < len(text):
+        found = token_at(text, at)
+        if found is None:
+            return _may_become_token(text[at:], expected)
+        at = found.end()
+        token = text[found.start()]
+        if token in " \t\r\n":
+            continue
+        if token in "{[" and expected in _VALUES:
+            closers += "}" if token == "{" else "]"
+            expected = "key or end" if token == "{" else "value or end"
+        elif token in "}]" and closers.endswith(token) and expected in ("key or end", "value or end", "comma"):
+            closers = closers[:-1]
+            expected = "comma" if closers else "nothing"
+        elif token == "," and expected == "comma":
+            expected = "key" if closers[-1] == "}" else "value"
+        elif token == ":" and expected == "colon":
+            expected = "value"
+        elif token == '"' and expected in ("key", "key or end"):
+            expected = "colon"
+        elif token not in "{}[],:" and expected in _VALUES:
+            expected = "comma" if closers else "nothing"
+        else:
+            return False
+    return True
+
+
+_VALUES = ("value", "value or end")
+# The patterns of broken JSON are strings. Compiling them during the import would slow it, and few processes use
+# them.
+_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
+_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
+_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
+
+
+def _may_become_token(rest: str, expected: str) -> bool:
+    if re.match(_CUT_STRING, rest, re.DOTALL):
+        return expected in (*_VALUES, "key", "key or end")
+    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or re.match(_CUT_NUMBER, rest)
+    return bool(cut) and expected in _VALUES
+
+
+def _parse(text: str) -> Json:
+    try:
+        value: Json = json.loads(repair_json(text.encode()), strict=False, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
 
 # --- Growing arguments ---
 
@@ -236,80 +326,3 @@ class ReplyBlock(msgspec.Struct):
             incomplete=cut_off or parsed is None,
             provider_raw=raw,
         )
-
-
-# --- The raw reply ---
-
-MAX_RAW_BYTES = 16 * 1024 * 1024
-"""The largest number of bytes that are kept of one reply."""
-
-
-class RawKept:
-    """Collects the raw data of one reply, from all its connections."""
-
-    def __init__(self) -> None:
-        self._body: bytes | None = None
-        self._events: list[bytes] = []
-        self._size = 0
-        self._left_out = 0
-
-    def body(self, body: bytes) -> None:
-        if self._has_room(body):
-            self._body = body
-
-    def event(self, data: bytes) -> None:
-        if self._has_room(data):
-            self._events.append(data)
-
-    def again(self, data: bytes) -> None:
-        """Drop a recent event, because another connection repeats it."""
-        for index in reversed(range(len(self._events))):
-            if self._events[index] is data:
-                del self._events[index]
-                self._size -= len(data)
-                return
-
-    def recording(self, decoder: BodyDecoder) -> BodyDecoder:
-        return _RecordingDecoder(decoder, self)
-
-    def reply(self, hidden: Sequence[str]) -> RawReply:
-        return RawReply(
-            body=None if self._body is None else _decoded(self._body, hidden),
-            events=tuple(_decoded(data, hidden) for data in self._events),
-            left_out=self._left_out,
-        )
-
-    def _has_room(self, data: bytes) -> bool:
-        # once an event was left out, later ones are too, so the recorded part has no gaps
-        if self._left_out or self._size + len(data) > MAX_RAW_BYTES:
-            self._left_out += 1
-            return False
-        self._size += len(data)
-        return True
-
-
-class _RecordingDecoder:
-    def __init__(self, decoder: BodyDecoder, raw_events: RawKept) -> None:
-        self._decoder = decoder
-        self._raw_events = raw_events
-
-    def feed(self, chunk: bytes) -> list[SseEvent]:
-        return self._noted(self._decoder.feed(chunk))
-
-    def close(self) -> list[SseEvent]:
-        return self._noted(self._decoder.close())
-
-    def _noted(self, events: list[SseEvent]) -> list[SseEvent]:
-        for _, data in events:
-            if data != b"[DONE]":  # `[DONE]` is not recorded, because even a complete reply may lack it
-                self._raw_events.event(data)
-        return events
-
-
-def _decoded(data: bytes, hidden: Sequence[str]) -> Json:
-    text = masked(data.decode("utf-8", "replace"), hidden)
-    try:
-        value: Json = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value

@@ -11,7 +11,8 @@ import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from operator import is_
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
@@ -49,6 +50,32 @@ def repair_json(text: bytes) -> bytes:
         return text
     repaired = re.sub(_ESCAPE, lambda found: b"\\ufffd" if found[1] else found[0], text, flags=re.DOTALL)
     return text if repaired == text else repaired
+
+
+_NO_NUMBER = rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)'
+"""A string, which is not changed, or a number that JSON doesn't have."""
+
+
+class RepairedBody(NamedTuple):
+    """A body after repairs. It may still be invalid JSON."""
+
+    text: bytes
+    replaced: tuple[str, ...]
+    """The kinds of text that were replaced, in words."""
+
+
+def repair_body(text: bytes) -> RepairedBody | None:
+    """Replace all text that is invalid in JSON. Return None if there is none."""
+    utf8 = text.decode("utf-8", "replace").encode()
+    numbers = re.sub(_NO_NUMBER, lambda found: b"null" if found[1] else found[0], utf8, flags=re.DOTALL)
+    whole = repair_json(numbers)
+    steps = (
+        ("invalid UTF-8", text, utf8),
+        ("NaN or Infinity", utf8, numbers),
+        ("half a surrogate pair", numbers, whole),
+    )
+    replaced = tuple(what for what, before, after in steps if before != after)
+    return RepairedBody(whole, replaced) if replaced else None
 
 
 def repair_text(text: str) -> str:
@@ -123,6 +150,8 @@ def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         begin -= 1
     return messages[begin:]
 
+
+# --- Media ---
 
 WEB = ("https", "http")
 """The schemes of addresses that most providers can fetch."""
@@ -311,6 +340,8 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+# --- Reasoning ---
+
 _SIGNATURES = ("signatures", "thoughtSignature")
 _EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 """Extra data that Google's Chat Completions endpoint accepts in place of a call's signature."""
@@ -323,7 +354,7 @@ def without_reasoning(message: Message, provider: str) -> Message:
     Reasoning of an unknown provider is also removed.
     """
     content = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
-    if len(content) == len(message.content) and all(map(_same, content, message.content)):
+    if len(content) == len(message.content) and all(map(is_, content, message.content)):
         return message
     return msgspec.structs.replace(message, content=tuple(content))
 
@@ -332,10 +363,6 @@ def bared_blocks(before: Message, after: Message) -> int:
     """The number of blocks that `without_reasoning` changed or removed."""
     block_ids = {id(block) for block in after.content}
     return sum(id(block) not in block_ids for block in before.content)
-
-
-def _same(one: ContentBlock, other: ContentBlock) -> bool:
-    return one is other
 
 
 _ANTHROPICS = "anthropic-claude-v1"

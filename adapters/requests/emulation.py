@@ -10,7 +10,6 @@ answer as text. The calls of the history are also written as text, because such 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -23,11 +22,10 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolChoice
 from callboard.bus.values.usage import StopReason
 
 from ..contract import CanonicalRequest, CanonicalResponse
-from ..http.wire import ChatWire
-from ..replies.decoders import parse_object
+from ..replies.block import parse_object
 from .content import as_text
 from .history_target import Loss, WireCall, block_type
-from .settings import check_demands, check_tool_choice
+from .settings import check_tool_choice
 
 WARNING = CallWarning(
     WarningCode.TOOLS_EMULATED, "this model does not support tools. Its calls are emulated with constrained output"
@@ -58,11 +56,17 @@ def emulate(request: CanonicalRequest) -> Emulation | None:
     free = request.tool_choice is None or request.tool_choice.mode == "auto"
     after_result = bool(request.messages) and request.messages[-1].role is Role.TOOL
     if not tools or (free and after_result):
-        in_words = after_result and request.output_schema is None
-        return Emulation(_asked_to_answer(plain) if in_words else plain, constrained=False)
-    schema = call_schema(tools, answer=_answer_schema(request) if free else None)
+        if after_result and request.output_schema is None:
+            last = plain.messages[-1]
+            last = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
+            plain = msgspec.structs.replace(plain, messages=(*plain.messages[:-1], last))
+        return Emulation(plain, constrained=False)
+    answer: JsonObject = request.output_schema if request.output_schema is not None else {"type": "string"}
+    schema = call_schema(tools, answer=answer if free else None)
     system = describe(tools, free=free)
-    return Emulation(_with_system(msgspec.structs.replace(plain, output_schema=schema), system), constrained=True)
+    if plain.system_prompt:
+        system = f"{plain.system_prompt}\n\n{system}"
+    return Emulation(msgspec.structs.replace(plain, output_schema=schema, system_prompt=system), constrained=True)
 
 
 def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
@@ -74,16 +78,6 @@ def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
             return tuple(tool for tool in request.tools if tool.name == name)
         case _:
             return request.tools
-
-
-def _answer_schema(request: CanonicalRequest) -> JsonObject:
-    return request.output_schema if request.output_schema is not None else {"type": "string"}
-
-
-def _asked_to_answer(request: CanonicalRequest) -> CanonicalRequest:
-    last = request.messages[-1]
-    message = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
-    return msgspec.structs.replace(request, messages=(*request.messages[:-1], message))
 
 
 ANSWER_NOW = "Now answer the question in plain words."
@@ -105,22 +99,19 @@ def call_schema(tools: tuple[ToolDefinition, ...], *, answer: JsonObject | None 
     definitions: JsonObject = {}
     choices: list[Json] = []
     for tool in tools:
-        arguments = _closed(_hoist(tool.input_schema, f"{tool.name}.", definitions))
+        schema = _hoist(tool.input_schema, f"{tool.name}.", definitions)
+        # closed, because small models would invent additional arguments
+        arguments: JsonObject = {"properties": {}, "additionalProperties": False, **schema}
         choices.append(_object({"tool": {"type": "string", "enum": [tool.name]}, "arguments": arguments}))
     if answer is not None:
         choices.append(_object({"answer": _hoist(answer, "answer.", definitions)}))
-    schema: JsonObject = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {"anyOf": choices}
-    return {**schema, "$defs": definitions} if definitions else schema
+    joined: JsonObject = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {"anyOf": choices}
+    return {**joined, "$defs": definitions} if definitions else joined
 
 
 def _object(properties: JsonObject) -> JsonObject:
     required: list[Json] = list(properties)
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _closed(schema: JsonObject) -> JsonObject:
-    """Forbid additional arguments in a schema, because small models would invent some."""
-    return {"properties": {}, "additionalProperties": False, **schema}
 
 
 def _hoist(schema: JsonObject, prefix: str, definitions: JsonObject) -> JsonObject:
@@ -141,27 +132,10 @@ def _refer(value: Json, prefix: str) -> Json:
         return [_refer(item, prefix) for item in value]
     if not isinstance(value, dict):
         return value
-    moved: JsonObject = {}
-    for key, inner in value.items():
-        if key == "$ref" and isinstance(inner, str):
-            moved[key] = _moved_reference(inner, prefix)
-        else:
-            moved[key] = _refer(inner, prefix)
+    moved: JsonObject = {key: _refer(inner, prefix) for key, inner in value.items()}
+    if isinstance(reference := value.get("$ref"), str):
+        moved["$ref"] = re.sub(r"\A#/(\$defs|definitions)/", lambda _: f"#/$defs/{prefix}", reference)
     return moved
-
-
-def _moved_reference(reference: str, prefix: str) -> str:
-    for root in ("#/$defs/", "#/definitions/"):
-        if reference.startswith(root):
-            return f"#/$defs/{prefix}{reference.removeprefix(root)}"
-    return reference
-
-
-def _with_system(request: CanonicalRequest, text: str) -> CanonicalRequest:
-    if not text:
-        return request
-    system = f"{request.system_prompt}\n\n{text}" if request.system_prompt else text
-    return msgspec.structs.replace(request, system_prompt=system)
 
 
 def _render(message: Message, names: dict[str, str]) -> Message:
@@ -244,34 +218,13 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
     return msgspec.structs.replace(response, content=(*other_blocks, call), stop_reason=stop)
 
 
-def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request. A client's own request is sent as it is. Otherwise tools are emulated if the wire needs
-    that.
-
-    Raises the wire's errors.
-    """
-    sent = wire.client_request(request) if request.wire is not None else None
-    if sent is not None:
-        return wire.write_as_sent(sent, request.wire_model, stream=stream)
-    emulated = emulate(request) if wire.emulates_tools else None
-    if emulated is None:
-        return wire.write_request(request, stream=stream)
-    check_demands(request, request.capabilities, wire.name)  # check now, because the emulated request has no tools
-    call = wire.write_request(emulated.request, stream=stream)
-    losses = (*_losses(request, wire.name), *call.losses)
-    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
-
-
-def _losses(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """Yield a loss for each call and result in the history, because both are sent as text."""
+def with_losses(call: WireCall, request: CanonicalRequest, provider: str) -> WireCall:
+    """The written request with its warning, and a loss for each call and result, because both are sent as text."""
     reason = "tools are emulated, so it is sent as text"
-    for message in request.messages:
-        for block in message.content:
-            if isinstance(block, ToolUseBlock | ToolResultBlock):
-                yield Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
-
-
-def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:
-    """Whether the reply will be an emulated call or answer for `read_response`."""
-    emulated = emulate(request) if wire.emulates_tools else None
-    return emulated is not None and emulated.constrained
+    losses = [
+        Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
+        for message in request.messages
+        for block in message.content
+        if isinstance(block, ToolUseBlock | ToolResultBlock)
+    ]
+    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=(*losses, *call.losses))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -155,78 +153,7 @@ def nearest_effort(requested: str, levels: tuple[str, ...]) -> str:
     return min(levels, key=lambda effort: (abs(EFFORTS.index(effort) - place), EFFORTS.index(effort)))
 
 
-# --- The provider's limit of a reply ---
-
-LEAST_OUTPUT = 256
-"""The smallest limit to retry with, in tokens. If the stated limit is lower, the prompt is treated as too long."""
-
-_NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
-
-_STATED = (
-    # OpenAI, by Chat and by Responses
-    rf"{_NAME} is too large: \d+\. This model supports at most (?P<limit>\d+) completion tokens.{{0,200}}",
-    rf"Invalid {_NAME}: integer above maximum value\. Expected a value <= (?P<limit>\d+).{{0,200}}",
-    # Anthropic
-    r"max_tokens: \d+ > (?P<limit>\d+), which is the maximum allowed number of output tokens for .{1,200}",
-    r"input length and `max_tokens` exceed context limit: (?P<used>\d+) \+ \d+ > (?P<window>\d+)\b.{0,300}",
-    # Gemini
-    r"Unable to submit request because it has a maxOutputTokens value of \d+ but the supported range is from "
-    r"1 \(inclusive\) to (?P<beyond>\d+) \(exclusive\).{0,300}",
-    # Groq, DeepSeek, Qwen, Volcengine, Bedrock
-    rf"{_NAME} must be less than or equal to `?(?P<limit>\d+)`?.{{0,300}}",
-    rf"Invalid {_NAME} value, the valid range of {_NAME} is \[1, (?P<limit>\d+)\].{{0,200}}",
-    rf"(?:<400> )?(?:InternalError\.Algo\.InvalidParameter: )?Range of {_NAME} should be "
-    r"\[1, (?P<limit>\d+)\].{0,200}",
-    rf"The parameter {_NAME} specified in the request (?:is|are) not valid: integer above maximum value, "
-    r"expected a value <= (?P<limit>\d+).{0,300}",
-    r"The maximum tokens you requested exceeds the model limit of (?P<limit>\d+)\..{0,300}",
-    # vLLM, and OpenAI's older models
-    r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
-    r"(?P<window>\d+) tokens and your request has (?P<used>\d+) input tokens\b.{0,200}",
-    r"This model's maximum context length is (?P<window>\d+) tokens\. However, you requested \d+ tokens "
-    r"\((?P<used>\d+) in the messages, \d+ in the completion\)\..{0,200}",
-    r"(?:VLLMValidationError: )?This model's maximum context length is (?P<window>\d+) tokens\. However, you "
-    r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
-    r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
-    r"length is only (?P<window>\d+) tokens\b.{0,400}",
-    # OpenRouter; it counts the kinds of input separately and only approximately
-    r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
-    r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
-    # TGI
-    r"(?:Input validation error: )?`inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. "
-    r"Given: (?P<used>\d+) `inputs` tokens and \d+ `max_new_tokens`.{0,100}",
-)
-
-
-@cache
-def _stated() -> tuple[re.Pattern[str], ...]:
-    """The patterns, compiled when the first request was too long, because that takes 3 ms."""
-    return tuple(re.compile(pattern, re.DOTALL) for pattern in _STATED)
-
-
-def stated_limit(messages: Iterable[str], requested: int) -> int | None:
-    """Find the limit of reply tokens in an error message. None if there is none, or if it is not below the
-    requested number.
-    """
-    for message in messages:
-        for pattern in _stated():
-            match = pattern.fullmatch(message.strip())
-            if match is not None:
-                limit = _limit(match)
-                return limit if LEAST_OUTPUT <= limit < requested else None
-    return None
-
-
-def _limit(match: re.Match[str]) -> int:
-    groups = match.groupdict()
-    if groups.get("limit"):
-        return int(groups["limit"])
-    if groups.get("beyond"):
-        return int(groups["beyond"]) - 1
-    if groups.get("parts"):
-        return int(groups["window"]) - sum(map(int, re.findall(r"\d+", groups["parts"])))
-    return int(groups["window"]) - int(groups["used"])
-
+# --- Free-form tools ---
 
 CUSTOM = "custom"
 """OpenAI's type of a free-form tool."""
@@ -252,7 +179,7 @@ def free_text(block: ToolUseBlock) -> str | None:
     return text if isinstance(text, str) and len(block.input) == 1 else None
 
 
-# Checks of a request against the capabilities of its model.
+# --- Checks against the capabilities of the model ---
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
 FORCING = ("required", "named")
@@ -312,6 +239,8 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
         if accepted is not None and media_type and media_type not in accepted:
             yield f"does not accept {media_type} {kind}, only {', '.join(accepted)}"
 
+
+# --- Fields of the host ---
 
 JOINED = frozenset({"tools", "include"})
 """Lists to which the host's entries are added. All other lists are replaced."""
@@ -380,13 +309,19 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
         place = f"{above}{name}"
         present = body.get(name)
         if place in protected:
-            _keep(body, name, place, value)
+            ours = body.get(name, False if name == "stream" else value)
+            if value != ours:
+                raise InvalidRequestError(
+                    f"provider_options can't set {place!r} to {value!r}: the call uses {ours!r}"
+                )
         elif isinstance(present, dict) and isinstance(value, dict) and not _are_two_kinds(present, value):
             inner = dict(present)
             _merge(inner, value, f"{place}.", protected)
             body[name] = inner
         elif place in JOINED and present:
-            body[name] = _joined(present, value, place)
+            if not isinstance(present, list) or not isinstance(value, list):
+                raise InvalidRequestError(f"provider_options: {place} must be a list, because it is added to ours")
+            body[name] = present + [entry for entry in value if entry not in present]
         elif isinstance(present, dict) and value is not None and not isinstance(value, dict) and above == "":
             raise InvalidRequestError(
                 f"provider_options: {place} must be an object, because it is merged into ours"
@@ -395,17 +330,5 @@ def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collect
             body[name] = value
 
 
-def _keep(body: JsonObject, name: str, place: str, value: Json) -> None:
-    ours = body.get(name, False if name == "stream" else value)
-    if value != ours:
-        raise InvalidRequestError(f"provider_options can't set {place!r} to {value!r}: the call uses {ours!r}")
-
-
 def _are_two_kinds(ours: JsonObject, theirs: JsonObject) -> bool:
     return "type" in ours and "type" in theirs and ours["type"] != theirs["type"]
-
-
-def _joined(ours: Json, theirs: Json, place: str) -> Json:
-    if not isinstance(ours, list) or not isinstance(theirs, list):
-        raise InvalidRequestError(f"provider_options: {place} must be a list, because it is added to ours")
-    return ours + [entry for entry in theirs if entry not in ours]

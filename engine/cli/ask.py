@@ -8,16 +8,15 @@ import argparse
 import os
 
 from callboard.bus import ConfigurationError
-from callboard.bus.values.base import JsonObject
 
 from .. import load_registry
 from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_tools_and_options, last_session
-from .inputs import Pipe, as_json_options, attached, content_of, joined, options_of, schema_of, takes_pipe
-from .options import add_key, add_models_file, repeated, short, tag
+from .inputs import PIPE, Pipe, as_json_options, attachment, content_of, options_of, schema_of
+from .options import add_key, add_model, add_models_file, add_tag, repeated, short
 from .sanitize import note
-from .templates import Template
+from .templates import Template, load, save
 
 TOOL_ROUNDS = 10
 """The maximum number of tool rounds, unless ``-o max_tool_rounds`` sets it."""
@@ -32,19 +31,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "trace stores the conversation, so that -c can continue it."
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="the question")
-    _add_question(parser)
-    _add_reply(parser)
-    _add_session(parser)
-    add_key(parser)
-    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help="add a tag to the call")
-    add_models_file(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_question(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-m", "--model", metavar="NAME", help="the model, by any of its names (default: the configured one)"
-    )
+    add_model(parser, required=False)
     parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
     repeated(
         parser,
@@ -71,18 +58,10 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-t", "--template", metavar="NAME", help="use this template")
     repeated(
-        parser,
-        "-p",
-        "--param",
-        dest="parameters",
-        nargs=2,
-        metavar=PAIR,
-        help="set a parameter of the template",
+        parser, "-p", "--param", dest="parameters", nargs=2, metavar=PAIR, help="set a parameter of the template"
     )
     parser.add_argument("--save", metavar="NAME", help="save this command as a template, without a call")
 
-
-def _add_reply(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument(
         "--schema",
@@ -104,8 +83,6 @@ def _add_reply(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-u", "--usage", action="store_true", help="print tokens, speed and cost to stderr")
 
-
-def _add_session(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "-c", "--continue", dest="goes_on", action="store_true", help="continue the last conversation"
@@ -116,6 +93,10 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"do not store the conversation; ${KEEPS_NOTHING}=1 makes this the default",
     )
+    add_key(parser)
+    add_tag(parser, "add a tag to the call")
+    add_models_file(parser)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -131,13 +112,16 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
     """Make the question from the arguments. They take precedence over a template."""
     template = _template(arguments)
     sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
-    piped = "" if takes_pipe(sources) else pipe.text()
-    text = joined(piped, " ".join(arguments.prompt))
+    piped = "" if any(source == PIPE for source, _ in sources) else pipe.text()  # or it is an attachment
+    text = "\n\n".join(part for part in (piped, " ".join(arguments.prompt)) if part.strip())
     filled = template.filled(text, dict(arguments.parameters))
-    content = content_of(filled.prompt, attached(sources, pipe))
+    attached = [attachment(source, media_type, pipe.read) for source, media_type in sources]
+    content = content_of(filled.prompt, attached)
     last = last_session() if arguments.goes_on else LastSession("")
     options = [*template.options.items(), *map(tuple, arguments.options)]
-    saved = _is_saved(arguments)
+    continued = arguments.goes_on or arguments.session is not None  # which is saved despite the variable
+    saved = not arguments.no_save and (continued or not os.environ.get(KEEPS_NOTHING))
+    schema = arguments.schema if arguments.schema is not None else template.schema
     return Question(
         content=content,
         model=arguments.model or template.model,
@@ -145,7 +129,7 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
         options={"max_tool_rounds": TOOL_ROUNDS, **options_of(options)},
         tools=arguments.tools or template.tools or last.tools,
         asks_always=arguments.approve,
-        schema=_schema(arguments.schema if arguments.schema is not None else template.schema),
+        schema=schema_of(schema) if isinstance(schema, str) else schema,
         extract=arguments.extract or (template.extract if arguments.schema is None else None),
         session_id=last.session_id or arguments.session,
         must_exist=arguments.goes_on,
@@ -160,32 +144,17 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
     )
 
 
-def _is_saved(arguments: argparse.Namespace) -> bool:
-    """Whether the conversation is saved. If an earlier conversation is continued, it always is."""
-    if arguments.goes_on or arguments.session is not None:
-        return not arguments.no_save
-    return not (arguments.no_save or os.environ.get(KEEPS_NOTHING))
-
-
 def _template(arguments: argparse.Namespace) -> Template:
     """The named template, or an empty one."""
     if arguments.template is None:
         if arguments.parameters:
             raise ConfigurationError("-p sets a parameter of a template: name the template with -t")
         return Template()
-    from .templates import load
-
     return load(arguments.template)
-
-
-def _schema(schema: str | JsonObject | None) -> JsonObject | None:
-    return schema_of(schema) if isinstance(schema, str) else schema
 
 
 def _save(arguments: argparse.Namespace) -> int:
     """Save the command line's settings as a template."""
-    from .templates import save
-
     template = Template(
         name=arguments.save,
         system=arguments.system,

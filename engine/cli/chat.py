@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -20,18 +23,179 @@ from callboard.bus import CallboardError, ConfigurationError, Message, MessageMe
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.usage import CostSum
 
-from .. import Reply, Session, load_registry
+from .. import (
+    Engine,
+    GenerateResult,
+    ModelRegistry,
+    Reply,
+    RequestLoss,
+    RequestPreview,
+    Session,
+    ToolLike,
+    TurnOptions,
+    TurnStream,
+    load_registry,
+)
 from ..calls.outcome import NOT_KNOWN
+from ..mcp.hooks import SamplingRequest
 from ..routing.model_choice import model_text
-from ..watching.preview import RequestLoss, RequestPreview
-from .chat_input import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
-from .chat_state import ChatEngine, Interrupts, ReplyInProgress, ReplyWriter, Setting
-from .conversation_setup import LastSession, add_tools_and_options, last_session, remember
+from .chat_input import (
+    HELP,
+    SHORT_HELP,
+    Interrupts,
+    PlainReader,
+    Reader,
+    SlashCommand,
+    command_of,
+    edited,
+    unknown,
+    unwrapped,
+)
+from .conversation_setup import (
+    LastSession,
+    add_tools_and_options,
+    approver,
+    first_model,
+    given_tools,
+    last_session,
+    remember,
+)
 from .inputs import attachment, content_of, options_of
-from .options import add_key, add_models_file, command_name
+from .options import add_key, add_model, add_models_file, command_name
 from .sanitize import echo, note
-from .screen import Screen, error_text, make_console, print_error
+from .screen import ReplyWriter, Screen, error_text, make_console, print_error
 from .table import cost_text, plural, seconds, sum_text, usd
+
+
+class Setting(NamedTuple):
+    model: str | None  # the model; None uses the default model, or the model of the continued session
+    system: str | None  # the system prompt
+    key: str | None  # the name of the adapter's key to send
+    resumed: str | None  # the id of the session to continue; None for a new session
+    saved: bool  # whether the chat is saved from the start
+    options: TurnOptions  # the options of each turn
+    tools: Sequence[str] = ()  # the tools, as words of the command line
+    asks_always: bool = False  # whether the user is asked about every tool call
+
+
+class ChatEngine:
+    """The engine and the session of a chat. Everything runs on the event loop, in one task."""
+
+    engine: Engine
+    session: Session
+
+    def __init__(self, registry: ModelRegistry, setting: Setting) -> None:
+        self.saved = setting.saved or setting.resumed is not None
+        self._registry = registry
+        self._setting = setting
+        self._life = AsyncExitStack()
+        self._tools: Sequence[ToolLike] = ()
+
+    async def __aenter__(self) -> ChatEngine:
+        try:
+            self._tools = await given_tools(self._setting.tools, self._life, self._generate)
+            self.engine = Engine(models=self._registry, capture_content=self.saved)
+            self._life.push_async_callback(lambda: self.engine.aclose())  # `save` replaces the engine
+            await self._begin()
+        except BaseException:
+            await self._life.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._life.aclose()
+
+    async def _generate(self, request: SamplingRequest) -> GenerateResult:
+        """Generate a reply with the chat's model, for an MCP server that requested it."""
+        from ..mcp.requests import sampled_by
+
+        return await sampled_by(self.session.model, self.engine)(request)
+
+    async def _begin(self) -> None:
+        setting = self._setting
+        approve = approver(self._tools, asks_always=setting.asks_always, tells=False) if self._tools else None
+        if setting.resumed is not None:
+            self.session = await self.engine.resume(
+                setting.resumed,
+                model=setting.model,
+                system_prompt=setting.system,
+                tools=self._tools,
+                approve=approve,
+                key=setting.key,
+            )
+            return
+        model = setting.model or first_model(self._registry)
+        self._require(model)
+        self.session = self.engine.session(
+            model, system_prompt=setting.system, tools=self._tools, approve=approve, key=setting.key
+        )
+        await self.engine.start()
+
+    def _require(self, model: str) -> None:
+        registry = self.engine.registry
+        registry.adapter_of(registry.resolve(model).model)
+
+    def swap(self, name: str) -> None:
+        """Change the model of the session."""
+        self._require(name)
+        self.session.model = name
+
+    async def preview(self, name: str, content: Sequence[ContentBlock]) -> RequestPreview:
+        """The request that would be sent to a model for this message."""
+        text = content or "…"
+        return await self.engine.preview(self.session, text, model=name or None, **self._setting.options)
+
+    def back_to(self, count: int) -> None:
+        """Keep only the first messages, up to this number, and continue in a new session with them."""
+        if len(self.session.messages) > count:
+            self.session = self.session.fork(at=count)
+
+    async def save(self) -> None:
+        """Save the conversation, and all later messages. A second call does nothing."""
+        if self.saved:
+            return
+        document = self.session.export()
+        await self.engine.aclose()
+        self.engine = Engine(models=self._registry, capture_content=True)
+        self.session = await self.engine.import_session(document, tools=self._tools, key=self._setting.key)
+        await self.engine.flush()
+        self.saved = True
+
+
+class ReplyInProgress:
+    """A turn in progress on the event loop. The main thread may cancel it at any time."""
+
+    def __init__(
+        self,
+        session: Session,
+        content: str | Sequence[ContentBlock],
+        options: TurnOptions,
+        writer: ReplyWriter,
+    ) -> None:
+        self._session = session
+        self._content = content
+        self._options = options
+        self._writer = writer
+        self._turn: TurnStream | None = None
+        self._cancelled = False
+
+    async def run(self) -> Reply:
+        try:
+            async with self._session.stream(self._content, **self._options) as turn:
+                self._turn = turn
+                if self._cancelled:
+                    await turn.cancel()
+                async for event in turn:
+                    self._writer.feed(event)
+                return await turn.message()
+        finally:
+            self._writer.end()
+
+    async def cancel(self) -> None:
+        """Cancel the turn; the part that has arrived is kept."""
+        self._cancelled = True
+        if self._turn is not None:
+            await self._turn.cancel()
 
 
 class Chat:
@@ -160,8 +324,7 @@ class Chat:
     def _list_models(self) -> None:
         registry = self.chat_engine.engine.registry
         current = None
-        # The model of a resumed session may be a `ModelChoice`.
-        with contextlib.suppress(ConfigurationError):
+        with contextlib.suppress(ConfigurationError):  # the model of a resumed session may be a `ModelChoice`
             current = registry.resolve(model_text(self._session.model)).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
@@ -257,10 +420,7 @@ def preview_lines(preview: RequestPreview, messages: int) -> Iterator[str]:
     tokens = "?" if preview.input_tokens is None else str(preview.input_tokens)
     cost = "unpriced" if preview.input_nano_usd is None else usd(preview.input_nano_usd)
     yield f"{preview.model} would receive about {tokens} tokens, {cost}"
-    counted: dict[str, int] = {}
-    for loss in preview.losses:
-        line = f"{_loss_place(loss, messages)}{loss.reason}"
-        counted[line] = counted.get(line, 0) + 1
+    counted = Counter(f"{_loss_place(loss, messages)}{loss.reason}" for loss in preview.losses)
     for line, times in counted.items():
         yield line if times == 1 else f"{line} ({times} times)"
     yield "no losses" if not preview.losses else f"{len(preview.losses)} in total"
@@ -300,9 +460,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Chat with a model at a terminal, or with lines from a pipe. /help shows the commands. The "
         "conversation is saved with --save or /save, or if you confirm at the end."
     )
-    parser.add_argument(
-        "-m", "--model", metavar="NAME", help="the model, by any of its names (default: the configured one)"
-    )
+    add_model(parser, required=False)
     parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
     parser.add_argument("--save", action="store_true", help="save the conversation, so that you can resume it")
     which = parser.add_mutually_exclusive_group()
@@ -310,11 +468,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="SESSION", help="continue a saved session, and save it (see `callboard sessions`)"
     )
     which.add_argument(
-        "-c",
-        "--continue",
-        dest="goes_on",
-        action="store_true",
-        help="continue the last saved conversation",
+        "-c", "--continue", dest="goes_on", action="store_true", help="continue the last saved conversation"
     )
     add_tools_and_options(
         parser,

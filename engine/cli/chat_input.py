@@ -1,16 +1,19 @@
-"""The input of a chat: how lines are read and interpreted, and the history file for the Up key."""
+"""The input of a chat: how lines are read and interpreted, Ctrl-C, and the history file for the Up key."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import FrameType
+from typing import NamedTuple, Protocol, Self
 
 from callboard.bus import CallboardError
 from callboard.bus.files import write_private
@@ -40,9 +43,8 @@ HELP: Mapping[str, str] = {
 """The help text of each command."""
 
 SHORT_HELP = (
-    '/help shows the commands. """ starts and ends a message of several lines. Ctrl-C stops a reply, '
-    "Ctrl-D "
-    "leaves."
+    '/help shows the commands. """ starts and ends a message of several lines. '
+    "Ctrl-C stops a reply, Ctrl-D leaves."
 )
 
 
@@ -149,6 +151,59 @@ def edited(text: str = "") -> str:
     return written.strip()
 
 
+# --- Ctrl-C in a chat ---
+#   idle       nothing immediately: the next reading starts with KeyboardInterrupt, and the chat ends
+#   reading    KeyboardInterrupt, in the middle of reading
+#   replying   the reply is cancelled; a second one raises KeyboardInterrupt
+#
+# Between these, Python would raise KeyboardInterrupt anywhere in the main thread: also in a callback of the
+# garbage collector, where it is shown and lost.
+
+
+class Interrupts:
+    """A context that defines the effect of Ctrl-C. Use it only on the main thread."""
+
+    def __init__(self) -> None:
+        self._reading = False
+        self._waiting = False
+        self._cancel: Callable[[], object] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            self._reading = True
+            if self._waiting:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._reading = self._waiting = False
+
+    @contextmanager
+    def replying(self, cancel: Callable[[], object]) -> Iterator[None]:
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel, self._reading = None, False
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            self._reading = True  # a second Ctrl-C raises KeyboardInterrupt
+            cancel()
+        elif self._reading:
+            raise KeyboardInterrupt
+        else:
+            self._waiting = True
+
+
 # --- The history file ---
 
 
@@ -156,19 +211,17 @@ def history_path() -> Path:
     return home_folder() / "chat-history"
 
 
-def forget_lines(texts: set[str]) -> bool:
-    """Delete a deleted session's lines from the history. Returns whether there were any."""
+def forget_lines(texts: set[str]) -> None:
+    """Delete a deleted session's lines from the history."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
     except FileNotFoundError:
-        return False
+        return
     remaining = [entry for entry in _entries(lines) if _text_of(entry) not in texts]
     new_content = "".join(line for entry in remaining for line in entry)
-    if new_content == "".join(lines):
-        return False
-    write_private(path, new_content.encode())
-    return True
+    if new_content != "".join(lines):
+        write_private(path, new_content.encode())
 
 
 def _entries(lines: list[str]) -> Iterator[list[str]]:

@@ -52,14 +52,14 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
     },
     "Costs and prices": {
         "cost": CommandEntry("cost:add_cost", "Sum up costs by model, day, session or tag"),
-        "budget": CommandEntry("budget:add_command", "Show the spent and remaining amount of a budget"),
+        "budget": CommandEntry("cost:add_budget", "Show the spent and remaining amount of a budget"),
         "prices": CommandEntry("prices:add_command", "Show, explain and update prices"),
         "reprice": CommandEntry(
             "reprice:add_command", "Recalculate the cost of recorded calls with another price table"
         ),
     },
     "Manage the trace": {
-        "import": CommandEntry("imports:add_command", "Import calls that other programs recorded"),
+        "import": CommandEntry("upkeep:add_import", "Import calls that other programs recorded"),
         "export": CommandEntry("traces:add_export", "Export calls as CSV, JSON Lines or Parquet"),
         "prune": CommandEntry("upkeep:add_prune", "Delete old calls and events"),
         "backup": CommandEntry("upkeep:add_backup", "Copy a trace file while programs write to it"),
@@ -67,10 +67,10 @@ GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
         "ship": CommandEntry("upkeep:add_ship", "Copy a trace file to a server as it grows"),
     },
     "Serve": {
-        "serve": CommandEntry("serve:add_command", "Serve models to any client, as a gateway"),
-        "web": CommandEntry("web:add_command", "Serve the live view to a browser"),
+        "serve": CommandEntry("serve:add_serve", "Serve models to any client, as a gateway"),
+        "web": CommandEntry("serve:add_web", "Serve the live view to a browser"),
         "clients": CommandEntry("clients:add_command", "Manage the clients of a gateway: keys, budgets, models"),
-        "serve-mcp": CommandEntry("serve_mcp:add_command", "Serve tools or a model as an MCP server"),
+        "serve-mcp": CommandEntry("serve:add_mcp", "Serve tools or a model as an MCP server"),
     },
     "Set up": {
         "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),
@@ -170,14 +170,11 @@ def _main(words: Sequence[str]) -> int:
     words = _meant(words)
     arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
-    return _run_bare(arguments) if getattr(arguments, "bare", False) else _run(arguments)
-
-
-def _run_bare(arguments: argparse.Namespace) -> int:
-    """Run a command that does not import the library and raises no errors of Callboard."""
-    code: int = arguments.run(arguments)
-    sys.stdout.flush()
-    return code
+    if getattr(arguments, "bare", False):  # it does not import the library, and raises no errors of Callboard
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,31 +1,38 @@
-"""Sets up a conversation: its model, its tools, their approval, and the last conversation."""
+"""Sets up a conversation: its model, the last conversation, its tools and MCP servers, and their questions to the
+user.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import inspect
+import logging
 import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+import webbrowser
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO, TypeAlias
 
+import anyio
 import msgspec
 
 from callboard.bus import ConfigurationError
 from callboard.bus.files import write_private
+from callboard.bus.log import ROOT
 from callboard.tracestore.home import home_folder
 
 from .. import (
     ApprovalRequest,
     Approved,
     Denied,
+    GenerateResult,
     ModelInfo,
     ModelRegistry,
     Tool,
@@ -33,6 +40,8 @@ from .. import (
     list_models,
     mcp_tools,
 )
+from ..mcp import Elicitation, ElicitationAnswer, McpOAuth, McpServers, McpTokenFile, SamplingRequest, mcp_servers
+from ..mcp.servers import ACTOR
 from ..models.configured import FROM_ENVIRONMENT
 from ..tools import Approve, ToolLike, as_tools
 from ..tools.definitions import plugin_tools
@@ -40,9 +49,6 @@ from .command_line import PAIR
 from .options import repeated
 from .sanitize import note, one_line
 from .table import json_text
-
-if TYPE_CHECKING:
-    from .mcp import Generate
 
 # --- The model ---
 
@@ -123,6 +129,8 @@ _COMMAND = "mcp:"
 MCP_FILE = "mcp-file:"
 """The prefix that marks a file of MCP servers among the tools of a conversation."""
 
+Generate: TypeAlias = Callable[[SamplingRequest], Awaitable[GenerateResult]]
+
 
 def add_tools_and_options(parser: argparse.ArgumentParser, *, tools: str, options: str) -> None:
     """Add the options for tools: -T, --mcp, --approve and -o. `tools` and `options` are the help of -T and -o."""
@@ -148,18 +156,13 @@ async def given_tools(
 ) -> tuple[ToolLike, ...]:
     """Load the tools that the command line names. Tools of MCP servers in a file may change later.
 
-    Args:
-        words: The words of the command line.
-        life: The stack that stops the servers at the end.
-        generate: A function that generates a reply if a server requests one and the user agrees.
+    `life` stops the servers at the end. `generate` makes a reply if a server requests one and the user agrees.
     """
     found: list[ToolLike] = []
     for word in words:
         server = _server(word)
         if word.startswith(MCP_FILE):
-            from .mcp import opened
-
-            found.append(await opened(word.removeprefix(MCP_FILE), life, generate))
+            found.append(await _opened(word.removeprefix(MCP_FILE), life, generate))
         elif server is not None:
             found += await life.enter_async_context(mcp_tools(server))
         else:
@@ -250,6 +253,40 @@ def _imported(name: str) -> ModuleType:
         raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
 
 
+# --- MCP servers of a file ---
+# Their logins are stored in a private file next to the trace.
+
+
+async def _opened(path: str, life: AsyncExitStack, generate: Generate | None = None) -> McpServers:
+    """The servers of a file, open until the conversation ends. Servers that are down are reported."""
+    servers = mcp_servers(
+        path,
+        auth=McpOAuth(McpTokenFile(home_folder() / "mcp-logins.json"), open_url=_open_page),
+        elicit=ask_user,
+        sampling=None if generate is None else lambda request: _sampled(request, generate),
+        roots=[Path.cwd()],
+    )
+    logging.getLogger("callboard.bus.actor").addFilter(_is_no_server)
+    logging.getLogger("callboard.engine.mcp").setLevel(logging.ERROR)
+    await life.enter_async_context(servers)
+    for status in servers.status():
+        if status.state != "up":
+            note(f"(MCP server {status.name}: {one_line(status.error or status.state)})")
+    return servers
+
+
+def _is_no_server(record: logging.LogRecord) -> bool:
+    """A log filter that hides lines about the end of a server, which are reported in another way."""
+    return not str(getattr(record, ROOT, {}).get("actor", "")).startswith(ACTOR)
+
+
+def _open_page(url: str) -> None:
+    note(f"(log in at {url})")
+    webbrowser.open(url)
+
+
+# --- Questions to the user at the terminal ---
+
 _NOBODY = "it needs an approval, and no terminal is available to ask for it"
 
 
@@ -264,7 +301,7 @@ def approver(tools: Iterable[ToolLike], *, asks_always: bool, tells: bool = True
                 note(f"tool {call}")
             return Approved()
         try:
-            with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:
+            with _terminal() as terminal:
                 return _ask_user(terminal, call)
         except OSError:
             note(f"tool {call}: {_NOBODY}")
@@ -279,3 +316,109 @@ def _ask_user(terminal: TextIO, call: str) -> Approved | Denied:
     if answer.lower() in ("y", "yes"):
         return Approved()
     return Denied("" if answer.lower() in ("", "n", "no") else answer)
+
+
+def _terminal() -> TextIO:
+    """The user's terminal, even if stdin is a pipe. Raises OSError."""
+    return open("/dev/tty", "r+", encoding="utf-8", buffering=1)
+
+
+def _agrees(terminal: TextIO, question: str) -> bool:
+    terminal.write(f"{question} [y/N] ")
+    return terminal.readline().strip().lower() in ("y", "yes")
+
+
+def ask_user(question: Elicitation) -> ElicitationAnswer:
+    """Ask the user at the terminal. Without a terminal, the question is declined."""
+    try:
+        with _terminal() as terminal:
+            return answer_at(terminal, question)
+    except OSError:
+        note(f"(MCP server {question.server} asks: {one_line(question.message)}; there is no terminal to answer)")
+        return "decline"
+
+
+def answer_at(terminal: TextIO, question: Elicitation) -> ElicitationAnswer:
+    """The user's answer: a value for each field, or whether the user agrees to open a page."""
+    terminal.write(f"MCP server {one_line(question.server)} asks: {one_line(question.message)}\n")
+    if question.url is not None:
+        if not _agrees(terminal, f"It wants you to visit {one_line(question.url)}. Open it?"):
+            return "decline"
+        webbrowser.open(question.url)
+        return "accept"
+    if not _agrees(terminal, "Answer?"):
+        return "decline"
+    properties: Any = (question.schema or {}).get("properties") or {}
+    needed: Any = (question.schema or {}).get("required") or ()
+    found: dict[str, Any] = {}
+    for name, schema in properties.items():
+        while True:
+            terminal.write(f"  {_prompt(name, schema)}: ")
+            line = terminal.readline()
+            if not line:
+                return "cancel"
+            word = line.strip()
+            if not word and (name not in needed or "default" in schema):
+                break
+            try:
+                found[name] = value_of(word, schema)
+                break
+            except ValueError as error:
+                terminal.write(f"  {error}\n")
+    return found
+
+
+def _prompt(name: str, schema: dict[str, Any]) -> str:
+    words = [one_line(str(schema.get("title") or name))]
+    if choices := _choices(schema):
+        words.append(f"({', '.join(map(one_line, choices))})")
+    elif schema.get("description"):
+        words.append(f"({one_line(str(schema['description']))})")
+    if "default" in schema:
+        words.append(f"[{one_line(str(schema['default']))}]")
+    return " ".join(words)
+
+
+def _choices(schema: dict[str, Any]) -> list[str]:
+    items = schema.get("items") if schema.get("type") == "array" else schema
+    item_schema = items if isinstance(items, dict) else {}
+    titled = item_schema.get("oneOf") or item_schema.get("anyOf") or ()
+    return [str(each) for each in item_schema.get("enum") or [each.get("const") for each in titled]]
+
+
+def value_of(word: str, schema: dict[str, Any]) -> object:
+    """Convert a typed word to the value of a field. Raises ValueError with a text for the user."""
+    choices = _choices(schema)
+    match schema.get("type"):
+        case "boolean":
+            if word.lower() not in ("y", "yes", "true", "n", "no", "false"):
+                raise ValueError("yes or no?")
+            return word.lower() in ("y", "yes", "true")
+        case "integer" | "number" as kind:
+            try:
+                return int(word) if kind == "integer" else float(word)
+            except ValueError:
+                raise ValueError(f"this is not a {kind}") from None
+        case "array":
+            words = [part.strip() for part in word.split(",") if part.strip()]
+            if choices and (wrong := [part for part in words if part not in choices]):
+                raise ValueError(f"{wrong[0]!r} is none of them; separate several with commas")
+            return words
+        case _:
+            if choices and word not in choices:
+                raise ValueError("this is none of them")
+            return word
+
+
+async def _sampled(request: SamplingRequest, generate: Generate) -> GenerateResult | None:
+    """Generate a reply for a server, if the user agrees."""
+
+    def agreed() -> bool:
+        text = one_line(request.messages[-1].text if request.messages else "")
+        try:
+            with _terminal() as terminal:
+                return _agrees(terminal, f"MCP server {one_line(request.server)} asks the model: {text}\nSend it?")
+        except OSError:
+            return False
+
+    return await generate(request) if await anyio.to_thread.run_sync(agreed) else None

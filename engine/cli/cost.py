@@ -1,26 +1,34 @@
-"""`callboard cost`, `stats` and `errors`: show the costs, speed and failures of recorded calls."""
+"""`callboard cost`, `budget`, `stats` and `errors`: show the costs, speed and failures of recorded calls."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from callboard.bus import ConfigurationError
+from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.values.usage import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
 from callboard.tracestore.call_columns import DIMENSIONS, IMPORTED
 from callboard.tracestore.home import home_folder, price_table
 
-from .options import add_filters, call_filter, from_trace, price_version
+from ..budgets.budget import Budget
+from ..budgets.budgets import loader
+from ..budgets.ledger import Account, AccountState, Ledger
+from ..stores import server_store
+from .options import add_filters, add_trace, call_filter, from_trace, price_version
 from .screen import make_console
 from .table import (
     Column,
     FittingTable,
     add_format,
+    count,
     figure,
     moment_text,
     plural,
@@ -28,12 +36,15 @@ from .table import (
     rate,
     seconds,
     usd,
+    with_usd,
     write_records,
     write_rows,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from callboard.tracestore.nodes import SliceRow
 
 
 _FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key", "by"))
@@ -83,10 +94,8 @@ def run_cost(arguments: argparse.Namespace) -> int:
         return 0
     _show_costs(rows, by)
     for row in imported:
-        make_console().print(
-            f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}.",
-            style="dim",
-        )
+        text = f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}."
+        make_console().print(text, style="dim")
     return 0
 
 
@@ -110,36 +119,24 @@ def _cost_record(row: CostRow) -> dict[str, Any]:
 
 def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     console = make_console()
-    calls = sum(row.calls for row in rows)
-    if not calls:
+    if not any(row.calls for row in rows):
         console.print("No matching calls.")
         return
     total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
     columns: list[Column[CostRow]] = [
         *_by_columns(by, "all"),
-        figure("calls", lambda row: f"{row.calls:,}", may_go=3, footer=f"{calls:,}"),
-        figure(
-            "in",
-            lambda row: f"{row.total_input_tokens:,}",
-            may_go=4,
-            footer=f"{sum(row.total_input_tokens for row in rows):,}",
-        ),
+        count("calls", lambda row: row.calls, may_go=3, summed=rows),
+        count("in", lambda row: row.total_input_tokens, may_go=4, summed=rows),
         figure("cached", lambda row: rate(row.cache_hit_rate), may_go=6),
-        figure(
-            "out",
-            lambda row: f"{row.output_tokens:,}",
-            may_go=5,
-            footer=f"{sum(row.output_tokens for row in rows):,}",
-        ),
+        count("out", lambda row: row.output_tokens, may_go=5, summed=rows),
         figure("cost", lambda row: _amount(_now(row)), footer=_amount(total_now)),
         figure("at call time", lambda row: _amount(_then(row)), may_go=1, footer=_amount(total_then)),
-        figure("unpriced", lambda row: _count(row.unpriced), footer=_count(total_now.unpriced)),
+        count("unpriced", lambda row: row.unpriced, summed=rows, zero=""),
     ]
     if total_now.unknown:
-        columns.append(figure("unknown", lambda row: _count(row.unknown), footer=_count(total_now.unknown)))
+        columns.append(count("unknown", lambda row: row.unknown, summed=rows, zero=""))
     if total_now.estimated:
-        estimated = _count(total_now.estimated)
-        columns.append(figure("estimated", lambda row: _count(row.estimated), may_go=2, footer=estimated))
+        columns.append(count("estimated", lambda row: row.estimated, may_go=2, summed=rows, zero=""))
     console.print(FittingTable(columns, rows))
     if not total_now.complete or total_now.estimated:
         console.print()
@@ -148,14 +145,14 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
 
 def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
     """A column for each field by which rows are grouped."""
+
+    def key(place: int, row: CostRow | StatisticsRow) -> str:
+        return row.key[place] or "-"
+
     return [
-        Column(name, partial(_key, place), folds=True, footer="" if place else total)
+        Column(name, partial(key, place), folds=True, footer="" if place else total)
         for place, name in enumerate(by)
     ]
-
-
-def _key(place: int, row: CostRow | StatisticsRow) -> str:
-    return row.key[place] or "-"
 
 
 def _now(row: CostRow) -> CostSum:
@@ -166,15 +163,164 @@ def _then(row: CostRow) -> CostSum:
     return CostSum(row.at_call_time_nano_usd, row.calls, row.estimated, row.at_call_time_unpriced, row.unknown)
 
 
-def _count(calls: int) -> str:
-    return f"{calls:,}" if calls else ""
-
-
 def _amount(total: CostSum) -> str:
     """A sum as text. If no call has a known cost, the sum is shown as unknown, not as zero."""
     if total.nano_usd or total.complete:
         return usd(total.nano_usd)
     return "unpriced" if total.unpriced else "unknown"
+
+
+# --- Budgets ---
+# The accounts of a budget, as a new engine would count them. In a cluster also the nodes' slices.
+
+
+_UNLIMITED = 2**62
+"""The tokens of a budget without a limit. It only counts."""
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-cost-usd", metavar="USD", help="set the limit in US dollars")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="set the limit in tokens")
+    parser.add_argument(
+        "--per",
+        default="engine",
+        help="apply the limit to each engine (the default), session, provider, model or tag:NAME",
+    )
+    parser.add_argument(
+        "--of", metavar="VALUE", help="apply it only to this session, provider, model or tag value"
+    )
+    parser.add_argument(
+        "--window", help="reset it each hour, day or month, or use a rolling window in seconds (default: none)"
+    )
+    parser.add_argument("--zone", default="UTC", help="set the time zone of the window, such as Europe/Zurich")
+    parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
+    add_trace(parser)
+    add_format(parser, "for each account")
+    parser.set_defaults(run=run_budget)
+
+
+def run_budget(arguments: argparse.Namespace) -> int:
+    states, slices = from_trace(arguments, partial(_accounts, _budget(arguments)))
+    if arguments.format != "table":
+        write_records(
+            arguments.format, _ACCOUNT_FIELDS, (with_usd(_account_record(state, slices)) for state in states)
+        )
+        return 0
+    _show_accounts(states)
+    if slices:
+        _show_slices(slices)
+    return 0
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    limited = arguments.max_cost_usd is not None or arguments.max_tokens is not None
+    window = arguments.window  # Budget validates the value
+    try:
+        return Budget(
+            max_cost_usd=arguments.max_cost_usd,
+            max_tokens=arguments.max_tokens if limited else _UNLIMITED,
+            per=arguments.per,
+            of=arguments.of,
+            window=timedelta(seconds=float(window)) if window and window[0].isdigit() else window,
+            zone=arguments.zone,
+            follows_repricing=arguments.current,
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def _accounts(budget: Budget, store: Store) -> tuple[list[AccountState], list[SliceRow]]:
+    now_us = SYSTEM_CLOCK.now_us()
+    ledger = Ledger([budget])
+    (await loader(store, "", _nothing)([budget], now_us)).count_in(ledger)
+    states, slices = list(ledger.states(now_us)), await _slices(budget, store)
+    uncounted = {each.value for each in slices}.difference(state.scope for state in states)
+    states = [*states, *(Account(budget, value).state(now_us) for value in uncounted)]
+    return sorted(states, key=lambda state: (-state.spent.money, state.scope)), slices
+
+
+async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
+    """The grants of a cluster's nodes for this budget."""
+    shared = server_store(store)
+    if shared is None:
+        return []
+    from ..nodes.budgets import name_of
+
+    name = name_of(budget)
+    return [each for each in await shared.slices() if each.budget == name]
+
+
+async def _nothing() -> None: ...
+
+
+def _show_accounts(states: list[AccountState]) -> None:
+    console = make_console()
+    if not states:
+        console.print("No calls count in this budget.")
+        return
+    limited = states[0].budget.max_nano_usd is not None
+    columns: list[Column[AccountState]] = [
+        Column(states[0].budget.per, lambda state: state.scope or "-", folds=True),
+        count("calls", lambda state: state.calls),
+        figure("spent", lambda state: usd(state.spent.money)),
+        count("tokens", lambda state: state.spent.tokens),
+        count("unknown", lambda state: state.unknown_calls, zero=""),
+        figure("at most", lambda state: usd(state.unknown.money) if state.unknown_calls else ""),
+        figure("left", lambda state: usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)),
+    ]
+    console.print(FittingTable(columns, states))
+    console.print(
+        "\nunknown: calls in progress in another process, or without an answer. They count at most with "
+        "their reserved amount.",
+        style="dim",
+    )
+
+
+def _show_slices(slices: list[SliceRow]) -> None:
+    columns: list[Column[SliceRow]] = [
+        Column("granted to", lambda each: each.name or each.node, folds=True),
+        Column("of", lambda each: each.value or "-", folds=True),
+        figure("at most", lambda each: usd(each.nano_usd)),
+        count("tokens", lambda each: each.tokens),
+        Column("", lambda each: "" if each.lives else "gone: counts until all its calls have arrived"),
+    ]
+    console = make_console()
+    console.print()
+    console.print(FittingTable(columns, slices))
+    console.print(
+        "\nThe amount granted to a node counts for the whole cluster and includes the amount it has spent.",
+        style="dim",
+    )
+
+
+def _tokens(tokens: int | None) -> str:
+    return "-" if tokens is None or tokens > _UNLIMITED // 2 else f"{tokens:,} tokens"
+
+
+def _account_record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
+    ends = state.window_ends_us
+    unlimited = state.left_tokens is not None and state.left_tokens > _UNLIMITED // 2
+    return {
+        "scope": state.scope,
+        "value": state.scope,  # the field's name in earlier versions
+        "calls": state.calls,
+        "spent_nano_usd": state.spent.money,
+        "spent_tokens": state.spent.tokens,
+        "unknown_calls": state.unknown_calls,
+        "unknown_nano_usd": state.unknown.money,
+        "unknown_tokens": state.unknown.tokens,
+        "left_nano_usd": state.left_nano_usd,
+        "left_tokens": None if unlimited else state.left_tokens,
+        "window_ends": None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
+        "slices": [each for each in slices if each.value == state.scope],
+    }
+
+
+_ACCOUNT_FIELDS = (
+    *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
+    *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
+)
+"""The fields of a record. They are also the header of a CSV without rows."""
 
 
 # --- Statistics and errors ---
@@ -205,7 +351,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
         return 0
     columns: list[Column[StatisticsRow]] = [
         *_by_columns(by),
-        figure("attempts", lambda row: f"{row.attempts:,}"),
+        count("attempts", lambda row: row.attempts),
         figure("failed", lambda row: rate(row.failed / row.attempts) if row.failed else ""),
         figure("p50", lambda row: _time(row.latency_ms.p50)),
         figure("p90", lambda row: _time(row.latency_ms.p90), may_go=1),
@@ -286,8 +432,8 @@ def _speed(row: StatisticsRow) -> str:
 _ERRORS: list[Column[ErrorRow]] = [
     Column("error", lambda row: row.error_class, folds=True),
     Column("model", lambda row: row.model, folds=True),
-    figure("attempts", lambda row: f"{row.attempts:,}"),
-    figure("final", lambda row: f"{row.ended:,}", may_go=2),
+    count("attempts", lambda row: row.attempts),
+    count("final", lambda row: row.ended, may_go=2),
     figure("status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3),
     figure("last", lambda row: moment_text(row.last_us), may_go=4),
     Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),

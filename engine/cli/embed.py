@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import hashlib
+import io
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import add as plus
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO, TypeAlias, get_args
 
 import msgspec
 
@@ -18,24 +21,16 @@ from callboard.bus import CallboardError, CallWarning, ConfigurationError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import CostSum
-from callboard.tracestore.collections import Collection, CollectionFile, Similar, packed
+from callboard.tracestore.collections import Collection, CollectionFile, Item, Similar, packed
 from callboard.tracestore.home import home_folder
 
 from .. import EmbeddingResult, Engine
-from .collection_input import (
-    KINDS,
-    Added,
-    Fields,
-    Record,
-    TargetCollection,
-    add,
-    destination,
-    records_in,
-    records_of,
-)
+from ..models.registry import ModelRegistry
+from ..operations.embeddings import space_of
 from .options import (
     add_action,
     add_key,
+    add_limit,
     add_model,
     add_models_file,
     on_engine,
@@ -44,7 +39,180 @@ from .options import (
     repeated,
 )
 from .sanitize import echo, note, one_line, write_json
-from .table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
+from .table import Column, add_format, cost_text, count, figure, json_text, plural, sum_text, write_rows
+
+# --- Reading texts ---
+
+Kind: TypeAlias = Literal["lines", "csv", "tsv", "jsonl", "json", "file"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_BY_SUFFIX: Mapping[str, Kind] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+}
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A text to add to a collection."""
+
+    id: str
+    text: str
+    metadata: str | None = None  # the other fields of the record's row, as a JSON object
+
+    @property
+    def hash(self) -> bytes:
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).digest()
+
+
+class Fields(msgspec.Struct, frozen=True):
+    """The names of a row's fields for the id and the text."""
+
+    id: str = "id"
+    texts: tuple[str, ...] = ()  # the fields of the text, which are joined with line breaks; empty for `text`
+
+
+def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record]:
+    """The records of a file, or of all files below a folder except hidden files."""
+    if path.is_dir():
+        for inner in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
+            if inner.is_file() and not hidden:
+                yield from records_in(inner, kind or "file", fields)
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallboardError(f"{path}: can't be read as text: {error}") from error
+    chosen = kind or _BY_SUFFIX.get(path.suffix.lower(), "file")
+    yield from ([Record(str(path), text)] if chosen == "file" else records_of(text, chosen, fields, str(path)))
+
+
+def records_of(text: str, kind: Kind, fields: Fields, source: str) -> Iterator[Record]:
+    """The records of a text. If a line has no id, the hash of its text is its id."""
+    match kind:
+        case "lines" | "file":
+            for line in [text] if kind == "file" else text.splitlines():
+                if line.strip():
+                    yield Record(hashlib.sha256(line.encode("utf-8", "surrogatepass")).hexdigest()[:16], line)
+        case "csv" | "tsv":
+            comma = "," if kind == "csv" else "\t"
+            rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma, restkey="", strict=True)
+            yield from _of_rows(rows, fields, source)
+        case "jsonl":
+            lines = (line for line in text.splitlines() if line.strip())
+            yield from _of_rows((_json(line, source) for line in lines), fields, source)
+        case "json":
+            found = _json(text, source)
+            yield from _of_rows(found if isinstance(found, list) else [found], fields, source)
+
+
+def _json(text: str, source: str) -> Json:
+    try:
+        found: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise CallboardError(f"{source}: is not JSON: {error}") from error
+    return found
+
+
+def _of_rows(rows: Iterable[object], fields: Fields, source: str) -> Iterator[Record]:
+    names = fields.texts or ("text",)
+    for number, row in enumerate(rows, 1):
+        where = f"{source}: row {number}"
+        if not isinstance(row, dict):
+            raise CallboardError(f"{where} is not an object")
+        found = row.get(fields.id)
+        if not isinstance(found, str | int) or found == "":
+            raise CallboardError(f"{where} has no id in a field {fields.id!r}; choose another with --id")
+        texts = [row.get(name) for name in names]
+        if not all(isinstance(text, str) for text in texts):
+            raise CallboardError(f"{where} has no text in {', '.join(names)}; choose other fields with --text")
+        others = {name: value for name, value in row.items() if name not in (fields.id, *names)}
+        metadata = msgspec.json.encode(others).decode() if others else None
+        yield Record(str(found), "\n".join(map(str, texts)), metadata)
+
+
+# --- Embedding and storing ---
+
+AT_ONCE = 256
+"""The number of texts that are embedded and stored in one step."""
+
+Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
+
+
+class TargetCollection(msgspec.Struct, frozen=True):
+    """The collection that records are added to."""
+
+    name: str
+    model: str  # the model of the vectors, as `provider:name`
+    space: str  # the embedding space of the vectors
+    dimensions: int | None  # the requested length; None for the model's own
+    keep_text: bool = False  # whether the texts are stored, too
+
+
+class Added(msgspec.Struct):
+    """The counts of records that were added."""
+
+    embedded: int = 0
+    unchanged: int = 0  # the number of texts that were already in the collection
+    results: list[EmbeddingResult] = []
+
+
+def destination(
+    registry: ModelRegistry, collection: Collection | None, name: str, model: str | None, dimensions: int | None
+) -> TargetCollection:
+    """The collection to add to. An existing collection keeps its model; a new one gets the named model."""
+    chosen = model if model is not None or collection is None else collection.model
+    if chosen is None:
+        raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
+    entry = registry.resolve(chosen).model
+    into = TargetCollection(name, entry.id, space_of(entry), dimensions)
+    if collection is None:
+        return into
+    if into.space != collection.space:
+        raise ConfigurationError(
+            f"collection {name!r} has vectors of {collection.model}, which can't be compared with vectors of "
+            f"{entry.id}: use that model, or another collection"
+        )
+    if dimensions not in (None, collection.dimensions):
+        raise ConfigurationError(f"the vectors of collection {name!r} have {collection.dimensions} dimensions")
+    return msgspec.structs.replace(into, dimensions=collection.asked_dimensions)
+
+
+async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
+    """Add records to a collection. Texts that are already in the collection are not embedded again."""
+    by_id = {record.id: record for record in records}  # if two records have the same id, the later one is used
+    hashes = file.hashes(into.name)
+    same = [record for record in by_id.values() if hashes.get(record.id) == record.hash]
+    file.note(
+        into.name, {record.id: (record.text if into.keep_text else None, record.metadata) for record in same}
+    )
+    fresh = [record for record in by_id.values() if hashes.get(record.id) != record.hash]
+    added = Added(unchanged=len(same))
+    for at in range(0, len(fresh), AT_ONCE):
+        piece = fresh[at : at + AT_ONCE]
+        try:
+            result = await embed([record.text for record in piece])
+        except PartialEmbeddingError as error:
+            _keep(file, into, piece, error.vectors)
+            raise
+        _keep(file, into, piece, result.vectors)
+        added.embedded += len(piece)
+        added.results.append(result)
+    return added
+
+
+def _keep(
+    file: CollectionFile, into: TargetCollection, records: Sequence[Record], vectors: Sequence[Vector | None]
+) -> None:
+    items = [
+        Item(record.id, record.hash, packed(vector), record.text if into.keep_text else None, record.metadata)
+        for record, vector in zip(records, vectors, strict=True)
+        if vector is not None
+    ]
+    file.put(into.name, items, model=into.model, space=into.space, asked_dimensions=into.dimensions)
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
@@ -138,11 +306,7 @@ def _write_vectors(
 
 
 def _base64(vector: Vector) -> str:
-    little = vector
-    if sys.byteorder == "big":
-        little = vector[:]
-        little.byteswap()
-    return b64encode(little.tobytes()).decode()
+    return b64encode(packed(vector)).decode()
 
 
 # --- Collections ---
@@ -154,16 +318,10 @@ def add_collections(parser: argparse.ArgumentParser) -> None:
     _add_adding(inner)
     listing = add_action(inner, "list", list_collections, "List collections", "List all collections.")
     add_format(listing, "for each collection")
-    delete = add_action(
-        inner,
-        "delete",
-        delete_collection,
-        "Delete a collection, or items of it",
-        "Delete a collection, or items of it.",
-    )
+    delete = add_action(inner, "delete", delete_collection, "Delete a collection, or items of it")
     delete.add_argument("collection", metavar="COLLECTION", help="the collection")
     delete.add_argument("id", nargs="*", metavar="ID", help="delete only these items")
-    add_action(inner, "path", show_path, "Print the path of the file", "Print the path of the file.")
+    add_action(inner, "path", show_path, "Print the path of the file")
 
 
 def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -212,9 +370,7 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
         "id", nargs="?", metavar="ID", help="find items similar to this item, without the item itself"
     )
     parser.add_argument("-c", "--content", metavar="TEXT", help="find items similar to this text (default: stdin)")
-    parser.add_argument(
-        "-n", "--limit", type=positive, default=10, metavar="N", help="show at most N items (default: 10)"
-    )
+    add_limit(parser, 10, "items", "-n")
     add_key(parser)
     add_models_file(parser)
     add_format(parser, "for each item")
@@ -223,7 +379,11 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
 
 def add_to_collection(arguments: argparse.Namespace) -> int:
     """Embed records and add them to a collection. After an error, texts that were already embedded are kept."""
-    records = _records(arguments)
+    fields = Fields(arguments.id, tuple(arguments.text))
+    if arguments.files:
+        records = [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
+    else:
+        records = list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
     name: str = arguments.collection
 
     async def work(engine: Engine) -> Added:
@@ -240,9 +400,8 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
     print_warnings(
         {warning: None for result in added.results for warning in result.warnings if _is_shown(warning)}
     )
-    cost = reduce(
-        plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
-    )
+    costs = (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results)
+    cost = reduce(plus, costs, CostSum())
     beside = f"; {sum_text(cost)}" if added.results else ""
     note(f"{name}: {plural(added.embedded, 'text')} embedded, {added.unchanged:,} unchanged{beside}")
     return 0
@@ -259,13 +418,6 @@ async def _embedded(
     return await engine.embed(texts, model=into.model, dimensions=into.dimensions, input_type=kind, key=key)
 
 
-def _records(arguments: argparse.Namespace) -> list[Record]:
-    fields = Fields(arguments.id, tuple(arguments.text))
-    if arguments.files:
-        return [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
-    return list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
-
-
 _SIMILAR: list[Column[Similar]] = [
     figure("score", lambda each: f"{each.score:.4f}"),
     Column("id", lambda each: each.id, folds=True),
@@ -276,13 +428,16 @@ _SIMILAR: list[Column[Similar]] = [
 def similar(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        collection = file.collection(name)
-        if collection is None:
-            raise CallboardError(
-                f"unknown collection {name!r}. `callboard collections list` shows all collections"
-            )
+        collection = _existing(file, name)
         found = file.similar(name, _vector(arguments, file, collection), arguments.limit, without=arguments.id)
     return write_rows(arguments.format, Similar, found, _SIMILAR)
+
+
+def _existing(file: CollectionFile, name: str) -> Collection:
+    collection = file.collection(name)
+    if collection is None:
+        raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
+    return collection
 
 
 def _text_of(found: Similar) -> str:
@@ -319,8 +474,8 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, collection: Col
 _COLLECTIONS: list[Column[Collection]] = [
     Column("collection", lambda each: each.name),
     Column("model", lambda each: each.model, folds=True, may_go=1),
-    figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
-    figure("items", lambda each: f"{each.items:,}"),
+    count("dimensions", lambda each: each.dimensions, may_go=2),
+    count("items", lambda each: each.items),
 ]
 
 
@@ -340,18 +495,13 @@ def list_collections(arguments: argparse.Namespace) -> int:
 def delete_collection(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        existed = file.collection(name) is not None
-    if not existed:
-        raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
+        _existing(file, name)
     with CollectionFile(collections_file()) as file:
         gone = file.delete(name, arguments.id or None)
     if arguments.id and not gone:
         raise CallboardError(f"collection {name!r} has no such items")
-    echo(
-        f"{plural(gone, 'item')} deleted from {name}."
-        if arguments.id
-        else f"Deleted {name}: {plural(gone, 'item')}."
-    )
+    items = plural(gone, "item")
+    echo(f"{items} deleted from {name}." if arguments.id else f"Deleted {name}: {items}.")
     return 0
 
 
@@ -360,9 +510,6 @@ def show_path(arguments: argparse.Namespace) -> int:
     return 0
 
 
-FILE_NAME = "embeddings.db"
-
-
 def collections_file() -> Path:
     """The path of the file of collections, which may not exist."""
-    return home_folder() / FILE_NAME
+    return home_folder() / "embeddings.db"

@@ -18,12 +18,11 @@ from callboard.bus.values.base import JsonObject
 
 from .. import Engine, ModelRegistry, Session, load_registry
 from ..models.entries import AdapterEntry
-from .chat_state import ReplyWriter
 from .command_line import FAILED
 from .conversation_setup import first_model
 from .options import add_model, add_models_file, failing_as
 from .sanitize import note
-from .screen import Screen, make_console, print_error
+from .screen import ReplyWriter, Screen, make_console, print_error
 from .table import json_text, plural
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
 import anyio
 
-from callboard.bus import ConfigurationError, errors
+from callboard import adapters
+from callboard.bus import ConfigurationError, StepFinish, StreamReset, TurnComplete, errors
 
 from .sanitize import note, one_line, sanitize
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
     from rich.status import Status
+
+    from callboard.bus.streams.events import TurnEvent
 
 
 T = TypeVar("T")
@@ -51,7 +54,6 @@ def console_class() -> type[Console]:
 
 
 def require_rich() -> None:
-    """Raise ConfigurationError if the package that draws tables is missing."""
     if find_spec("rich") is None:
         raise ConfigurationError(
             'the command line needs the package rich. Install it with: pip install "callboard[cli]"'
@@ -249,6 +251,49 @@ class Screen:
         status, self._status = self._status, None
         if status is not None:
             status.stop()
+
+
+class ReplyWriter:
+    """Shows a turn's events on a screen."""
+
+    def __init__(self, screen: Screen, label: str, *, before: Callable[[], None] = lambda: None) -> None:
+        self._screen = screen
+        self._label = label
+        self._before = before
+        self._writing: str | None = None  # the style of the line that is being written
+
+    def feed(self, event: TurnEvent | StreamReset[TurnEvent]) -> None:
+        match event:
+            case adapters.MessageStart():
+                self._before()
+            case adapters.ThinkingDelta():
+                if self._screen.console.is_terminal:
+                    self._write(event.text, "dim")
+            case adapters.TextDelta():
+                self._write(event.text)
+            case adapters.ToolUseStart():
+                self._write(f"calls {event.tool_name} with ")
+            case adapters.ToolUseInputDelta():
+                self._write(event.partial_json)
+            case adapters.ToolUseEnd():
+                self._write(" (cut off)" if event.incomplete else "")
+            case adapters.MessageComplete() | StepFinish() | TurnComplete():
+                self.end()
+            case _:
+                pass
+
+    def end(self) -> None:
+        """End the current line, if there is one. A second call does nothing."""
+        if self._writing is not None:
+            self._writing = None
+            self._screen.end_reply()
+
+    def _write(self, text: str, style: str = "green") -> None:
+        if text and self._writing != style:
+            self.end()
+            self._writing = style
+            self._screen.begin_reply("thinks> " if style == "dim" else self._label, style)
+        self._screen.text(text)
 
 
 @contextmanager

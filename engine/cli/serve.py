@@ -1,40 +1,63 @@
-"""`callboard serve`: serve the gateway, and the live view next to it."""
+"""`callboard serve`, `web` and `serve-mcp`: serve the gateway, the live view, and tools or a model over MCP."""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from callboard.adapters.providers.local.child import what_to_install
 from callboard.bus import ConfigurationError
 
-from .. import Cluster, Engine, ModelRegistry, load_registry
+from .. import Cluster, Engine, ModelRegistry, Session, load_registry
 from ..models.configured import FROM_ENVIRONMENT
-from ..stores import StoreAddress, TracePlace
-from .options import STORE_VARIABLE, add_models_file, named_trace, store_address, trace_file
+from ..stores import StoreAddress, TracePlace, store_to_read
+from ..tools import ToolLike
+from .conversation_setup import add_mcp_file, given_tools
+from .options import (
+    STORE_VARIABLE,
+    add_address,
+    add_models_file,
+    add_trace,
+    chosen_trace,
+    named_trace,
+    repeated,
+    store_address,
+    trace_file,
+)
 from .sanitize import echo, note
+from .screen import make_console
 from .table import exact
-from .web import listening, serve_until_interrupt
 
 if TYPE_CHECKING:
     from ..gateway.application import Gateway, ServedRequest
     from ..web_view.app import WebView
+    from ..web_view.subject import Scope
 
-PORT = 8375
+GATEWAY_PORT = 8375
+MCP_PORT = 8374
+VIEW_PORT = 8372
 
 LOCAL_MODEL = "local-tools"
 """The model for every name if no provider is configured. Its tool calls are emulated."""
 
+TOKEN_VARIABLE = "CALLBOARD_MCP_TOKEN"
+"""The environment variable with the token that clients of `serve-mcp --http` must send."""
+
 VIEW_PATH = "/callboard"
-_VIEW = b"/callboard/"
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
+# --- The gateway ---
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serve the configured models to programs that use the APIs of OpenAI (Chat Completions and Responses), "
         "Anthropic (Messages) or Google (Gemini). The live view is at /callboard. On this machine no key is "
@@ -52,9 +75,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=int,
-        default=PORT,
+        default=GATEWAY_PORT,
         metavar="N",
-        help=f"listen on this port (default: {PORT}; 0: any free port)",
+        help=f"listen on this port (default: {GATEWAY_PORT}; 0: any free port)",
     )
     parser.add_argument("--clients", action="store_true", help="require client keys on this machine, too")
     parser.add_argument("--log", action="store_true", help="write one line to stderr for each request")
@@ -87,38 +110,36 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         help=f"record calls on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if set)",
     )
     add_models_file(parser)
-    parser.set_defaults(run=run, host=())
+    parser.set_defaults(run=run_serve, host=(), view_only=False)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_serve(arguments: argparse.Namespace) -> int:
     try:
         keyless = ipaddress.ip_address(arguments.bind).is_loopback and not arguments.clients
     except ValueError:
         raise ConfigurationError(f"--host {arguments.bind!r} is not an IP address") from None
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise ConfigurationError(f'the gateway needs {package}: pip install "callboard[web]"')
-    anyio.run(_serve, arguments, keyless)
+    _require_server("the gateway")
+    anyio.run(_serve_gateway, arguments, keyless)
     return 0
 
 
-async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
+async def _serve_gateway(arguments: argparse.Namespace, keyless: bool) -> None:
     from ..gateway.application import gateway
     from ..gateway.server import DRAIN_SECONDS
 
     registry = served_models(load_registry(arguments.models_file))
     listener, address = listening(arguments)
     place = named_trace(arguments)
-    store, cluster = _store(place), None
+    store: Any = place
+    cluster = None
     if isinstance(place, StoreAddress):  # gateways on one server share the budgets and rates of their clients
-        cluster = Cluster(store=place.dsn)
+        from callboard.tracestore import PostgresStore
+
+        store, cluster = PostgresStore(place.dsn), Cluster(store=place.dsn)
     content = arguments.capture_content
     async with Engine(models=registry, store=store, cluster=cluster, capture_content=content) as engine:
         app = gateway(
-            engine,
-            keyless=keyless,
-            on_disconnect=arguments.on_disconnect,
-            private_media=arguments.private_media,
+            engine, keyless=keyless, on_disconnect=arguments.on_disconnect, private_media=arguments.private_media
         )
         if arguments.log:
             app.on_request = lambda served: note(log_line(served))
@@ -135,14 +156,6 @@ async def _serve(arguments: argparse.Namespace, keyless: bool) -> None:
         )
 
 
-def _store(place: TracePlace | None) -> Any:
-    if isinstance(place, StoreAddress):
-        from callboard.tracestore import PostgresStore
-
-        return PostgresStore(place.dsn)
-    return place
-
-
 def served_models(registry: ModelRegistry) -> ModelRegistry:
     """The registry to serve: the configured models, or without any, the local model for every name."""
     if registry.source != FROM_ENVIRONMENT or registry.default_provider is not None:
@@ -150,22 +163,15 @@ def served_models(registry: ModelRegistry) -> ModelRegistry:
     return registry.with_client_names({"*": [LOCAL_MODEL]})
 
 
-def _view(engine: Engine, arguments: argparse.Namespace) -> WebView:
-    from ..web_view.web import web
-
-    hosts = [] if arguments.bind in ("0.0.0.0", "::") else [arguments.bind]
-    return web(engine, hosts=hosts, shared=True)
-
-
 def _announce(view: WebView, address: str) -> None:
     """Print an address that signs in one browser. After each use, print a new one."""
     base = f"{address.rstrip('/')}{VIEW_PATH}"
 
-    def say_address() -> None:
+    def print_address() -> None:
         echo(f"  {'Live view':<17}{view.sign_in_url(base)}")
 
-    view.on_sign_in(say_address)
-    say_address()
+    view.on_sign_in(print_address)
+    print_address()
 
 
 class CombinedApplication:
@@ -178,15 +184,13 @@ class CombinedApplication:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
         if self._view is not None and path == VIEW_PATH:
-            await send({"type": "http.response.start", "status": 307, "headers": [(b"location", _VIEW)]})
+            location = (b"location", f"{VIEW_PATH}/".encode())
+            await send({"type": "http.response.start", "status": 307, "headers": [location]})
             await send({"type": "http.response.body", "body": b""})
         elif self._view is not None and path.startswith(f"{VIEW_PATH}/"):
             await self._view({**scope, "root_path": f"{scope.get('root_path', '')}{VIEW_PATH}"}, receive, send)
         else:
             await self._gateway(scope, receive, send)
-
-
-# --- What is printed ---
 
 
 def greeting(address: str, registry: ModelRegistry, *, keyless: bool) -> Iterator[str]:
@@ -227,16 +231,210 @@ def client_lines(base: str, key: str) -> Iterator[tuple[str, str]]:
 
 def log_line(served: ServedRequest) -> str:
     """A request in one line."""
-    model = served.model
-    if served.served_by not in ("", model):
-        model = f"{model} -> {served.served_by}"
+    model, server = served.model, served.served_by
+    served_model = model if server in ("", model) else f"{model} -> {server}"
     cost = "" if served.nano_usd is None else exact(served.nano_usd)
-    parts = (
-        served.client,
-        f"{served.method} {served.path}",
-        served.status,
-        model,
-        f"{served.seconds:.2f} s",
-        cost,
-    )
+    request = f"{served.method} {served.path}"
+    parts = (served.client, request, served.status, served_model, f"{served.seconds:.2f} s", cost)
     return "  ".join(str(part) for part in parts if part)
+
+
+# --- The live view ---
+
+
+def add_web(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serve the live view on this machine, and print an address that signs in one browser. By default "
+        "it runs an engine on the default trace. With --db or --store it shows that trace, which another "
+        "process may write."
+    )
+    add_trace(parser)
+    add_models_file(parser)
+    add_address(
+        parser,
+        VIEW_PORT,
+        network="allow other machines to connect: --bind may be any address of this machine",
+        hosts="allow this host name in the address (repeatable)",
+    )
+    parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
+    parser.set_defaults(run=run_web, draws=True)
+
+
+def run_web(arguments: argparse.Namespace) -> int:
+    refuse_open_binds(arguments)
+    _require_server("the live view")
+    anyio.run(_serve_web, arguments)
+    return 0
+
+
+async def _serve_web(arguments: argparse.Namespace) -> None:
+    if named_trace(arguments) is not None:
+        place = chosen_trace(arguments)
+        async with store_to_read(place):  # check that the trace exists and can be read
+            pass
+        await _serve_view(_view(None, arguments, place), arguments)
+        return
+    async with Engine(models=load_registry(arguments.models_file)) as engine:
+        await _serve_view(_view(engine, arguments), arguments)
+
+
+def _view(engine: Engine | None, arguments: argparse.Namespace, place: TracePlace | None = None) -> WebView:
+    from ..web_view.web import web
+
+    hosts = [*arguments.host, *([] if arguments.bind in ("0.0.0.0", "::") else [arguments.bind])]
+    scopes: Sequence[Scope] = ("view", "content") if arguments.view_only else ("view", "content", "change")
+    return web(engine, trace=place, hosts=hosts, scopes=scopes, shared=True)
+
+
+async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
+    listener, address = listening(arguments)
+    console = make_console()
+
+    def print_address() -> None:
+        console.print(view.sign_in_url(address), soft_wrap=True, markup=False, highlight=False)
+
+    def used() -> None:
+        console.print("That address was used. For another browser:", style="dim")
+        print_address()
+
+    view.on_sign_in(used)
+    console.print("Serving the live view until Ctrl-C. This address signs in one browser:", style="dim")
+    print_address()
+    await serve_until_interrupt(view, listener, on_shutdown=view.close)
+
+
+# --- MCP ---
+
+
+def add_mcp(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serve tools to other programs as an MCP server, over stdin and stdout. With -m, serve a model instead: "
+        "the tool `ask` sends a message to a session that has the tools."
+    )
+    repeated(
+        parser,
+        "-T",
+        "--tool",
+        dest="tools",
+        metavar="TOOL",
+        help="serve these tools: FILE.py, FILE.py:function, a module, a plugin, or an MCP server (repeatable)",
+    )
+    add_mcp_file(parser)
+    parser.add_argument("-m", "--model", metavar="NAME", help="serve sessions of this model, by the tool `ask`")
+    parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt of the sessions")
+    parser.add_argument(
+        "--name", default="callboard", metavar="NAME", help="set the name of the server (default: callboard)"
+    )
+    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
+    add_address(
+        parser,
+        MCP_PORT,
+        network=f"serve other machines; clients send the token in ${TOKEN_VARIABLE}",
+        hosts="accept requests for this host name (repeatable)",
+    )
+    add_models_file(parser)
+    parser.set_defaults(run=run_mcp)
+
+
+def run_mcp(arguments: argparse.Namespace) -> int:
+    if not arguments.tools and arguments.model is None:
+        raise ConfigurationError("serve-mcp needs tools (-T, --mcp) or a model (-m) to serve")
+    if arguments.http:
+        refuse_open_binds(arguments)
+        if arguments.allow_network and not os.environ.get(TOKEN_VARIABLE):
+            raise ConfigurationError(f"--allow-network needs a token for clients: set ${TOKEN_VARIABLE}")
+    anyio.run(_serve_mcp, arguments)
+    return 0
+
+
+async def _serve_mcp(arguments: argparse.Namespace) -> None:
+    from ..mcp.ask import unknown_conversation
+    from ..mcp.serve import mcp_service
+
+    async with AsyncExitStack() as life:
+        tools: Sequence[ToolLike] = await given_tools(arguments.tools, life)
+        if arguments.model is None:
+            service = mcp_service(tools, name=arguments.name)
+        else:
+            engine = await life.enter_async_context(Engine(models=load_registry(arguments.models_file)))
+
+            def session(conversation: str | None) -> Session:
+                if conversation is not None:
+                    raise unknown_conversation(conversation)
+                return engine.session(arguments.model, system_prompt=arguments.system, tools=tools)
+
+            session(None)  # so that a wrong name is reported at the start
+            service = mcp_service(session=session, name=arguments.name)
+        if not arguments.http:
+            await service.serve_stdio()
+            return
+        app = service.http_app(hosts=arguments.host, token=os.environ.get(TOKEN_VARIABLE) or None)
+        listener, address = listening(arguments)
+        note(f"An MCP server, until Ctrl-C: {address}mcp")
+        await serve_until_interrupt(app, listener, lifespan="auto")
+
+
+# --- The server ---
+
+
+def _require_server(what: str) -> None:
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f'{what} needs {package}: pip install "callboard[web]"')
+
+
+def refuse_open_binds(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for an address that other machines can reach, unless the user allowed it."""
+    try:
+        local = ipaddress.ip_address(arguments.bind).is_loopback
+    except ValueError:
+        raise ConfigurationError(f"--bind {arguments.bind!r} is not an IP address") from None
+    if local or arguments.allow_network:
+        return
+    raise ConfigurationError(
+        f"--bind {arguments.bind} would allow other machines to connect. To allow this, add "
+        f"--allow-network, and name the hosts with --host. The connection is not encrypted"
+    )
+
+
+def listening(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
+    """A socket that listens on the requested address, and its URL. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
+    try:
+        listener = socket.create_server((arguments.bind, arguments.port), family=family)
+    except OSError as error:
+        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
+    return listener, f"http://{_in_url(arguments)}:{listener.getsockname()[1]}/"
+
+
+async def serve_until_interrupt(
+    app: Any,
+    listener: socket.socket,
+    *,
+    lifespan: Literal["auto", "off"] = "off",
+    on_shutdown: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> None:
+    """Serve an ASGI application until Ctrl-C.
+
+    `on_shutdown` is called first when the server stops. It must end streams that would not end by themselves.
+    `options` are passed to uvicorn.
+    """
+    import uvicorn
+
+    from ..gateway.server import server_options
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            on_shutdown()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(app, lifespan=lifespan, **(server_options() | options))
+    await Server(config).serve(sockets=[listener])
+
+
+def _in_url(arguments: argparse.Namespace) -> str:
+    name: str = arguments.host[0] if arguments.host else arguments.bind
+    if name in ("0.0.0.0", "::"):
+        name = "127.0.0.1"
+    return f"[{name}]" if ":" in name else name

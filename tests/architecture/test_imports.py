@@ -29,14 +29,14 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1_connection.py",),
-    "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
-    "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
+    "httpx": ("adapters/transport/httpx_transport.py",),
+    "httpcore": ("adapters/transport/httpx_transport.py",),
     "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/broker.py", "engine/nodes/broker_streams.py"),
-    "starlette": ("engine/web_view/", "engine/cli/web.py"),
-    "uvicorn": ("engine/cli/web.py", "engine/gateway/server.py"),
+    "starlette": ("engine/web_view/",),
+    "uvicorn": ("engine/cli/serve.py", "engine/gateway/server.py"),
 }  # fmt: skip
 """For each I/O library, the modules or folders of modules that may import it."""
 

@@ -25,9 +25,17 @@ from callboard.bus.streams.events import TextDelta, ThinkingDelta
 from callboard.engine import RequestLoss, RequestPreview
 from callboard.engine.calls.outcome import NOT_KNOWN
 from callboard.engine.cli.chat import preview_lines, replies_text
-from callboard.engine.cli.chat_input import HELP, command_of, completions, edited, is_open, unknown, unwrapped
-from callboard.engine.cli.chat_state import Interrupts, ReplyWriter
-from callboard.engine.cli.screen import Screen, console_class
+from callboard.engine.cli.chat_input import (
+    HELP,
+    Interrupts,
+    command_of,
+    completions,
+    edited,
+    is_open,
+    unknown,
+    unwrapped,
+)
+from callboard.engine.cli.screen import ReplyWriter, Screen, console_class
 
 from .running import call, read_until, start
 

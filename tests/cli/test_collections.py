@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus import CallboardError, StoreError
-from callboard.engine.cli.collection_input import Fields, records_of
+from callboard.engine.cli.embed import Fields, records_of
 from callboard.tracestore.collections import CollectionFile, Item, packed, plain_scores, scores_with, unpacked
 
 from .running import call

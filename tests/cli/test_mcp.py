@@ -17,7 +17,7 @@ from .running import CHECKOUT, call, start
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
-from callboard.engine.cli.mcp import answer_at, value_of
+from callboard.engine.cli.conversation_setup import answer_at, value_of
 
 OLD_SERVER = CHECKOUT / "tests/engine/mcp/old_server.py"
 

@@ -89,20 +89,20 @@ def test_only_this_machine_needs_no_key(
     monkeypatch.setattr(
         "callboard.engine.cli.serve.anyio.run", lambda work, arguments, keyless: served.append(keyless)
     )
-    assert serve.run(parsed(*words)) == 0
+    assert serve.run_serve(parsed(*words)) == 0
     assert served == [keyless]
 
 
 def test_a_host_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is not an IP address"):
-        serve.run(parsed("--host", "example.org"))
+        serve.run_serve(parsed("--host", "example.org"))
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == package else object())
     with pytest.raises(ConfigurationError, match=rf'needs {package}: pip install "callboard\[web\]"'):
-        serve.run(parsed())
+        serve.run_serve(parsed())
 
 
 @pytest.mark.parametrize(

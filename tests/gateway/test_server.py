@@ -18,7 +18,7 @@ import uvicorn
 
 from callboard.bus import LlmCallFailed, Lossless
 from callboard.engine import Engine
-from callboard.engine.cli.web import serve_until_interrupt
+from callboard.engine.cli.serve import serve_until_interrupt
 from callboard.engine.gateway import GatewayLimits, gateway, server
 from callboard.engine.gateway.server import server_options
 from tests.support.engines import registry

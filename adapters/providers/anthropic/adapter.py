@@ -28,7 +28,7 @@ from ...http.adapter import HttpAdapter
 from ...http.fidelity import client_body, client_headers
 from ...http.wire import ChatWire, OtherWires
 from ...replies.assembler import Assembler
-from ...replies.normaliser import StreamNormaliser
+from ...replies.streamed import StreamNormaliser
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions

@@ -20,7 +20,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, deta
 
 from ...http.errors import error_without_status, read_error_value
 from ...replies.assembler import Assembler
-from ...replies.decoders import parse_object
+from ...replies.block import parse_object
 from ...replies.usage import reported_count, source_of
 from ...requests.content import as_text
 from .data import ERROR_CODES

@@ -16,7 +16,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
 from ...replies.assembler import Assembler
-from ...replies.normaliser import SseNormaliser
+from ...replies.streamed import SseNormaliser
 from . import response
 from .data import ERROR_CODES
 from .response import (

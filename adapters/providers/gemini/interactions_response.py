@@ -18,7 +18,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage, details_of, unusual_tier
 
 from ...replies.assembler import Assembler
-from ...replies.normaliser import image_at, image_of_base64
+from ...replies.streamed import image_at, image_of_base64
 from ...replies.usage import reported_count, source_of
 from .data import error_in_reply
 

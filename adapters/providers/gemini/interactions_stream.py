@@ -19,7 +19,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
 from ...replies.assembler import Assembler
-from ...replies.normaliser import SseNormaliser
+from ...replies.streamed import SseNormaliser
 from . import interactions_response as wire
 from .interactions_response import Steps, arguments_of, failure_of, has_more_than_text
 

@@ -20,8 +20,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason
 
 from ...replies.assembler import Assembler
-from ...replies.decoders import SseDecoder, parse_object, repair_body
-from ...replies.normaliser import EventNormaliser, image_of_base64
+from ...replies.block import parse_object
+from ...replies.streamed import EventNormaliser, SseDecoder, image_of_base64
+from ...requests.content import repair_body
 from . import contents, wire
 from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, metadata_of, raw_parts
 from .data import CODES, error_in_reply

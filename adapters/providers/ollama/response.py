@@ -34,8 +34,8 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...http.errors import ErrorBody, ErrorType, build_error, read_error_value
 from ...replies.assembler import Assembler, fill_usage
-from ...replies.decoders import NdjsonDecoder, is_whole, may_become_json
-from ...replies.normaliser import NdjsonNormaliser
+from ...replies.block import is_whole, may_become_json
+from ...replies.streamed import NdjsonDecoder, NdjsonNormaliser
 from ...replies.usage import reported_count
 from ...requests.estimate import TokenRates
 

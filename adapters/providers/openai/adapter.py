@@ -27,8 +27,7 @@ from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
 from ...operations.wires import BackgroundStatus
 from ...provider import create_adapter
 from ...replies.assembler import Assembler
-from ...replies.decoders import SseDecoder
-from ...replies.normaliser import StreamNormaliser
+from ...replies.streamed import SseDecoder, StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
@@ -220,8 +219,6 @@ class NumberedResponses(ResponsesNormaliser):
     def on_event(self, name: bytes, data: bytes) -> None:
         number = _number_of(data)
         if number is not None and self.number is not None and number <= self.number:
-            if self.assembler.raw is not None:
-                self.assembler.raw.again(data)
             return
         try:
             super().on_event(name, data)
@@ -239,7 +236,7 @@ class NumberedResponses(ResponsesNormaliser):
         return self.assembler.take()
 
     def reopen(self) -> None:
-        self._read_with(SseDecoder())
+        self._decoder = SseDecoder()
         self.error = None
 
     def take_whole(self, body: bytes) -> list[StreamEvent]:

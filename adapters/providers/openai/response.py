@@ -20,8 +20,8 @@ from callboard.bus.values.usage import StopReason
 
 from ...contract import CanonicalRequest
 from ...replies.assembler import Assembler
-from ...replies.decoders import parse_arguments
-from ...replies.normaliser import image_of_base64
+from ...replies.block import parse_arguments
+from ...replies.streamed import image_of_base64
 from .data import Quirks, error_in_reply
 from .wire import (
     DETAILS,

@@ -17,7 +17,7 @@ import msgspec
 from callboard.bus.errors import StreamError
 
 from ...replies.assembler import Assembler
-from ...replies.normaliser import SseNormaliser
+from ...replies.streamed import SseNormaliser
 from .data import CODES, Quirks, error_in_reply
 from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (

@@ -17,7 +17,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ...replies.assembler import Assembler
-from ...replies.decoders import parse_object
+from ...replies.block import parse_object
 from ...requests.settings import CUSTOM, INPUT
 from .wire import WireFunction, WireMessage, WireToolCall
 

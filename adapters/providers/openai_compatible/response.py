@@ -20,7 +20,7 @@ from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ...http.errors import is_error
 from ...replies.assembler import Assembler
-from ...replies.normaliser import SseNormaliser, image_at
+from ...replies.streamed import SseNormaliser, image_at
 from .data import ERROR_CODES, error_in_body, error_in_reply, overflow_of
 from .fragments import Searches, ThinkTags, ToolCalls
 from .messages import REASONING_FIELD

@@ -8,20 +8,22 @@ convention, the input includes cache reads and cache writes. If these exceed the
 from __future__ import annotations
 
 import base64
-import gzip
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
+import anyio
+import anyio.to_thread
 import msgspec
 
+from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
+from callboard.tracestore import Store
 
+from ..importer import Importer
 from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
 from .records import (
-    LARGEST_FILE,
     Record,
     amount_of,
     conversation,
@@ -120,27 +122,37 @@ class Otlp:
                 yield record
 
 
-def read_otlp(
-    body: bytes, content_type: str, encoding: str | None = None, *, content: bool = False
-) -> Iterator[Item]:
-    """The calls in the body of a request to ``/v1/traces``.
+class SpanImports:
+    """Imports the calls in spans that arrive at ``/v1/traces``."""
 
-    Args:
-        body: The body, an ``ExportTraceServiceRequest``.
-        content_type: ``application/json`` or ``application/x-protobuf``.
-        encoding: ``gzip`` or ``deflate`` if the body is compressed. Its decompressed size must not exceed 64 MiB.
-        content: Whether to return the messages, too.
-    """
-    if encoding in ("gzip", "deflate"):
-        try:
-            unpacked = zlib.decompressobj(47 if encoding == "gzip" else 15)
-            body = unpacked.decompress(body, LARGEST_FILE)
-            if unpacked.unconsumed_tail:
-                yield UnreadablePart(line=0, why="the body is too large")
-                return
-        except (zlib.error, gzip.BadGzipFile):
-            yield UnreadablePart(line=0, why="the body can't be decompressed")
-            return
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._importer = Importer(store, "otlp", clock=clock)
+        self._importing = anyio.Lock()
+
+    async def take(self, body: bytes, kind: str, tags: Mapping[str, str]) -> bytes:
+        """Import the calls of one request, with these tags. Returns the body of its answer. Raises ValueError.
+
+        The body is an ``ExportTraceServiceRequest``. Its content type is ``application/json`` or
+        ``application/x-protobuf``.
+        """
+        found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
+        unread = [item for item in found if isinstance(item, UnreadablePart)]
+        if unread and len(unread) == len(found):
+            raise ValueError(unread[0].why)
+        tagged = (
+            msgspec.structs.replace(item, tags={**item.tags, **tags}) if isinstance(item, ImportedCall) else item
+            for item in found
+        )
+        async with self._importing:
+            await self._importer.take(tagged, "POST /v1/traces")
+        if kind.partition(";")[0].strip() != "application/json":
+            return b""  # an empty message of Protobuf
+        partial = {"rejectedSpans": str(len(unread)), "errorMessage": unread[0].why} if unread else None
+        return msgspec.json.encode({} if partial is None else {"partialSuccess": partial})
+
+
+def read_otlp(body: bytes, content_type: str, *, content: bool = False) -> Iterator[Item]:
+    """The calls in the body of a request to ``/v1/traces``, and their messages if `content` is set."""
     if content_type.partition(";")[0].strip() == "application/json":
         yield from _of_json(body, 0, content=content)
         return

@@ -309,13 +309,7 @@ def decoded(raw: msgspec.Raw | bytes | str) -> Json:
 
 
 def message_of(value: Json, role: str = "user", message_id: str | None = None) -> Message | None:
-    """One message; None if it has no supported content.
-
-    Args:
-        value: A message with its role, an item of the Responses API, a list of blocks, or a text.
-        role: The role if the value has none.
-        message_id: The message's id.
-    """
+    """One message; None if it has no supported content."""
     inner = value
     blocks: list[ContentBlock] = []
     if isinstance(value, dict):
@@ -373,14 +367,7 @@ def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Mes
 
 
 def conversation(session: str, at: int, sent: Json, received: Json) -> Iterator[ImportedMessage]:
-    """The messages of a call. Later calls repeat them, so a message's id is a hash of its content.
-
-    Args:
-        session: The session's id.
-        at: The time of the call, in microseconds since the epoch.
-        sent: The messages of the request.
-        received: The reply.
-    """
+    """The messages of a call. Later calls repeat them, so a message's id is a hash of its content."""
     counts: Counter[str] = Counter()
     for message in (*messages_of(sent), *messages_of(received, "assistant")):
         tools = [

@@ -12,8 +12,7 @@ import pytest
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.call import repaired as with_repairs
-from callboard.adapters.http.repair import Edit, Repair
+from callboard.adapters.http.repair import Edit, Repair, with_repairs
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter

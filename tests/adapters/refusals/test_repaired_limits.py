@@ -7,11 +7,11 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.repair import stated_limit
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.adapters.providers.openai.data import find_model
 from callboard.adapters.providers.tgi.adapter import TGIAdapter
 from callboard.adapters.requests.content import without_reasoning
-from callboard.adapters.requests.settings import stated_limit
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     ContentBlock,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.errors import read_error
-from callboard.adapters.replies.block import GrowingArguments, Meaning
-from callboard.adapters.replies.decoders import SseDecoder, is_whole, may_become_json, parse_arguments, repair_body
-from callboard.adapters.requests.content import repair_json, repair_text
+from callboard.adapters.replies.block import GrowingArguments, Meaning, is_whole, may_become_json, parse_arguments
+from callboard.adapters.replies.streamed import SseDecoder
+from callboard.adapters.requests.content import repair_body, repair_json, repair_text
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ToolUseBlock

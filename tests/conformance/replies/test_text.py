@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.replies import block
-from callboard.adapters.replies.block import RawKept
+from callboard.adapters.http import fidelity
+from callboard.adapters.http.fidelity import RawKept
 from callboard.bus.streams.events import MessageStart, ProviderEvent, TextDelta, ThinkingDelta, ToolUseStart
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ThinkingBlock
@@ -380,7 +380,7 @@ def test_the_body_of_a_plain_reply_is_kept(wire: Wire) -> None:
 
 def test_the_original_reply_is_limited_and_counts_missing_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first event above the limit, no event is kept, so there are no gaps."""
-    monkeypatch.setattr(block, "MAX_RAW_BYTES", 5)
+    monkeypatch.setattr(fidelity, "MAX_RAW_BYTES", 5)
     kept = RawKept()
     for data in (b"12", b"345", b"6", b"", b"7"):
         kept.event(data)
