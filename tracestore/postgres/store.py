@@ -14,7 +14,7 @@ import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock, to_us
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
 from ..gateway import GatewayTables

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..rows import Imported, ImportedFile, Revision
 from .connection import Database, Row, SqlValue, Statements, placeholders

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from callboard.bus.clock import Clock, to_us
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.values.messages import Message
 
 from ..call_columns import CallFilter, CallRow

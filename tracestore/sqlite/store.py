@@ -11,7 +11,7 @@ from typing import Self
 import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..call_columns import CallFilter, SearchFilter
 from ..gateway import GatewayTables
