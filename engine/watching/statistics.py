@@ -18,7 +18,8 @@ from callboard.bus import (
 from callboard.tracestore import WriterStatistics
 
 from ..routing.availability import Availability
-from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
+from ..routing.rate_limits import RateLimits
+from ..routing.rate_slots import RateLimit, RateLimitQueue
 from ..runtime.adapters import RunningAdapter
 from ..runtime.alone import OwnershipStatistics
 from ..runtime.lifecycle import Life
