@@ -17,9 +17,8 @@ from callboard.bus.streams.events import TurnComplete
 from callboard.engine import Cluster
 from callboard.engine.nodes.broker import Broker
 from callboard.engine.nodes.broker_streams import BrokerFrames
-from callboard.engine.nodes.frames.exchange import Subjects
-from callboard.engine.nodes.frames.retained_turns import NoStoredTurns
-from callboard.engine.nodes.frames.sender import Frames
+from callboard.engine.nodes.frame_sender import Frames
+from callboard.engine.nodes.frames import Subjects
 from tests.support.nats_server import own_nats_server, why_no_nats
 
 from .table import Row, against, in_turns, micros, percentile, run
@@ -44,7 +43,7 @@ class Node:
             kept,
             self.streams,
             lambda _: 0,
-            NoStoredTurns(),
+            None,
             patience=cluster.lease_seconds + 5.0,
             frame_seconds=cluster.frame_seconds,
             frame_bytes=cluster.frame_bytes,

@@ -42,7 +42,8 @@ __getattr__, __dir__, __all__ = face(
         ".models.entries": "AdapterEntry ModelDefaults ModelEntry ToolSettings",
         ".models.registry": "ModelRegistry",
         ".nodes.node": "Cluster",
-        ".nodes.remote_bus": "Bridge RemoteBus",
+        ".nodes.bridge": "Bridge",
+        ".nodes.remote_bus": "RemoteBus",
         ".generation.objects": "NoObjectGeneratedError NoObjectReason ObjectResult",
         ".generation.object_stream": "ObjectStream",
         ".object_functions": (

@@ -24,7 +24,8 @@ from .models.configured import ConfiguredModel, load_registry
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry, ToolSettings
 from .models.registry import ModelRegistry
 from .nodes.node import Cluster
-from .nodes.remote_bus import Bridge, RemoteBus
+from .nodes.bridge import Bridge
+from .nodes.remote_bus import RemoteBus
 from .generation.objects import NoObjectGeneratedError, NoObjectReason, ObjectResult
 from .generation.object_stream import ObjectStream
 from .object_functions import SyncObjectStream, generate_object, generate_object_sync, stream_object, stream_object_sync

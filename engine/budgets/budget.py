@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from callboard.bus.values.usage import usd_of
+from callboard.tracestore.rows import SpendingQuery
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -261,3 +262,28 @@ class Payer(msgspec.Struct, frozen=True):
                 return self.root_turn_id
             case _:
                 return self.tags.get(per.removeprefix(_TAG), "")
+
+
+_DIMENSIONS = {"engine": None, "session": "session_id"}
+"""The trace's names for scopes that have another name there."""
+
+
+def query_of(budget: Budget, now_us: int) -> SpendingQuery:
+    """The calls that count in a budget at a given time."""
+    window = budget.counted_over
+    slot = window.slot(now_us)
+    since_us: int | None = slot.start_us
+    slot_us: int | None = None
+    if window.rolling is not None:
+        slot_us = slot.end_us - slot.start_us
+        since_us = window.slot(now_us - window.rolling_us).start_us
+    elif window.calendar is None:
+        since_us = None
+    return SpendingQuery(
+        by=_DIMENSIONS.get(budget.per, budget.per),
+        value=budget.of,
+        since_us=since_us,
+        slot_us=slot_us,
+        current=budget.follows_repricing,
+        imported=budget.counts_imported,
+    )

@@ -19,16 +19,13 @@ from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.store import Store
 
 from ..calls.outcome import CallEnd, output_is_unknown
-from .budget import OF_TREES, Budget, Payer
+from .budget import OF_TREES, Budget, Payer, query_of
 from .ledger import Account, AccountState, Amount, BudgetExceededError, Ledger, Refusal
 
-# Reading the spending from the trace
+# --- The spending in the trace ---
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
 """A function that reads the past spending of budgets at a given time from the trace."""
-
-_DIMENSIONS = {"engine": None, "session": "session_id"}
-"""The trace's names for scopes that have another name there."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -78,27 +75,6 @@ def loader(
     return load
 
 
-def query_of(budget: Budget, now_us: int) -> SpendingQuery:
-    """The calls that count in a budget at a given time."""
-    window = budget.counted_over
-    slot = window.slot(now_us)
-    since_us: int | None = slot.start_us
-    slot_us: int | None = None
-    if window.rolling is not None:
-        slot_us = slot.end_us - slot.start_us
-        since_us = window.slot(now_us - window.rolling_us).start_us
-    elif window.calendar is None:
-        since_us = None
-    return SpendingQuery(
-        by=_DIMENSIONS.get(budget.per, budget.per),
-        value=budget.of,
-        since_us=since_us,
-        slot_us=slot_us,
-        current=budget.follows_repricing,
-        imported=budget.counts_imported,
-    )
-
-
 _JOB = "/job"
 
 
@@ -111,11 +87,6 @@ def job_of(request_id: str) -> str:
     return request_id + _JOB
 
 
-def is_job(name: str) -> bool:
-    """Whether a reservation belongs to a job."""
-    return name.endswith(_JOB)
-
-
 _LONGEST_NAP_SECONDS = 3600.0
 """The maximum wait, in seconds, before a call checks the clock again, because the clock may be changed."""
 
@@ -124,6 +95,9 @@ _LOAN_SECONDS = 2.0
 
 _SHARED_NAP_SECONDS = 1.0
 """The maximum wait, in seconds, before a call checks again whether other nodes have returned room."""
+
+
+# --- The budgets of an engine ---
 
 
 class SharedBudgets(Protocol):
@@ -184,8 +158,6 @@ class _Waiter:
 
 
 class Budgets:
-    """The budgets of one engine."""
-
     def __init__(
         self,
         budgets: Sequence[Budget],
@@ -210,22 +182,15 @@ class Budgets:
 
     def _know(self, budgets: Sequence[Budget]) -> None:
         self._some = bool(budgets)
-        self._may_change_calls = any(
-            each.when_full == "cheaper" or each.shorten_to is not None for each in budgets
-        )
+        self.may_change_calls = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
         self._in_trace = tuple(each for each in budgets if each.per not in OF_TREES)
 
     def __bool__(self) -> bool:
         return self._some
 
     @property
-    def may_change_calls(self) -> bool:
-        """Whether a budget may change a call: to a cheaper model, or a shorter reply."""
-        return self._may_change_calls
-
-    @property
     def waiting(self) -> int:
-        """The number of calls that wait for room."""
         return len(self._waiters)
 
     async def loaded(self) -> None:
@@ -293,7 +258,8 @@ class Budgets:
                 self.ledger.add(added)
                 self._know(self.ledger.budgets)
             for budget in budgets:
-                self.ledger.forget_ended(budget)
+                for account in self.ledger.accounts_of(budget):
+                    account.clear_ended()
             counted.count_in(self.ledger)
         except BaseException:
             self._late = None
@@ -305,16 +271,13 @@ class Budgets:
             self._settle(end, budgets if end.seq <= counted.committed_seq else ())
 
     async def refresh(self) -> None:
-        """If budgets are shared with other nodes, refresh their state."""
         if self._shared is not None:
             await self._shared.refresh()
 
     def forget_turn(self, turn_id: str) -> None:
-        """Drop the accounts of a turn that has ended."""
         self.ledger.forget_turn(turn_id)
 
     def states(self) -> list[AccountState]:
-        """The current state of all accounts in use."""
         return list(self.ledger.states(self._now_us()))
 
     # --- Before a call ---
@@ -330,24 +293,16 @@ class Budgets:
         while refusals and [each for each in payer.accounts if await each.secure(amount, self._now_us())]:
             refusals = self._try(name, payer, amount)  # another call may have been faster
         if refusals and self._loans and all(refusal.may_fit for refusal in refusals):
-            refusals = await self._after_loans(name, payer, amount, refusals)
+            # A tool's result may arrive before the message that returns the room it borrowed.
+            with anyio.move_on_after(_LOAN_SECONDS):
+                while refusals and self._loans:
+                    await self._loans_ended.wait()
+                    refusals = self._try(name, payer, amount)
         if refusals is None:
             return
         if refusals:
             self._require_patience(name, payer, refusals)
         await self._wait(_Waiter(name, payer, amount))
-
-    async def _after_loans(
-        self, name: str, payer: Payer, amount: Amount, refusals: list[Refusal] | None
-    ) -> list[Refusal] | None:
-        """Wait briefly for other nodes to return lent room, and try again. A tool's result may arrive before the
-        message that returns the room it borrowed.
-        """
-        with anyio.move_on_after(_LOAN_SECONDS):
-            while refusals and self._loans:
-                await self._loans_ended.wait()
-                refusals = self._try(name, payer, amount)
-        return refusals
 
     def reserve_now(self, name: str, payer: Payer, amount: Amount) -> bool:
         """Reserve without waiting. Returns False if there is no room, or an earlier call waits for it."""
@@ -388,7 +343,6 @@ class Budgets:
             self._admit()
 
     def would_refuse(self, payer: Payer, amount: Amount) -> bool:
-        """Whether there is no room at the moment."""
         return bool(self.ledger.would_refuse(payer, amount, self._now_us()))
 
     def too_dear(self, payer: Payer, amount: Amount) -> Refusal | None:
@@ -504,7 +458,6 @@ class Budgets:
     # --- After a call ---
 
     def settle(self, name: str | None, payer: Payer, end: CallEnd, seq: int) -> None:
-        """Count the cost of an attempt that has ended."""
         ended = _End(name, payer, amount_of(end), output_is_unknown(end), seq)
         if self._late is not None:
             self._late.append(ended)
@@ -512,8 +465,11 @@ class Budgets:
             self._settle(ended)
 
     def _settle(self, end: _End, counted: Sequence[Budget] = ()) -> None:
-        if end.name is None or (end.name not in self.ledger and is_job(end.name)):
-            accounts = self._book(end, counted)
+        if end.name is None or (end.name not in self.ledger and end.name.endswith(_JOB)):
+            accounts = self.ledger.accounts(end.payer)
+            for account in accounts:
+                if account.budget not in counted:
+                    account.book(end.spent, self._now_us())
         elif end.unknown:
             accounts = self.ledger.lose(end.name, counted)
         else:
@@ -526,13 +482,6 @@ class Budgets:
         self._publish_low(accounts, end.name or "", end.payer)
         if self._waiters:
             self._admit()
-
-    def _book(self, end: _End, counted: Sequence[Budget]) -> list[Account]:
-        accounts = self.ledger.accounts(end.payer)
-        for account in accounts:
-            if account.budget not in counted:
-                account.book(end.spent, self._now_us())
-        return accounts
 
     def keep(self, name: str | None, new_name: str) -> None:
         """Move a reservation to another name, for a job that ends later."""
@@ -571,6 +520,5 @@ class Budgets:
 
 
 def amount_of(end: CallEnd) -> Amount:
-    """The money and the tokens of an attempt that has ended."""
     tokens = 0 if end.usage is None else end.usage.total_tokens
     return Amount(0 if end.cost is None else end.cost.nano_usd, tokens)

@@ -13,7 +13,7 @@ start, so the accounts agree with its sums. A reservation takes room in all acco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Literal
@@ -45,7 +45,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     @property
     def usd(self) -> Decimal | None:
         """The money in USD, exactly, or None if no price is known."""
-        return _usd(self.nano_usd)
+        return None if self.nano_usd is None else usd_of(self.nano_usd)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -57,7 +57,6 @@ class Refusal(msgspec.Struct, frozen=True):
     why: Literal["money", "tokens", "unpriced"]
     left: Amount
     amount: Amount
-    """The amount that the call needs."""
     fits_at_us: int | None
     """The time at which the window has room for the call, in microseconds since the Unix epoch; None for
     never."""
@@ -67,15 +66,11 @@ class Refusal(msgspec.Struct, frozen=True):
     @property
     def may_fit(self) -> bool:
         """Whether waiting can help: the call fits into the account at some time."""
-        return self.fits_at_us is not None or self._fits_after_ends
-
-    @property
-    def _fits_after_ends(self) -> bool:
-        short = (
-            self.amount.money - self.left.money if self.why == "money" else self.amount.tokens - self.left.tokens
-        )
-        back = self.held.money if self.why == "money" else self.held.tokens
-        return self.why != "unpriced" and short <= back
+        if self.fits_at_us is not None or self.why == "unpriced":
+            return self.fits_at_us is not None
+        if self.why == "money":
+            return self.amount.money - self.left.money <= self.held.money
+        return self.amount.tokens - self.left.tokens <= self.held.tokens
 
 
 class AccountState(msgspec.Struct, frozen=True):
@@ -106,7 +101,7 @@ class AccountState(msgspec.Struct, frozen=True):
     @property
     def left_usd(self) -> Decimal | None:
         """The money that is neither spent nor held, exactly, in USD. None without a limit on money."""
-        return _usd(self.left_nano_usd)
+        return None if self.left_nano_usd is None else usd_of(self.left_nano_usd)
 
     @property
     def left_nano_usd(self) -> int | None:
@@ -121,13 +116,7 @@ class AccountState(msgspec.Struct, frozen=True):
         return None if limit is None else limit - self.spent.tokens - self.held.tokens - self.unknown.tokens
 
 
-def _usd(nano_usd: int | None) -> Decimal | None:
-    return None if nano_usd is None else Decimal(nano_usd).scaleb(-9)
-
-
 class Tally:
-    """A count of calls with their money and tokens."""
-
     __slots__ = ("calls", "money", "tokens")
 
     def __init__(self) -> None:
@@ -298,33 +287,25 @@ class Account:
         return AccountState(
             self.budget,
             self.value,
-            sum_of(spent),
-            sum_of(held),
-            sum_of(unknown),
+            _sum_of(spent),
+            _sum_of(held),
+            _sum_of(unknown),
             sum(tally.calls for tally in (*held, *spent, *unknown)),
             sum(tally.calls for tally in unknown),
             end if end < ENDLESS_US else None,
         )
 
 
-def sum_of(tallies: Iterable[Tally]) -> Amount:
-    tallies = tuple(tallies)
+def _sum_of(tallies: Sequence[Tally]) -> Amount:
     return Amount(sum(tally.money for tally in tallies), sum(tally.tokens for tally in tallies))
 
 
-class _Hold:
-    """A reservation: its amount, payer, time and accounts."""
-
-    __slots__ = ("amount", "at_us", "lost", "payer", "places")
-
-    def __init__(
-        self, amount: Amount, payer: Payer | None, at_us: int, places: list[tuple[Account, SlotSum]]
-    ) -> None:
-        self.amount = amount
-        self.payer = payer
-        self.at_us = at_us
-        self.places = places
-        self.lost = False
+class _Hold(msgspec.Struct):
+    amount: Amount
+    payer: Payer | None
+    at_us: int
+    places: list[tuple[Account, SlotSum]]
+    lost: bool = False
 
 
 class Ledger:
@@ -346,17 +327,12 @@ class Ledger:
         """The active budgets, in the order in which they were added."""
         return tuple(self._budgets.values())
 
-    def add(self, budgets: Sequence[Budget]) -> list[Account]:
-        """Activate more budgets. Reservations in progress are counted in them.
-
-        Returns:
-            The accounts in which such reservations are counted.
-        """
+    def add(self, budgets: Sequence[Budget]) -> None:
+        """Activate more budgets. Reservations in progress are counted in them."""
         fresh = range(self._next_number, self._next_number + len(budgets))
         self._budgets.update(zip(fresh, budgets, strict=True))
         self._next_number = fresh.stop
         self._index()
-        carried = {}
         for hold in self._holds.values():
             if hold.lost or hold.payer is None:  # a lost call has ended and is in the trace
                 continue
@@ -367,8 +343,6 @@ class Ledger:
                     found = account.slot_of(hold.at_us)
                     account.add(found, found.held, hold.amount)
                     hold.places.append((account, found))
-                    carried[number, value] = account
-        return list(carried.values())
 
     def remove(self, budgets: Collection[Budget]) -> None:
         """Remove budgets with their accounts. Calls with reservations in these accounts can still be settled."""
@@ -462,7 +436,6 @@ class Ledger:
         return hold_id in self._holds
 
     def rename(self, hold_id: str, new_id: str) -> None:
-        """Give a reservation another name."""
         if hold_id in self._holds:
             self._holds[new_id] = self._holds.pop(hold_id)
 
@@ -471,11 +444,9 @@ class Ledger:
         return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
-        """The account of a session, provider, model or tag value under one of the budgets."""
         return self._account(self._number_of(budget), value)
 
     def accounts_of(self, budget: Budget) -> list[Account]:
-        """All accounts of one of the budgets."""
         number = self._number_of(budget)
         return [account for (of_budget, _), account in self._accounts.items() if of_budget == number]
 
@@ -487,11 +458,6 @@ class Ledger:
         for number in self._of_trees:
             self._accounts.pop((number, turn_id), None)
 
-    def forget_ended(self, budget: Budget) -> None:
-        """Forget ended calls in all accounts of a budget, so that they can be counted again from the trace."""
-        for account in self.accounts_of(budget):
-            account.clear_ended()
-
     def states(self, now_us: int) -> Iterator[AccountState]:
         """All accounts, in the order of the budgets and of their first use."""
         for key in sorted(self._accounts, key=lambda key: key[0]):
@@ -499,12 +465,10 @@ class Ledger:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The names of the reservations of calls in progress."""
         return tuple(name for name, hold in self._holds.items() if not hold.lost)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of the reservations of calls with unknown usage."""
         return tuple(name for name, hold in self._holds.items() if hold.lost)
 
 
@@ -526,16 +490,14 @@ class BudgetExceededError(CallboardError):
         """The most that the call can cost, in US dollars; None if it is unknown."""
         self.asked_tokens: int = refusal.amount.tokens
         """The most tokens that the call can use."""
-        self.fits_at: datetime | None = _moment(refusal.fits_at_us)
+        self.fits_at: datetime | None = None
         """The time, UTC, when the window has room; None if it never has."""
-        super().__init__(_text(self, refusal))
+        if refusal.fits_at_us is not None:
+            self.fits_at = datetime.fromtimestamp(refusal.fits_at_us / 1e6, UTC)
+        super().__init__(_text(refusal, self.fits_at))
 
 
-def _moment(at_us: int | None) -> datetime | None:
-    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC)
-
-
-def _text(error: BudgetExceededError, refusal: Refusal) -> str:
+def _text(refusal: Refusal, fits_at: datetime | None) -> str:
     budget = f"the budget of {refusal.budget.describe(refusal.value)}"
     if refusal.why == "unpriced":
         return (
@@ -546,7 +508,7 @@ def _text(error: BudgetExceededError, refusal: Refusal) -> str:
         unspent, needed = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.amount.money / 1e9:.6g} USD"
     else:
         unspent, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
-    when = f". The call fits again at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
+    when = f". The call fits again at {fits_at:%Y-%m-%d %H:%M:%S} UTC" if fits_at is not None else ""
     return (
         f"{budget} has {unspent} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
     )

@@ -27,10 +27,7 @@ MOST_TOKENS_OF_AN_IMAGE = 8192
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """The data that a price lookup needs."""
-
     table: PriceTable
-    """The table in force."""
     model: str
     """The model as ``provider:name``."""
     at_us: int
@@ -46,7 +43,6 @@ class Priced(msgspec.Struct, frozen=True):
 
 
 def worst_case(priced: Priced, most: Sequence[TokenUsage]) -> Amount:
-    """The most that one attempt can cost."""
     costs = [nano for nano in map(priced.nano_usd, most) if nano is not None]
     return Amount(max(costs, default=None), max((usage.total_tokens for usage in most), default=0))
 
@@ -57,7 +53,6 @@ def worst_case_of_reply(
     max_output_tokens: int | None,
     fees: Mapping[str, int] | None,
 ) -> Amount:
-    """The most that one attempt to get a reply can cost."""
     if estimated_input_tokens is None or max_output_tokens is None or fees is None:
         return Amount(None, (estimated_input_tokens or 0) + (max_output_tokens or 0))
     sent = upper_end(estimated_input_tokens) if estimated_input_tokens else 0
@@ -66,6 +61,9 @@ def worst_case_of_reply(
         of_fees = priced.nano_usd(TokenUsage(details=dict(fees)))
         money = None if of_fees is None else money + of_fees
     return Amount(money, sent + max_output_tokens)
+
+
+_DAY_US = 86_400_000_000
 
 
 class _Rates(msgspec.Struct, frozen=True):
@@ -91,9 +89,6 @@ class _Rates(msgspec.Struct, frozen=True):
         return (self.input or 0) * sent + (self.output or 0) * received + self.segment.row.per_request
 
 
-_DAY_US = 86_400_000_000
-
-
 def _most_nano(priced: Priced, sent: int, received: int) -> int | None:
     """The highest price of at most this many tokens, in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
@@ -112,7 +107,6 @@ def _most_nano(priced: Priced, sent: int, received: int) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: str | None) -> tuple[_Rates, ...]:
-    """The highest rates of a model, for each segment of the table."""
     return tuple(
         _Rates(
             segment,
@@ -123,11 +117,10 @@ def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: s
     )
 
 
-def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
-    """The highest of some rates; None if the rate `needed` is unknown."""
-    if row.rate(needed) is None:
-        return None
-    return max(rate for rate in map(row.rate, (needed, *others)) if rate is not None)
+def _dearest(row: PriceRow, *buckets: str) -> int | None:
+    """The highest of some rates; None if the first one is unknown."""
+    rates = [row.rate(bucket) for bucket in buckets]
+    return None if rates[0] is None else max(rate for rate in rates if rate is not None)
 
 
 def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage, ...]:
@@ -173,11 +166,8 @@ def most_output(
 ) -> int:
     """The maximum number of output tokens that a request with these options may be billed for.
 
-    Args:
-        limit: The request's own limit.
-        provider_options: The options of the request, by the names of protocols and adapters.
-        adapter: The name of the adapter. It does not send options of other protocols.
-        adapter_type: The type of that adapter. If it is unknown, the options of all protocols are considered.
+    `limit` is the request's own limit. The options have the names of protocols and adapters. The adapter does not
+    send options of other protocols. If its type is unknown, the options of all protocols are considered.
     """
     for options in _options_for(provider_options, adapter, adapter_type):
         limit = most_output_of_body(options, limit)
@@ -185,9 +175,7 @@ def most_output(
 
 
 def most_output_of_body(body: Mapping[str, Json], limit: int) -> int:
-    """Like `most_output`, for a body that a client wrote for its provider. The body may request several
-    choices.
-    """
+    """Like `most_output`, for a client's own body. It may request several choices."""
     choices = 1
     for fields in (body, *map(body.get, _SETTINGS)):
         if isinstance(fields, Mapping):
@@ -221,30 +209,24 @@ def tiers_of(
     found: dict[str | None, None] = {only: None}
     for options in _options_for(provider_options, adapter, adapter_type):
         if only is None:
-            found.update(dict.fromkeys(unusual_tier(options.get(name)) for name in _TIERS))
+            named = map(options.get, ("service_tier", "serviceTier", "speed"))
+            found.update(dict.fromkeys(map(unusual_tier, named)))
         found.update(dict.fromkeys(tier_in(tier, options.get("inference_geo")) for tier in list(found)))
     return tuple(found)
-
-
-_TIERS = ("service_tier", "serviceTier", "speed")
 
 
 def tool_fees(
     provider_options: Mapping[str, Json], *, adapter: str = "", adapter_type: str = ""
 ) -> Mapping[str, int] | None:
-    """The maximum number of uses of each of the provider's tools, by the name of its rate.
+    """The maximum number of uses of each of the provider's tools, by the name of its rate. None means unknown.
 
-    Args:
-        provider_options: The options of the request, by the names of protocols and adapters.
-        adapter: The name of the adapter. It does not send options of other protocols.
-        adapter_type: The type of that adapter. If it is unknown, the options of all protocols are considered.
+    The arguments are those of `most_output`.
     """
     uses: dict[str, int] = {}
     for options in _options_for(provider_options, adapter, adapter_type):
         tools = options.get("tools")
         for tool in tools if isinstance(tools, list) else ():
-            kind = tool.get("type") if isinstance(tool, dict) else None
-            most = tool.get("max_uses") if isinstance(tool, dict) else None
+            kind, most = (tool.get("type"), tool.get("max_uses")) if isinstance(tool, dict) else (None, None)
             if kind in ("function", "custom"):
                 continue
             if not isinstance(kind, str) or not isinstance(most, int):

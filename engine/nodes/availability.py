@@ -1,4 +1,4 @@
-"""The availability of providers in a cluster: shared observations, shared rate limits, and one probe at a time."""
+"""The availability of providers in a cluster: shared observations, and one probe at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged
 from callboard.tracestore.nodes import ProbeTables
 
 from ..routing.availability import AvailabilityTable, RecordKey
-from ..routing.rate_limits import RateLimits
-from ..routing.rate_slots import LimitObservation
 from .broker import Broker
 
 # --- Observed availability ---
@@ -40,16 +38,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class SharedAvailability:
-    """Shares the availability of providers with other nodes.
-
-    Args:
-        node: This node.
-        cluster: The cluster's name.
-        broker: The broker.
-        table: The availability of providers here.
-        bus: The engine's bus.
-        clock: The engine's clock.
-    """
+    """Shares the availability of providers with other nodes."""
 
     def __init__(
         self, node: str, cluster: str, broker: Broker, table: AvailabilityTable, bus: Bus, clock: Clock
@@ -64,7 +53,6 @@ class SharedAvailability:
         broker.listen(self._subject, self.receive)
 
     async def run(self) -> None:
-        """Send this node's observations until cancelled."""
         topic = ProviderAvailabilityChanged.topic_of()
         with self._bus.subscribe(topic, policy=Lossless(), name="shared availability") as changes:
             while True:
@@ -77,7 +65,6 @@ class SharedAvailability:
                     self._publish(change)
 
     def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply an observation of another node."""
         found = msgspec.json.decode(payload, type=Found)
         if found.node == self._node:
             return
@@ -108,89 +95,6 @@ class SharedAvailability:
         self._broker.publish(self._subject, msgspec.json.encode(found))
 
 
-# --- Learned rate limits ---
-
-_limits_log = Log("engine.shared_limits")
-
-TELL_SECONDS = 1.0
-"""The minimum number of seconds between two messages, unless a request was refused."""
-
-_Place = tuple[str, str, str]
-
-
-class LimitAnnouncement(msgspec.Struct, frozen=True):
-    """A learned rate limit, as sent to the other nodes."""
-
-    node: str
-    """The node's id, which is the run id of its engine."""
-    adapter: str
-    key: str
-    observation: LimitObservation = msgspec.field(name="lesson")  # the field's name in messages
-    age_us: int
-    """Microseconds since the observation."""
-
-
-class LearnedLimits:
-    """Shares learned rate limits with other nodes.
-
-    Args:
-        node: This node.
-        cluster: The cluster's name.
-        broker: The broker.
-    """
-
-    limits: RateLimits
-    """The limits of the engine; set before the start."""
-
-    def __init__(self, node: str, cluster: str, broker: Broker) -> None:
-        self._node = node
-        self._subject = f"callboard.{cluster}.limits"
-        self._broker = broker
-        broker.listen(self._subject, self.receive)
-        self._news: dict[_Place, tuple[LimitObservation, float]] = {}
-        self._come = anyio.Event()
-        self._wake = anyio.Event()
-
-    def share(self, limits: RateLimits) -> None:
-        self.limits = limits
-        limits.on_observation = self.note
-
-    def note(self, adapter: str, key: str, observation: LimitObservation) -> None:
-        """Record the limits in a reply, for the next message. They replace earlier ones."""
-        self._news[adapter, key, observation.model] = observation, anyio.current_time()
-        self._come.set()
-        if observation.pause_us:
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Send learned limits until cancelled."""
-        while True:
-            await self._come.wait()
-            self._come, self._wake = anyio.Event(), anyio.Event()
-            self._publish()
-            with anyio.move_on_after(TELL_SECONDS):
-                await self._wake.wait()
-
-    def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
-        """Apply limits that another node has learned."""
-        try:
-            announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
-        except msgspec.DecodeError as error:  # a message of another version
-            _limits_log.debug("lesson_not_read", error=str(error))
-            return
-        if announcement.node != self._node:
-            self.limits.learn(
-                announcement.adapter, announcement.key, announcement.observation, announcement.age_us
-            )
-
-    def _publish(self) -> None:
-        news, self._news = self._news, {}
-        for (adapter, key, _), (observation, at) in news.items():
-            age_us = max(round((anyio.current_time() - at) * 1e6), 0)
-            announcement = LimitAnnouncement(self._node, adapter, key, observation, age_us)
-            self._broker.publish(self._subject, msgspec.json.encode(announcement))
-
-
 # --- One probe per cluster ---
 
 
@@ -203,15 +107,7 @@ _LOOK_SECONDS = 0.005
 
 
 class ProbeLeases:
-    """Lets only one node at a time probe a provider.
-
-    Args:
-        node: This node.
-        tables: The shared rows.
-        table: The availability of providers here.
-        bus: The engine's bus.
-        clock: The engine's clock.
-    """
+    """Lets only one node at a time probe a provider."""
 
     def __init__(self, node: str, tables: ProbeTables, table: AvailabilityTable, bus: Bus, clock: Clock) -> None:
         self._node = node
@@ -227,7 +123,10 @@ class ProbeLeases:
         if not self._half_open(provider, model):
             return True
         async with self._asking:
-            await self._wait_for_probe(provider, model)
+            for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
+                if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
+                    break
+                await anyio.sleep(_LOOK_SECONDS)  # until a call of this node has started its allowed probe
             keys = self._half_open(provider, model)
             return bool(keys) and await self._take(keys)
 
@@ -253,13 +152,6 @@ class ProbeLeases:
 
     def _half_open(self, provider: str, model: str) -> list[RecordKey]:
         return self._table.half_open(provider, model, self._clock.now_us())
-
-    async def _wait_for_probe(self, provider: str, model: str) -> None:
-        """Wait until a call of this node has started its allowed probe."""
-        for _ in range(round(_BEGINS_SECONDS / _LOOK_SECONDS)):
-            if not any(self._is_to_begin(key) for key in self._half_open(provider, model)):
-                return
-            await anyio.sleep(_LOOK_SECONDS)
 
     def _is_to_begin(self, key: RecordKey) -> bool:
         held_since = self._probe_started.get(key)

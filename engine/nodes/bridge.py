@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias
 
 import anyio
 import msgspec
 
 from callboard.bus import (
+    Bus,
+    ConfigurationError,
     Envelope,
     Log,
     SessionConfigured,
@@ -20,6 +27,13 @@ from callboard.bus import (
 )
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_lines
+
+from ..runtime.adapters import Host
+from ..runtime.alone import Alone
+from .broker import Broker
+from .broker_streams import BrokerEvents
+
+_log = Log("engine.bridge")
 
 # --- Pages of events ---
 
@@ -74,7 +88,6 @@ def decode_page(message: bytes) -> Page:
 def pages_of(
     run_id: str, after: int, envelopes: Sequence[Envelope], *, content: bool, most_bytes: int
 ) -> list[Page]:
-    """Divide consecutive events into pages."""
     pages: list[Page] = []
     parts = [envelopes[begin : begin + PAGE_EVENTS] for begin in range(0, len(envelopes), PAGE_EVENTS)]
     parts.reverse()
@@ -136,8 +149,6 @@ class Read(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """An instruction to wait for new events."""
-
     seconds: float | None
     """Seconds after which to continue even without new events; None for no limit."""
 
@@ -148,8 +159,7 @@ Step: TypeAlias = Send | Read | Pause
 class BridgeQueue:
     """The progress of sending one run's events. Times are seconds of any monotonic clock.
 
-    Args:
-        behind: Whether events may have been committed before.
+    `behind` is whether events may have been committed before.
     """
 
     def __init__(self, *, behind: bool = False) -> None:
@@ -163,16 +173,12 @@ class BridgeQueue:
         """The number of failures in a row."""
         self.is_behind = behind
         self._waiting: deque[Page] = deque()
-        self._bytes = 0
+        self.waiting_bytes = 0
+        """The size of the waiting pages, in bytes."""
         self._retry_at = 0.0
         self._read_up_to = 0  # the value of `committed` when the trace was last read
 
-    @property
-    def waiting_bytes(self) -> int:
-        return self._bytes
-
     def next(self, now: float, *, connected: bool) -> Step:
-        """The next step at this time."""
         if not connected:
             return Pause(None)
         if not self._waiting and not self.is_behind:
@@ -188,7 +194,7 @@ class BridgeQueue:
         """Add pages of newly committed events, while the queue is not behind."""
         self._enqueue(pages)
         self.committed = max(self.committed, self.last)
-        if self._bytes > MOST_WAITING and len(self._waiting) > 1:
+        if self.waiting_bytes > MOST_WAITING and len(self._waiting) > 1:
             self._fall_behind()
 
     def note(self, seq: int) -> None:
@@ -206,7 +212,7 @@ class BridgeQueue:
         self.cursor = max(self.cursor, page.last)
         if self._waiting and self._waiting[0] == page:
             self._waiting.popleft()
-            self._bytes -= len(page.lines or b"")
+            self.waiting_bytes -= len(page.lines or b"")
 
     def failed(self, now: float) -> None:
         """Record that the broker did not confirm the page, or that the trace can't be read."""
@@ -220,7 +226,7 @@ class BridgeQueue:
     def _enqueue(self, pages: Sequence[Page]) -> None:
         for page in pages:
             self._waiting.append(page)
-            self._bytes += len(page.lines or b"")
+            self.waiting_bytes += len(page.lines or b"")
             self.last = page.last
 
     def _fall_behind(self) -> None:
@@ -229,36 +235,18 @@ class BridgeQueue:
         """
         first = self._waiting[0]
         self._waiting = deque([first])
-        self._bytes = len(first.lines or b"")
+        self.waiting_bytes = len(first.lines or b"")
         self.last = first.last
         self.is_behind = True
 
 
 # --- The bridge at work ---
 
-_log = Log("engine.bridge")
-
 MOST_BYTES = 256 * 1024
 """The maximum size of a page's lines, in bytes. Readers have some dozens of pages in memory."""
 
 HEAD_BYTES = 1024
 """The number of bytes in a message for everything except the lines."""
-
-
-class EventBroker(Protocol):
-    """The methods of the broker that a bridge uses."""
-
-    @property
-    def connected(self) -> bool: ...
-
-    @property
-    def most_bytes(self) -> int:
-        """The maximum size of a message, in bytes."""
-        ...
-
-    async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
-        """Store a message, once for each id. Returns False if that isn't certain. It never raises."""
-        ...
 
 
 class BridgeStatistics(msgspec.Struct, frozen=True):
@@ -277,44 +265,37 @@ class BridgeStatistics(msgspec.Struct, frozen=True):
 
 
 class EventBridge:
-    """Sends one run's events.
-
-    Args:
-        run_id: The run.
-        store: The trace to which the events are committed.
-        broker: The broker that receives them.
-        content: Whether message content is sent with the events.
-        behind: Whether events may have been committed before the first call of `committed`.
+    """Sends one run's events. `behind` is whether events may have been committed before the first call of
+    `committed`.
     """
 
     def __init__(
-        self, run_id: str, store: Store, broker: EventBroker, *, content: bool = False, behind: bool = False
+        self, run_id: str, store: Store, broker: BrokerEvents, *, content: bool = False, behind: bool = False
     ) -> None:
         self._run_id = run_id
         self._store = store
         self._broker = broker
         self._content = content
-        self._course = BridgeQueue(behind=behind)
+        self._queue = BridgeQueue(behind=behind)
         self._more = anyio.Event()
 
     def committed(self, envelopes: Sequence[Envelope]) -> None:
         """Add newly committed events, in order. Events of other runs are not sent."""
-        course = self._course
-        new = [each for each in envelopes if each.seq > course.last and each.run_id == self._run_id]
+        queue = self._queue
+        new = [each for each in envelopes if each.seq > queue.last and each.run_id == self._run_id]
         if not new:
             return
-        if course.is_behind:
-            course.note(new[-1].seq)
+        if queue.is_behind:
+            queue.note(new[-1].seq)
         else:
-            course.add(self._pages(new))
+            queue.add(self._pages(new))
         self._more.set()
 
     def connected(self) -> None:
-        self._course.connected()
+        self._queue.connected()
         self._more.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             if self._more.is_set():
                 self._more = anyio.Event()
@@ -332,14 +313,14 @@ class EventBridge:
             await anyio.sleep(seconds or 0.0)
 
     def statistics(self) -> BridgeStatistics:
-        course = self._course
+        queue = self._queue
         return BridgeStatistics(
-            course.cursor, course.committed, course.waiting_bytes, course.is_behind, course.failures
+            queue.cursor, queue.committed, queue.waiting_bytes, queue.is_behind, queue.failures
         )
 
     async def _step(self) -> Pause | None:
         """Do the next step. Returns how long to wait if there is nothing to do now."""
-        step = self._course.next(anyio.current_time(), connected=self._broker.connected)
+        step = self._queue.next(anyio.current_time(), connected=self._broker.connected)
         match step:
             case Send(page=page):
                 await self._send(page)
@@ -354,19 +335,107 @@ class EventBridge:
         if len(message) > self._broker.most_bytes:  # the page was made before the broker's limit was known
             message = encode_page(msgspec.structs.replace(page, lines=None))
         if await self._broker.publish(page.run_id, page.message_id, message):
-            self._course.acknowledged(page)
+            self._queue.acknowledged(page)
         else:
-            self._course.failed(anyio.current_time())
+            self._queue.failed(anyio.current_time())
 
     async def _read(self, after: int) -> None:
         try:
             envelopes = await self._store.run_events(self._run_id, after, PAGE_EVENTS)
         except (StoreError, OSError) as error:
             _log.warning("events_not_read", error=str(error))
-            self._course.failed(anyio.current_time())
+            self._queue.failed(anyio.current_time())
         else:
-            self._course.read(self._pages(envelopes))
+            self._queue.read(self._pages(envelopes))
 
     def _pages(self, envelopes: Sequence[Envelope]) -> list[Page]:
         most = min(MOST_BYTES, self._broker.most_bytes - HEAD_BYTES)
-        return pages_of(self._run_id, self._course.last, envelopes, content=self._content, most_bytes=most)
+        return pages_of(self._run_id, self._queue.last, envelopes, content=self._content, most_bytes=most)
+
+
+# --- The bridge of one engine ---
+
+LAST_SECONDS = 2.0
+"""Seconds for sending the remaining events at the end."""
+
+
+class _BridgedRuntime(Protocol):
+    @property
+    def cluster(self) -> Alone: ...
+
+    @property
+    def host(self) -> Host: ...
+
+
+class BridgedEngine(Protocol):
+    """The parts of an `Engine` that a bridge uses."""
+
+    @property
+    def _runtime(self) -> _BridgedRuntime: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+    @property
+    def store(self) -> Store | None: ...
+
+    async def flush(self) -> None: ...
+
+
+class Bridge:
+    """A context manager that sends the events of one engine to a broker.
+
+    Events are sent after they were committed to the engine's trace, including events from before the context. If
+    the broker is unreachable, no event is lost: they are sent after the reconnection. Events that were not sent
+    before the end are in the shared store.
+
+    Args:
+        engine: The engine. The bridge starts it if needed.
+        nats_url: The address of the broker, or several with commas between them.
+        cluster: The name under which readers find the events.
+        content: Whether message content is sent with them.
+
+    Raises:
+        ConfigurationError: The engine has no trace, or is in a cluster that already has a bridge.
+    """
+
+    def __init__(
+        self, engine: BridgedEngine, nats_url: str, *, cluster: str = "callboard", content: bool = False
+    ) -> None:
+        if engine.store is None:
+            raise ConfigurationError("events are sent after they are committed, and this engine keeps no trace")
+        if engine._runtime.cluster.sends_events:
+            raise ConfigurationError("an engine in a cluster with nats= sends its events automatically")
+        self._engine = engine
+        self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()}")
+        events = BrokerEvents(self._broker, cluster)
+        self._bridge = EventBridge(engine.bus.run_id, engine.store, events, content=content, behind=True)
+        self._broker.on_reconnect(self._bridge.connected)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._broker.connected
+
+    def statistics(self) -> BridgeStatistics:
+        """A snapshot of the bridge."""
+        return self._bridge.statistics()
+
+    async def __aenter__(self) -> Self:
+        await self._engine._runtime.host.watch_commits(self._bridge.committed)
+        self._tasks = [asyncio.create_task(part.run()) for part in (self._broker, self._bridge)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            with suppress(StoreError):
+                await self._engine.flush()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            with anyio.move_on_after(LAST_SECONDS):
+                await self._bridge.drain()
+            await self._broker.close()

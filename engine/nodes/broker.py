@@ -72,14 +72,9 @@ class Subscription:
 
 
 class Broker:
-    """The connection of one node to the broker.
+    """The connection of one node to the broker, or to one of several, with commas between their addresses.
 
-    Args:
-        url: The address of the broker, or several with commas between them.
-        client: The name of this client, for the broker's operators.
-
-    Raises:
-        ConfigurationError: The library for it is not installed.
+    `client` is the name of this client, for the broker's operators.
     """
 
     def __init__(self, url: str, client: str) -> None:

@@ -72,12 +72,7 @@ class RetainedMessage(msgspec.Struct, frozen=True):
 
 
 class BrokerEvents:
-    """The events of one cluster at the broker.
-
-    Args:
-        broker: The connection.
-        cluster: The cluster's name.
-    """
+    """The events of one cluster at the broker."""
 
     def __init__(self, broker: Broker, cluster: str) -> None:
         self._broker = broker
@@ -86,12 +81,10 @@ class BrokerEvents:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker can be reached."""
         return self._broker.connected
 
     @property
     def most_bytes(self) -> int:
-        """The maximum size of a message, in bytes."""
         return self._broker.most_bytes
 
     async def publish(self, run_id: str, message_id: str, data: bytes) -> bool:
@@ -262,13 +255,7 @@ FETCH_SECONDS = 2.0
 
 
 class BrokerFrames:
-    """Sends and stores frames at the broker.
-
-    Args:
-        broker: The connection.
-        cluster: The cluster's name.
-        subject: The pattern of the subjects of all frames to store.
-    """
+    """Sends and stores frames at the broker. `subject` is the pattern of the subjects of all frames to store."""
 
     def __init__(self, broker: Broker, cluster: str, subject: str) -> None:
         self._broker = broker
@@ -277,6 +264,7 @@ class BrokerFrames:
         self._callbacks: list[Callable[[], None]] = []
         self._back = asyncio.Event()
         self.publish = broker.publish
+        self.listen = broker.listen
         self.subscribe = broker.subscribe
         self.request = broker.request
         self.drain = broker.drain
@@ -285,12 +273,10 @@ class BrokerFrames:
 
     @property
     def connected_seconds(self) -> float:
-        """Seconds of uninterrupted connection to the broker; 0 if it can't be reached."""
         return self._broker.connected_seconds
 
     @property
     def most_bytes(self) -> int:
-        """The maximum size of a message, in bytes."""
         return self._broker.most_bytes
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:

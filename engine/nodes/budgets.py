@@ -22,19 +22,13 @@ from callboard.bus import Clock, Log, StoreError
 from callboard.tracestore.nodes import AccountBalance, Allotment, Answer, LedgerTables, SliceRequest, Slot, by_name
 from callboard.tracestore.rows import SpendingQuery
 
-from ..budgets.budget import ENDLESS_US, Budget
+from ..budgets.budget import ENDLESS_US, Budget, query_of
 from ..budgets.budget import Slot as WindowSlot
-from ..budgets.budgets import query_of
 from ..budgets.ledger import Account, AccountState, Amount, Refusal
 
 
 class Scope:
-    """The shared account of one value under one budget. Pure.
-
-    Args:
-        budget: The budget.
-        value: The session, provider, model or tag value; empty for the engine's account.
-    """
+    """The shared account of one value under one budget. Pure. The engine's account has an empty value."""
 
     def __init__(self, budget: Budget, value: str) -> None:
         self.budget = name_of(budget)
@@ -44,7 +38,6 @@ class Scope:
         self._window = budget.counted_over
 
     def slot(self, now_us: int) -> Slot:
-        """The slot at a given time."""
         return self.shared_slot(self._window.slot(now_us))
 
     def query(self, now_us: int) -> SpendingQuery:
@@ -86,7 +79,7 @@ class SharedAccount(Account):
         self.reserved_us = -ENDLESS_US
         """The time of the last reservation, in microseconds since the epoch."""
         self.recently: Allotment = _NOTHING
-        """The amount reserved since the last check of idle slices."""
+        """The amount reserved since the last check of idle slices. The next requested slice has room for it."""
         self._spent = self._others = _NOTHING
 
     def apply(self, balance: AccountBalance) -> None:
@@ -100,9 +93,8 @@ class SharedAccount(Account):
 
     def slots_in_use(self) -> list[Slot]:
         """The slots in which this node has used a part of its slice."""
-        return [
-            self.scope.shared_slot(found.slot) for found in self._slots.values() if found.money or found.tokens
-        ]
+        used = [found.slot for found in self._slots.values() if found.money or found.tokens]
+        return [self.scope.shared_slot(slot) for slot in used]
 
     def short_of(self, amount: Amount, now_us: int) -> Allotment | None:
         """The size that the current slice needs for a reservation; None if it is large enough."""
@@ -148,11 +140,6 @@ class SharedAccount(Account):
     def may_come(self, amount: Amount, now_us: int) -> bool:
         """Whether an amount would have room if other nodes returned all their slices."""
         return super().refuses(_with(amount, self._spent), now_us) is None
-
-    def add_reserved(self, amount: Amount, now_us: int) -> None:
-        """Count an amount towards recent reservations, so that the next requested slice is large enough."""
-        self.reserved_us = now_us
-        self.recently = (self.recently[0] + amount.money, self.recently[1] + amount.tokens)
 
     def _is_low(self, money: int, tokens: int) -> bool:
         spent, others = self._spent, self._others
@@ -207,15 +194,7 @@ SETTLE_SECONDS = 15.0
 
 
 class BudgetSlices:
-    """The budget slices of one node. `Budgets` uses them as its `SharedBudgets`.
-
-    Args:
-        tables: The shared rows.
-        node: The node.
-        budgets: The budgets of its engine.
-        clock: The engine's clock.
-        without_store: Whether calls are admitted while the store can't be reached.
-    """
+    """The budget slices of one node, see `SharedBudgets`."""
 
     shared = True
     """Whether the shared store has the trace of all calls at the end; set before `close`."""
@@ -244,11 +223,10 @@ class BudgetSlices:
     # --- Interface for budgets ---
 
     def now_us(self) -> int:
-        """The store's time in microseconds since the epoch. Until the store has answered, the engine's time."""
+        """The store's time. Until the store has answered, the engine's time."""
         return self._clock.now_us() + self._ahead_us
 
     def account(self, budget: Budget, value: str) -> SharedAccount:
-        """A new account, without a grant for this node."""
         account = SharedAccount(budget, value)
         self._accounts.append(account)
         return account
@@ -282,27 +260,23 @@ class BudgetSlices:
         now_us = self.now_us()
         for account in accounts:
             assert isinstance(account, SharedAccount)
-            account.add_reserved(amount, now_us)
+            account.reserved_us = now_us
+            account.recently = (account.recently[0] + amount.money, account.recently[1] + amount.tokens)
 
     async def refresh(self) -> None:
-        """Refresh the state of all accounts. If the store fails, the last state remains."""
         try:
             await self._look(self._accounts)
         except StoreError as error:
             _log.warning("accounts_not_asked", error=str(error))
 
     async def recount(self, budgets: Sequence[Budget]) -> None:
-        """Count the trace of ended runs again."""
         names = {name_of(budget) for budget in budgets}
         accounts = [account for account in self._accounts if account.scope.budget in names]
         await self._tables.recount([account.scope for account in _in_order(accounts)])
         await self._look(accounts)
 
     def change(self, added: Sequence[Budget], removed: Collection[Budget]) -> None:
-        """Update the shared accounts after budgets were added to this node's ledger or removed from it.
-
-        A removed budget's slices stay in the store until the node ends. They are not used again.
-        """
+        """See `SharedBudgets.change`. A removed budget's slices stay in the store unused until the node ends."""
         self._named.update((name_of(budget), budget) for budget in added)
         for budget in removed:
             self._named.pop(name_of(budget), None)
@@ -320,10 +294,7 @@ class BudgetSlices:
         async with self._asking:
             slices = [(account, slot) for account in carried for slot in account.slots_in_use()]
             if slices:
-                await self._grant(
-                    lambda now_us: slices,
-                    lambda account, slot: SliceRequest(account.scope, slot, account.used(slot), forced=True),
-                )
+                await self._grant(lambda now_us: slices, _request_of_use)
         await self._tables.recount([account.scope for account in carried])
         await self._look(carried)
 
@@ -369,7 +340,6 @@ class BudgetSlices:
     async def _grant(
         self, slices: Callable[[int], _Slices], requests: Callable[[SharedAccount, Slot], SliceRequest]
     ) -> None:
-        """Request slices from the store, and apply the answer."""
         requested: _Slices = []
 
         def ask(now_us: int) -> list[SliceRequest]:
@@ -447,18 +417,19 @@ class BudgetSlices:
                 self._unsure.difference_update(slices)
 
     async def _report_admitted(self) -> None:
-        """Report the calls that were admitted without the store to the store."""
         async with self._asking:
             slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
-            await self._grant(
-                lambda now_us: slices,
-                lambda account, slot: SliceRequest(account.scope, slot, account.used(slot), forced=True),
-            )
+            await self._grant(lambda now_us: slices, _request_of_use)
             self._overdrawn = False
 
-    def _scope_of(self, budget: str, value: str) -> Scope | None:
-        name = self._named.get(budget)
-        return None if name is None else Scope(name, value)
+    def _scope_of(self, name: str, value: str) -> Scope | None:
+        budget = self._named.get(name)
+        return None if budget is None else Scope(budget, value)
+
+
+def _request_of_use(account: SharedAccount, slot: Slot) -> SliceRequest:
+    """A request for the amount that is already used, even if there is no room."""
+    return SliceRequest(account.scope, slot, account.used(slot), forced=True)
 
 
 def _in_order(accounts: Sequence[Account]) -> list[SharedAccount]:

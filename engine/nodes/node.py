@@ -47,16 +47,16 @@ from ..runtime.alone import Alone, OwnershipStatistics
 from ..sessions.open import OpenSessions
 from ..stores import StoreAddress, is_address, server_store
 from ..tree import Caller
-from .availability import LearnedLimits, ProbeLeases, SharedAvailability
+from .availability import ProbeLeases, SharedAvailability
 from .bridge import EventBridge
 from .broker import Broker, check_broker, megabytes
 from .broker_streams import BrokerEvents, BrokerFrames
 from .budgets import BudgetSlices
-from .frames.exchange import Subjects
-from .frames.retained_turns import NoStoredTurns, StoredTurns
-from .frames.sender import Frames
+from .frame_sender import Frames
+from .frames import Subjects
 from .ownership import Ownership
-from .rate_limits import RateLimitShares
+from .rate_limits import LearnedLimits, RateLimitShares
+from .retained_turns import answer_of_store
 from .takeover import SharedSessions
 from .trees import RemoteTrees
 
@@ -134,15 +134,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return Node(self, bus=bus, clock=clock, store=store, streams=streams, availability=availability)
 
     def ships_to(self, ship_to: str | None, *, from_file: bool) -> str | None:
-        """The address to which the engine's trace is shipped.
-
-        Args:
-            ship_to: The address that the host configured.
-            from_file: Whether the engine's trace is in a file.
-
-        Raises:
-            ConfigurationError: The trace would be shipped to an address other than the cluster's store.
-        """
+        """The address to which the engine's trace is shipped, by the host's setting and the kind of trace."""
         if ship_to is not None and self.store is not None and ship_to != self.store:
             raise ConfigurationError("a cluster ships the trace to its store. Leave out ship_to")
         return self.store if ship_to is None and from_file else ship_to
@@ -195,7 +187,6 @@ def _outgoing(node: Node) -> Check:
 
 
 async def _others(ownership: Ownership) -> Check:
-    """Report the other running nodes, according to the shared store."""
     try:
         found = await ownership.tables.nodes()
     except StoreError as error:
@@ -226,16 +217,7 @@ def _lease(node: Node) -> Check:
 
 
 class Node(Alone):
-    """The node of an engine in a cluster. Creating it starts nothing.
-
-    Args:
-        cluster: The cluster.
-        bus: The engine's bus.
-        clock: The engine's clock.
-        store: The engine's own trace; None without one.
-        streams: The streams of the engine's turns.
-        availability: The availability of providers here.
-    """
+    """The node of an engine in a cluster. Creating it starts nothing."""
 
     in_cluster = True
 
@@ -254,36 +236,32 @@ class Node(Alone):
         self.id = bus.run_id
         """The node's id: the run id of its engine."""
         self.name = cluster.node or f"{socket.gethostname()}:{os.getpid()}"
-        """The node's name, for people."""
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
         self.budgets: BudgetSlices | None = None
-        """The node's slices of budgets; None without a shared database."""
         self.bridge: EventBridge | None = None
         """The bridge that sends this node's events; None without a broker, or without a trace."""
         self.parts: list[Part] = []
         """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
-        """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
-        """The ownership of sessions; None without a shared database."""
         self.probes: ProbeLeases | None = None
-        """The leases for probes; None without a shared database."""
         if self.shared is not None and self.ownership is not None:
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
             self.parts.append(Part("ownership", self.ownership.run, close=self.ownership.close))
             self.parts.append(Part("probes", self.probes.run, close=self.probes.close))
-        self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
+        self._trace: Store | None = None
+        if store is not None and server_store(store) is not None:
+            self._trace = store
+        elif self.database is not None:
+            self._trace = PostgresStore.open_readonly(self.database[0], schema=self.database[1])
         self._waited = False
         self.broker: Broker | None = None
-        """The connection to the broker; None without one."""
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         self.learned: LearnedLimits | None = None
-        """The sharing of learned rate limits; None without a broker."""
         self.trees: RemoteTrees | None = None
-        """The trees of turns on several nodes; None without a broker."""
         if cluster.nats is not None:
             broker = self.broker = self._connection(cluster.nats, bus)
             self.frames = self.streams = self._frames(broker, streams)
@@ -304,9 +282,6 @@ class Node(Alone):
                 self.parts.append(Part("bridge", self.bridge.run, self.bridge.drain))
 
     async def delivered(self, turn_id: str, message_id: str) -> int:
-        """The number of output tokens of a dead node's message that readers on other nodes have received; 0 if
-        unknown.
-        """
         if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
@@ -321,15 +296,12 @@ class Node(Alone):
         return 0
 
     def follow(self, writer: WriterCore) -> None:
-        """Send the events that the trace writer commits to other processes."""
         if self.bridge is not None:
             writer.watch_commits(self.bridge.committed)
 
     def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
-        """Replace the engine's budgets with budgets of the whole cluster.
-
-        Returns:
-            The node's slices of these budgets; None without a shared database.
+        """The node's slices of the engine's budgets, which apply to the whole cluster; None without a shared
+        database.
         """
         if self.shared is None:
             return None
@@ -379,11 +351,9 @@ class Node(Alone):
         return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     def carry(self, caller: Caller) -> dict[str, str]:
-        """The data that another node needs to join a tree of turns of this node; empty without a broker."""
         return {} if self.trees is None else self.trees.carry(caller)
 
     def reach(self, caller: Caller) -> None:
-        """Connect a tool run on another node with the calls that it starts here."""
         if self.trees is not None:
             self.trees.reach(caller)
 
@@ -403,9 +373,7 @@ class Node(Alone):
             return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
-        """The epoch in which this node owns a session; 0 if it does not own the session, or without a shared
-        database.
-        """
+        """The epoch in which this node owns a session; 0 if it does not own the session."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
 
     def _connection(self, url: str, bus: Bus) -> Broker:
@@ -424,12 +392,6 @@ class Node(Alone):
         broker.on_reconnect(bridge.connected)
         return bridge
 
-    def _other_trace(self) -> Store | None:
-        if self.database is None:
-            return None
-        dsn, schema = self.database
-        return PostgresStore.open_readonly(dsn, schema=schema)
-
     def _ownership(self, shared: SharedDatabase, bus: Bus, clock: Clock) -> Ownership:
         info = NodeInfo(
             node=self.id, cluster=self.cluster.name, name=self.name, lease_seconds=self.cluster.lease_seconds
@@ -438,7 +400,9 @@ class Node(Alone):
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         broker_frames = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).stored_pattern)
-        source = NoStoredTurns() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        source = None
+        if self.ownership is not None:
+            source = partial(answer_of_store, self.shared_trace, self.ownership.ending_of)
         return Frames(
             *(self.cluster.name, self.id, broker_frames, streams, self.epoch_of, source, self._clock.now_us),
             patience=self.cluster.lease_seconds + 5.0,

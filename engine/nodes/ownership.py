@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -18,15 +18,13 @@ from callboard.bus import (
     SessionTakenOver,
     SessionTurnCompleted,
     StoreError,
-    TurnStatus,
 )
 from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
 from callboard.tracestore.nodes import Claimed, HeldSession, NodeInfo, OwnershipTables, Renewed, TurnEnding
 
 from ..runtime.alone import OwnershipStatistics
 from .broker import Broker
-from .frames.exchange import Subjects
-from .frames.wire import Ending
+from .frames import Ending, Subjects
 
 # --- The lease and held sessions ---
 
@@ -43,17 +41,12 @@ class Renewal(msgspec.Struct, frozen=True):
     at_ns: int
     """The time before the renewal was sent."""
     lease: int
-    """The number of the node's lease at that time."""
     sessions: Mapping[str, int]
     """The sessions that the node owned at that time, with their epochs."""
 
 
 class Holding:
-    """A node's own record of its lease and its sessions.
-
-    Args:
-        lease_seconds: The length of the node's lease.
-    """
+    """A node's own record of its lease and its sessions."""
 
     def __init__(self, lease_seconds: float) -> None:
         self.breaks = 0
@@ -66,7 +59,6 @@ class Holding:
 
     @property
     def sessions(self) -> Mapping[str, int]:
-        """The sessions that the node owns, with their epochs."""
         return self._sessions
 
     def epoch_of(self, session_id: str) -> int:
@@ -93,7 +85,6 @@ class Holding:
         return max(0, min(moments) - now_ns) / 1e9
 
     def asks(self, now_ns: int) -> Renewal:
-        """Record that a renewal is about to be sent."""
         return Renewal(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, renewal: Renewal, answer: Renewed) -> dict[str, int]:
@@ -118,11 +109,9 @@ class Holding:
         self._next_ns = now_ns + self._lease_ns // _TRIES
 
     def claimed(self, session_id: str, epoch: int) -> None:
-        """Record that the node owns a session from now on."""
         self._sessions[session_id] = max(epoch, self._sessions.get(session_id, 0))
 
     def let_go(self, session_id: str) -> int:
-        """Record that the node has released a session."""
         return self._sessions.pop(session_id, 0)
 
 
@@ -161,14 +150,7 @@ class LocalSessions(Protocol):
 
 
 class Ownership:
-    """Keeps the lease of one node, and owns its sessions.
-
-    Args:
-        tables: The shared rows.
-        info: The node.
-        bus: The engine's bus.
-        clock: The engine's clock.
-    """
+    """Keeps the lease of one node, and owns its sessions."""
 
     local: LocalSessions
     """The open sessions; set before the start."""
@@ -235,7 +217,6 @@ class Ownership:
                 raise SessionTakenOver(taken_over(session_id))
 
     async def claim(self, session_id: str, *, waits: bool) -> Claimed:
-        """Claim a session for this node."""
         await self._have_lease()
         began = anyio.current_time()
         first: HeldSession | None = None
@@ -280,8 +261,8 @@ class Ownership:
             self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn with an unreachable owner, see `frames.retained_turns.TurnEndings`."""
-        found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
+        """The end of a turn with an unreachable owner. If its lease has expired, the end is decided now."""
+        found = await self.end_of_turn(stream_id, session_id, node, epoch)
         if found is None:
             return None
         if found.decided_by == self.info.node and stream_id not in self._ended:
@@ -293,12 +274,14 @@ class Ownership:
             )
         return Ending(found.status, OUTCOME_UNKNOWN, found.epoch)
 
-    async def end_of_turn(
-        self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus
-    ) -> TurnEnding | None:
+    async def end_of_turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> TurnEnding | None:
         """The decided end of a turn. If its owner can no longer end it, it is decided now."""
         ending = TurnEnding(
-            stream_id=stream_id, session_id=session_id, epoch=epoch, status=status, decided_by=self.info.node
+            stream_id=stream_id,
+            session_id=session_id,
+            epoch=epoch,
+            status="outcome_unknown",
+            decided_by=self.info.node,
         )
         return await self.tables.end_turn(ending, node)
 
@@ -321,7 +304,8 @@ class Ownership:
                 with contextlib.suppress(StoreError):
                     await self._renew()
             elif self.holding.sessions:
-                await self._look()
+                with contextlib.suppress(StoreError):
+                    self._requested_sessions = tuple(await self.tables.requested_sessions(self.info.node))
             self._note_lease()
             await self._give_away()
             pause = self.holding.pause(self._clock.monotonic_ns())
@@ -389,10 +373,6 @@ class Ownership:
             )
         )
 
-    async def _look(self) -> None:
-        with contextlib.suppress(StoreError):
-            self._requested_sessions = tuple(await self.tables.requested_sessions(self.info.node))
-
     async def _give_away(self) -> None:
         owned = self.holding.sessions
         to_release = [each for each in self._requested_sessions if each in owned and self.local.is_idle(each)]
@@ -400,15 +380,12 @@ class Ownership:
             self._bus.publish(SessionLost(epoch=owned[session_id], how="handed_over"), session_id=session_id)
             self.local.lose(session_id, taken_over(session_id))
         unheld = {each for each in owned if not self.local.is_open(each)}
-        await self._release_all([*to_release, *sorted((unheld & self._unheld).difference(to_release))])
-        self._unheld = unheld
-
-    async def _release_all(self, sessions: Iterable[str]) -> None:
-        waiting = list(sessions)
-        if waiting and await self.local.ship():
-            for session_id in waiting:
+        to_release += sorted((unheld & self._unheld).difference(to_release))
+        if to_release and await self.local.ship():
+            for session_id in to_release:
                 if not self.local.is_open(session_id):
                     await self.release(session_id)
+        self._unheld = unheld
 
     def _claimed(self, session_id: str, found: Claimed) -> None:
         self.holding.claimed(session_id, found.epoch)

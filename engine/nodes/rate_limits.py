@@ -1,11 +1,10 @@
-"""The shares of a node in declared rate limits.
+"""The rate limits that nodes share: limits that one node has learned, and shares in declared limits.
 
-Each node may use its share of a limit. A share is never smaller than the node's use in the last minute. The shares
-of all nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
-exceed the limit. A node requests the amount that its waiting requests need, and returns the unused part. A share
-that is not renewed expires after 90 seconds.
-
-While the store is unreachable, a node uses the limit divided by the last known number of nodes.
+Each node may use its share of a declared limit. A share is never smaller than the node's use in the last minute.
+The shares of all nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together
+they never exceed the limit. A node requests the amount that its waiting requests need, and returns the unused
+part. A share that is not renewed expires after 90 seconds. While the store is unreachable, a node uses the limit
+divided by the last known number of nodes.
 """
 
 from __future__ import annotations
@@ -14,14 +13,91 @@ import math
 from collections.abc import Awaitable, Callable
 
 import anyio
+import msgspec
 
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
 from callboard.tracestore.nodes import Allotment, LedgerTables, SliceRequest, Slot
 
 from ..routing.learned_limits import Declared, Ticket
-from ..routing.rate_limits import AsyncRateLimiter
+from ..routing.rate_limits import AsyncRateLimiter, RateLimits
+from ..routing.rate_slots import LimitObservation
+from .broker import Broker
 
 _log = Log("engine.shared_limits")
+
+# --- Learned limits ---
+TELL_SECONDS = 1.0
+"""The minimum number of seconds between two messages, unless a request was refused."""
+
+_Place = tuple[str, str, str]
+
+
+class LimitAnnouncement(msgspec.Struct, frozen=True):
+    """A learned rate limit, as sent to the other nodes."""
+
+    node: str
+    """The node's id, which is the run id of its engine."""
+    adapter: str
+    key: str
+    observation: LimitObservation = msgspec.field(name="lesson")  # the field's name in messages
+    age_us: int
+    """Microseconds since the observation."""
+
+
+class LearnedLimits:
+    """Shares learned rate limits with other nodes. Limits that are not sent at the end would be useless later."""
+
+    limits: RateLimits
+    """The limits of the engine; set before the start."""
+
+    def __init__(self, node: str, cluster: str, broker: Broker) -> None:
+        self._node = node
+        self._subject = f"callboard.{cluster}.limits"
+        self._broker = broker
+        broker.listen(self._subject, self.receive)
+        self._news: dict[_Place, tuple[LimitObservation, float]] = {}
+        self._come = anyio.Event()
+        self._wake = anyio.Event()
+
+    def share(self, limits: RateLimits) -> None:
+        self.limits = limits
+        limits.on_observation = self.note
+
+    def note(self, adapter: str, key: str, observation: LimitObservation) -> None:
+        """Record the limits in a reply, for the next message. They replace earlier ones."""
+        self._news[adapter, key, observation.model] = observation, anyio.current_time()
+        self._come.set()
+        if observation.pause_us:
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._come.wait()
+            self._come, self._wake = anyio.Event(), anyio.Event()
+            self._publish()
+            with anyio.move_on_after(TELL_SECONDS):
+                await self._wake.wait()
+
+    def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
+        try:
+            announcement = msgspec.json.decode(payload, type=LimitAnnouncement)
+        except msgspec.DecodeError as error:  # a message of another version
+            _log.debug("lesson_not_read", error=str(error))
+            return
+        if announcement.node != self._node:
+            self.limits.learn(
+                announcement.adapter, announcement.key, announcement.observation, announcement.age_us
+            )
+
+    def _publish(self) -> None:
+        news, self._news = self._news, {}
+        for (adapter, key, _), (observation, at) in news.items():
+            age_us = max(round((anyio.current_time() - at) * 1e6), 0)
+            announcement = LimitAnnouncement(self._node, adapter, key, observation, age_us)
+            self._broker.publish(self._subject, msgspec.json.encode(announcement))
+
+
+# --- Shares of declared limits ---
 
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the shares when no request waits."""
@@ -40,13 +116,9 @@ REFRESH_US = 20_000_000
 
 
 class LimitScope:
-    """The limits of one adapter and key, as an account in the shared rows. The money fields contain the number of
-    requests.
+    """The limits of one adapter and key, as an account in the shared rows.
 
-    Args:
-        adapter: The adapter.
-        key: The name of the key.
-        limits: The requests and the tokens in a minute; None means no limit.
+    The money fields contain the number of requests. `limits` are the requests and the tokens in a minute.
     """
 
     value = ""
@@ -66,11 +138,7 @@ class LimitScope:
 
 
 class SharedLimit:
-    """The limits of one queue, and this node's share of them.
-
-    Args:
-        live: The queue.
-    """
+    """The limits of one queue, and this node's share of them."""
 
     def __init__(self, live: AsyncRateLimiter) -> None:
         self.live = live
@@ -90,7 +158,6 @@ class SharedLimit:
         self.pause = min(2 * self.pause, LOOK_SECONDS)
 
     def used(self) -> Allotment:
-        """The amount that counts now."""
         now_us = self.live.now_us()
         used = {limit.kind: math.ceil(limit.used(now_us)) for limit in self.declared}
         return used.get("requests", 0), used.get("tokens", 0)
@@ -126,23 +193,16 @@ class RateLimitShares:
     """The shares of one node.
 
     At the end, nothing is returned: the provider and the share both count used amounts for a minute.
-
-    Args:
-        tables: The shared rows.
-        node: The node.
-        bus: The engine's bus.
-        clock: The engine's clock.
-        running_life: Returns the number of running nodes. Raises StoreError.
     """
 
     def __init__(
-        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, running_life: Callable[[], Awaitable[int]]
+        self, tables: LedgerTables, node: str, bus: Bus, clock: Clock, live_nodes: Callable[[], Awaitable[int]]
     ) -> None:
         self._tables = tables
         self._node = node
         self._bus = bus
         self._clock = clock
-        self._live_nodes = running_life
+        self._live_nodes = live_nodes
         self._limits: dict[AsyncRateLimiter, SharedLimit] = {}
         self._nodes = 1
         self._number = 0
@@ -150,20 +210,17 @@ class RateLimitShares:
         self._degraded = False
 
     def join(self, live: AsyncRateLimiter) -> None:
-        """Share the declared limits of a queue from now on."""
         limit = self._limits[live] = SharedLimit(live)
         for each in limit.declared:
             each.share = 0.0
-        live.on_wait = self._wake_now
-
-    def _wake_now(self) -> None:
-        self._wake.set()
+        live.on_wait = lambda: self._wake.set()  # another event after each look
 
     async def run(self) -> None:
-        """Keep the shares until cancelled."""
         counted = -math.inf
         while True:
-            with anyio.move_on_after(self._rest()):
+            now = anyio.current_time()
+            due = [limit.ask_at - now for limit in self._limits.values() if limit.ask_at > now]
+            with anyio.move_on_after(min([LOOK_SECONDS, *due])):
                 await self._wake.wait()
             self._wake, pause = anyio.Event(), PAUSE_SECONDS
             try:
@@ -179,11 +236,6 @@ class RateLimitShares:
                     limit.degrade(self._nodes)
                 pause = LOOK_SECONDS
             await anyio.sleep(pause)
-
-    def _rest(self) -> float:
-        """The seconds until the next check, in which no new request waits."""
-        now = anyio.current_time()
-        return min([LOOK_SECONDS, *(limit.ask_at - now for limit in self._limits.values() if limit.ask_at > now)])
 
     async def _balance(self, limit: SharedLimit) -> None:
         all_of_them, first = limit.needs()

@@ -18,9 +18,9 @@ from callboard.tracestore.nodes import Owner
 
 from ..runtime.adapters import Host
 from ..sessions.open import OpenSessions, Restored, SessionState, TurnRight, require_nothing_lost, show_costs
-from .frames.retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
-from .frames.sender import Frames
+from .frame_sender import Frames
 from .ownership import Ownership
+from .retained_turns import RetainedTurns, in_its_first_turn, options_in, saved_of
 
 _log = Log("engine.ownership")
 
@@ -33,11 +33,6 @@ class TurnLease(TurnRight):
 
     If the node's lease never expired, no check is needed. After the lease has expired, another node may own the
     session and may have published the turn's end.
-
-    Args:
-        ownership: The node's ownership.
-        state: The session.
-        stream_id: The turn's id.
     """
 
     may_be_lost = True
@@ -62,11 +57,19 @@ class TurnLease(TurnRight):
         ownership, state = self._ownership, self._state
         if ownership.holding.breaks == self._breaks and ownership.holds(state.id, state.epoch):
             return
-        if not await self._ask_owner(self.require):
-            raise SessionTakenOver(
-                f"can't read from the shared store whether this node still owns session {state.id!r}. The "
-                "messages of this turn are stored. They belong to the session if no other node has continued it"
-            )
+        until = anyio.current_time() + ownership.info.lease_seconds
+        while True:
+            try:
+                await self.require()
+                break
+            except (AdmissionError, StoreError) as error:
+                if anyio.current_time() >= until:
+                    raise SessionTakenOver(
+                        f"can't read from the shared store whether this node still owns session {state.id!r}. The "
+                        "messages of this turn are stored. They belong to the session if no other node has "
+                        "continued it"
+                    ) from error
+                await anyio.sleep(_ASK_SECONDS)
         ending = await ownership.tables.ending(self._stream_id)
         if ending is not None:
             raise SessionTakenOver(f"another node has ended this turn of session {state.id!r} as {ending.status}")
@@ -78,42 +81,17 @@ class TurnLease(TurnRight):
         """
         ownership, state = self._ownership, self._state
         try:
-            ending = await ownership.end_of_turn(
-                self._stream_id, state.id, ownership.info.node, state.epoch, "outcome_unknown"
-            )
+            ending = await ownership.end_of_turn(self._stream_id, state.id, ownership.info.node, state.epoch)
         except StoreError:
             return False
         return ending is not None and ending.decided_by != ownership.info.node
-
-    async def _ask_owner(self, ask: Callable[[], Awaitable[None]]) -> bool:
-        """Repeat a request until an answer arrives, at most for the length of a lease. Returns whether one
-        arrived.
-        """
-        until = anyio.current_time() + self._ownership.info.lease_seconds
-        while True:
-            try:
-                await ask()
-            except (AdmissionError, StoreError):
-                if anyio.current_time() >= until:
-                    return False
-                await anyio.sleep(_ASK_SECONDS)
-            else:
-                return True
 
 
 class SharedSessions(OpenSessions):
     """The open sessions of a node. Other nodes find them in the shared store.
 
-    Args:
-        bus: The bus to publish on.
-        store: The node's own trace; None without one.
-        host: The engine's life.
-        captures: Whether the content of sessions is stored. If not, no other node can continue a session, so
-            sessions are not claimed.
-        ownership: The node's ownership of sessions.
-        shared_trace: Returns the trace that the nodes share.
-        delete_shared: Deletes a session from that trace.
-        frames: The streams that are read on other nodes; None without a broker.
+    If the content of sessions is not stored (`captures`), no other node can continue a session, so sessions are
+    not claimed. `frames` is None without a broker.
     """
 
     commits = False

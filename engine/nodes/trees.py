@@ -46,11 +46,8 @@ class TreeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str
     """The id of the object that represents the turn on the far node."""
     sender: str = ""
-    """The id of the far node."""
     turn: str = ""
-    """The id of the turn on the home node."""
     tool: str = ""
-    """The id of the tool call of that turn."""
     child: ChildTurn | None = None
     calls: int = 0
     cost: CostSum | None = None
@@ -66,13 +63,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class RemoteTrees:
-    """Connects trees of turns on several nodes.
-
-    Args:
-        node: This node.
-        cluster: The cluster's name.
-        broker: The broker.
-    """
+    """Connects trees of turns on several nodes."""
 
     def __init__(self, node: str, cluster: str, broker: Broker) -> None:
         self.node = node
@@ -99,7 +90,6 @@ class RemoteTrees:
         return carried
 
     def receive(self, _subject: str, payload: bytes, reply: str) -> None:
-        """Process a message of another node."""
         try:
             received = msgspec.json.decode(payload, type=TreeMessage)
         except msgspec.DecodeError as error:  # of another version
@@ -136,7 +126,6 @@ class RemoteTrees:
         caller.node.remote = RemotePlace(self, f"{self.node}:{next(self._numbers)}", home, caller)
 
     def send(self, node: str, message: TreeMessage) -> None:
-        """Send a message to a node, without waiting."""
         self._broker.publish(self._subjects + node, msgspec.json.encode(message))
 
     async def ask(self, node: str, message: TreeMessage) -> Grant:
@@ -180,7 +169,6 @@ class _Place:
         return not self._busy and not self._grants
 
     def take(self, received: TreeMessage) -> Grant | None:
-        """Process a message. Returns the answer to a request."""
         caller = self._run.caller
         match received.what:
             case "busy":
@@ -222,7 +210,7 @@ class _Place:
 
 
 class RemotePlace:
-    """Represents a turn of another node on this node."""
+    """Represents a turn of another node on this node, see `engine.tree.RemoteTurn`."""
 
     def __init__(self, trees: RemoteTrees, key: str, home: str, caller: Caller) -> None:
         self._trees = trees
@@ -240,7 +228,7 @@ class RemotePlace:
         self._node.accounts = (self._account,)
 
     async def announced(self) -> None:
-        """See `RemoteTurn.known`. Without this wait, the tool's result could arrive before the first message."""
+        """Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:
                 self._trees.hold(self._about.key, self)
@@ -248,7 +236,6 @@ class RemotePlace:
                 self._is_known = True
 
     def idle(self) -> None:
-        """See `RemoteTurn.idle`."""
         spent = _NOTHING
         if self._account is not None:
             spent = self._account.used
@@ -259,15 +246,12 @@ class RemotePlace:
             self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:
-        """See `RemoteTurn.started`."""
         self._send(msgspec.structs.replace(self._about, what="child", child=child))
 
     def called(self, calls: int) -> None:
-        """See `RemoteTurn.called`."""
         self._send(msgspec.structs.replace(self._about, what="called", calls=calls))
 
     def spent(self, part: CostSum, usage: TokenUsage | None) -> None:
-        """See `RemoteTurn.spent`."""
         self._send(msgspec.structs.replace(self._about, what="spent", cost=part, usage=usage))
 
     def cancel(self) -> None:
@@ -277,7 +261,6 @@ class RemotePlace:
         self._node.cancel_open()
 
     async def ask(self, amount: Amount) -> Grant:
-        """Request money from the home node."""
         return await self._trees.ask(self._home, msgspec.structs.replace(self._about, what="money", amount=amount))
 
     def _send(self, message: TreeMessage) -> None:
@@ -293,7 +276,6 @@ class RemoteAccount(Account):
         self._unpriced = False
 
     async def secure(self, amount: Amount, now_us: int) -> bool:
-        """See `Account.secure`."""
         if self.refuses(amount, now_us) is None:
             return False
         grant = await self._place.ask(amount)
@@ -305,7 +287,6 @@ class RemoteAccount(Account):
         return True
 
     def refuses(self, amount: Amount, now_us: int) -> Refusal | None:
-        """See `Account.refuses`."""
         if amount.nano_usd is None and self._unpriced:
             amount = Amount(0, amount.tokens)
         return super().refuses(amount, now_us)

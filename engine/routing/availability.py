@@ -86,7 +86,6 @@ class Record(msgspec.Struct):
     """The model as ``provider:name``; None for the provider as a whole."""
     state: State = "available"
     failures: int = 0
-    """The number of failures in a row."""
     cool_down_us: int = FIRST_COOL_DOWN_US
     """The length of the next cool-down, in microseconds."""
     retry_at_us: int | None = None
@@ -94,7 +93,6 @@ class Record(msgspec.Struct):
     reason: str = ""
     """The reason for the state, as text."""
     probe: str | None = None
-    """The id of the call that probes."""
     early: bool = False
     """Whether the probing call started before `retry_at_us`. If True, its failure changes nothing."""
     elsewhere: bool = False
@@ -123,7 +121,6 @@ class Readiness(msgspec.Struct, frozen=True):
     kind: Literal["ready", "later", "closed"] = "ready"
     """``ready``; ``later``, used only after the ready ones; or ``closed``, not used."""
     reason: str = ""
-    """The reason, in words."""
     retry_after_seconds: float | None = None
     """Seconds until a call may try the model again; None while a probe of unknown length is in progress."""
 
@@ -220,7 +217,6 @@ class AvailabilityTable:
         return record is not None and record.state == "unavailable" and (record.retry_at_us or 0) <= now_us
 
     def is_probing(self, key: RecordKey) -> bool:
-        """Whether a call is probing a provider or a model."""
         record = self._records.get(key)
         return record is not None and record.state == "probing"
 
@@ -331,16 +327,7 @@ class AvailabilityTable:
         if record.state == previous:
             return ()
         record.elsewhere, record.reason = True, reason
-        change = ProviderAvailabilityChanged(
-            provider=provider,
-            model=model,
-            previous=previous,
-            current=record.state,
-            reason=reason,
-            retry_at_us=record.retry_at_us,
-            node=node,
-        )
-        return (change,)
+        return _changed(record, previous, reason, node)
 
     def restore(self, history: Iterable[Envelope], now_us: int) -> None:
         """Restore the states that an earlier run published. Its probes have ended, so a new probe may start."""
@@ -416,15 +403,7 @@ class AvailabilityTable:
         record.elsewhere = record.elsewhere and record.state == "probing"
         if record.state != "probing":
             record.reason = reason
-        change = ProviderAvailabilityChanged(
-            provider=record.provider,
-            model=record.model,
-            previous=previous,
-            current=record.state,
-            reason=reason,
-            retry_at_us=record.retry_at_us,
-        )
-        return (change,)
+        return _changed(record, previous, reason)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
         """Reset the failures. A record that is available and has no failures is dropped."""
@@ -453,18 +432,29 @@ class AvailabilityTable:
         record.retry_at_us = now_us + record.cool_down_us
 
 
+def _changed(record: Record, previous: State, reason: str, node: str | None = None) -> Changes:
+    change = ProviderAvailabilityChanged(
+        provider=record.provider,
+        model=record.model,
+        previous=previous,
+        current=record.state,
+        reason=reason,
+        retry_at_us=record.retry_at_us,
+        node=node,
+    )
+    return (change,)
+
+
+_REASONS = {
+    "AuthError": "key refused",
+    "QuotaExceededError": "quota exhausted",
+    "AccessDeniedError": "access denied",
+    "NotFoundError": "model not found",
+}
+
+
 def _reason(event: LlmCallFailed) -> str:
-    match event.error_type:
-        case "AuthError":
-            return "key refused"
-        case "QuotaExceededError":
-            return "quota exhausted"
-        case "AccessDeniedError":
-            return "access denied"
-        case "NotFoundError":
-            return "model not found"
-        case _:
-            return f"{event.error_class}: {event.error_type}"
+    return _REASONS.get(event.error_type) or f"{event.error_class}: {event.error_type}"
 
 
 def readiness_of_key(
@@ -496,14 +486,8 @@ WATCHED = ("actor.stopped",)
 class AvailabilityActor(Actor):
     """The actor that reports crashed adapters to the table.
 
-    It receives no messages. It owns the task that reads events.
-
-    Args:
-        table: The table.
-        subscription: A lossless subscription to the topics in `WATCHED`, which the engine owns.
-        bus: The bus to which changes are published.
-        clock: The clock.
-        provider_of: Returns the provider that an actor serves; None for actors that are not adapters.
+    It receives no messages. It owns the task that reads events. `provider_of` returns the provider that an actor
+    serves; None for actors that are not adapters.
     """
 
     def __init__(
@@ -528,12 +512,8 @@ class AvailabilityActor(Actor):
 
     async def _follow(self) -> None:
         async for envelope in self._subscription:
-            self._take(envelope)
-
-    def _take(self, envelope: Envelope) -> None:
-        match envelope.data:
-            case ActorStopped(actor=actor, reason="restart limit"):
-                provider = self._provider_of(actor)
-                if provider is not None:
-                    for change in self._table.crashed(provider, self._clock.now_us()):
-                        self._bus.publish(change)
+            match envelope.data:
+                case ActorStopped(actor=actor, reason="restart limit"):
+                    if (provider := self._provider_of(actor)) is not None:
+                        for change in self._table.crashed(provider, self._clock.now_us()):
+                            self._bus.publish(change)

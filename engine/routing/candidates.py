@@ -79,14 +79,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The models that may serve a caller's choice."""
 
     requested: str
-    """The model as the caller requested it."""
     named: tuple[Named, ...]
     chosen: bool = False
     """Whether the router chooses, so that the first model is not preferred."""
     cheapest: bool = False
-    """Whether to choose the cheapest model."""
     requires: Requirements = Requirements()
-    """The abilities that the model must have."""
 
     @cached_property
     def without_alternative(self) -> RoutingDecision:
@@ -115,9 +112,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The tools, the system text and the schema in the form for this model."""
     estimated_tokens: int | None = None
     max_output_tokens: int = 0
-    """The maximum number of output tokens in the model's request."""
     warnings: tuple[CallWarning, ...] = ()
-    """Warnings for the caller if the model serves."""
     obstacle: CallboardError | None = None
     """The reason why the model can't serve this request."""
     readiness: Readiness = READY
@@ -243,7 +238,6 @@ def choose(
     stay_with: str | None = None,
     cached_at: str | None = None,
 ) -> Route:
-    """Choose one of the models that may serve."""
     alone = len(options) == 1
     if alone and options[0].obstacle is None and not failed:
         return Route(plan.without_alternative, options[0])
@@ -257,9 +251,8 @@ def choose(
         raise refusal(plan, options)
     selected = usable[0]
     if len(usable) > 1:
-        selected = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[
-            1
-        ]
+        first = min(range(len(usable)), key=lambda place: _rank(plan, usable[place], place, stay_with, cached_at))
+        selected = usable[first]
     others: tuple[str, ...] = ()
     if len(usable) > 1 and stay_with != selected.named.model:
         ready = [option for option in usable if option is not selected and option.readiness.kind == "ready"]
@@ -271,22 +264,20 @@ def _decision(
     plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], selected: Option, cached_at: str | None
 ) -> RoutingDecision:
     """The decision, with the reason why each of the other models was not chosen."""
-    candidates = [
-        Candidate(
-            option.named.model,
-            None
-            if option is selected
-            else reason or _set_back(option, selected) or _not_needed(selected, cached_at),
-            option.named.fallback_of,
-        )
-        for option, reason in zip(options, rejected, strict=True)
-    ]
-    return plan.decision(selected.named, candidates)
-
-
-def _not_needed(selected: Option, cached_at: str | None) -> str:
     model = selected.named.model
-    return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
+    not_needed = (
+        f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'has a higher rank'}"
+    )
+    candidates = []
+    for option, reason in zip(options, rejected, strict=True):
+        if option is selected:
+            why = None
+        elif reason is None and option.readiness.kind == "later" and selected.readiness.kind != "later":
+            why = option.readiness.reason
+        else:
+            why = reason or not_needed
+        candidates.append(Candidate(option.named.model, why, option.named.fallback_of))
+    return plan.decision(selected.named, candidates)
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
@@ -308,14 +299,7 @@ def _rank(
     return model != stay_with, option.readiness.kind == "later", model != cached_at, unpriced, cost, place
 
 
-def _set_back(option: Option, selected: Option) -> str | None:
-    if option.readiness.kind == "later" and selected.readiness.kind != "later":
-        return option.readiness.reason
-    return None
-
-
 def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
-    """The error if no model can serve."""
     if len(options) == 1 and options[0].obstacle is not None:
         return options[0].obstacle
     reasons = "; ".join(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # --- One limit of a provider ---
@@ -28,10 +27,7 @@ _TOLERANCE = 1e-6
 
 
 class Ticket:
-    """One request, from its entry into the queue until its end.
-
-    waiting → held → sent → over; a cancelled request is over immediately.
-    """
+    """One request, from its entry into the queue until its end. See `rate_slots` for its states."""
 
     __slots__ = (
         "counted", "generation", "input_tokens", "model", "number", "order", "output_tokens", "sent_us", "state",
@@ -62,11 +58,22 @@ class Reading(NamedTuple):
     limit: float | None
     """The limit; None if the headers do not have it."""
     remaining: float
-    """The remaining amount."""
     reset_us: int | None
     """Microseconds until the limit is fully reset; None if the headers do not have it."""
     fixed: bool = False
     """Whether the provider counts in fixed windows."""
+
+
+class Headers(NamedTuple):
+    """The limits in a reply's headers."""
+
+    requests: Reading | None = None
+    tokens: Reading | None = None
+    output: bool = True
+    """Whether the token limit also counts the tokens of replies."""
+
+
+NO_HEADERS = Headers()
 
 
 class Limit(ABC):
@@ -76,10 +83,8 @@ class Limit(ABC):
         self.kind: Literal["requests", "tokens"] = kind
         self.limit = limit
         self.output = output
-        """Whether tokens of the reply count."""
 
     def amount(self, ticket: Ticket) -> float:
-        """The amount of this limit that a request uses."""
         if self.kind == "requests":
             return 1.0
         tokens = ticket.input_tokens + ticket.output_tokens if self.output else ticket.input_tokens
@@ -94,11 +99,11 @@ class Limit(ABC):
         """Microseconds until this amount is available, if no other request uses any of it."""
 
     @abstractmethod
-    def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Reserve the amounts that a request needs."""
+    def hold(self, ticket: Ticket) -> None:
+        """Reserve the amount that a request needs."""
 
     @abstractmethod
-    def drop(self, ticket: Ticket, now_us: int) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """Return the amount that was reserved for a request that was not sent."""
 
     @abstractmethod
@@ -145,10 +150,10 @@ class Declared(Limit):
                 return ticket.sent_us + self.window_us - now_us
         return self.window_us * math.ceil(missing / self.limit)
 
-    def hold(self, ticket: Ticket, now_us: int) -> None:
+    def hold(self, ticket: Ticket) -> None:
         self._used += self.amount(ticket)
 
-    def drop(self, ticket: Ticket, now_us: int) -> None:
+    def drop(self, ticket: Ticket) -> None:
         self._used -= self.amount(ticket)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
@@ -180,7 +185,6 @@ class Learned(Limit):
         self._rate = 0.0  # refill per microsecond
 
     def tell(self, reading: Reading, pending: float, reserved: float, now_us: int) -> None:
-        """Apply a reading from the provider's headers."""
         limit = max(reading.limit or self.limit, reading.remaining, 1.0)
         period = MINUTE_US if reading.reset_us is None else max(reading.reset_us, 1)
         missing = limit - reading.remaining
@@ -214,10 +218,10 @@ class Learned(Limit):
         windows = math.ceil(later / self.limit) if later > _TOLERANCE else 0
         return self._full_at_us - now_us + windows * MINUTE_US
 
-    def hold(self, ticket: Ticket, now_us: int) -> None:
+    def hold(self, ticket: Ticket) -> None:
         self._reserved += self.amount(ticket)
 
-    def drop(self, ticket: Ticket, now_us: int) -> None:
+    def drop(self, ticket: Ticket) -> None:
         self._reserved -= self.amount(ticket)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
@@ -269,22 +273,18 @@ class Account:
 
     @property
     def idle(self) -> bool:
-        """Whether no limit is known and no request is in progress."""
         return not self.limits and self.cap is None and not self._sent and not self._running
 
     def declare(self, requests: float | None, tokens: float | None, window_us: int = MINUTE_US) -> None:
         """Set the declared limits. Requests of the last minute count in them."""
-        declared: list[Declared] = []
-        if requests:
-            declared.append(Declared("requests", requests, window_us))
-        if tokens:
-            declared.append(Declared("tokens", tokens, window_us))
+        declared = [Declared("requests", requests, window_us)] if requests else []
+        declared += [Declared("tokens", tokens, window_us)] if tokens else []
         for limit in declared:
             for ticket in self._sent:
-                limit.hold(ticket, ticket.sent_us)
+                limit.hold(ticket)
                 limit.send(ticket, ticket.sent_us)
             for ticket in self._running:
-                limit.hold(ticket, 0)
+                limit.hold(ticket)
         self.limits = (*declared, *self._learned.values())
 
     def short_of(self, ticket: Ticket, now_us: int) -> str:
@@ -309,17 +309,16 @@ class Account:
 
     # --- Progress of a request ---
 
-    def hold(self, ticket: Ticket, now_us: int) -> None:
-        """Admit a request."""
+    def hold(self, ticket: Ticket) -> None:
         self._running.add(ticket)
         for limit in self.limits:
-            limit.hold(ticket, now_us)
+            limit.hold(ticket)
 
-    def drop(self, ticket: Ticket, now_us: int) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """Release the reservation of a request that was not sent."""
         self._running.discard(ticket)
         for limit in self.limits:
-            limit.drop(ticket, now_us)
+            limit.drop(ticket)
 
     def send(self, ticket: Ticket, now_us: int) -> None:
         """Count a request that was admitted and is sent now."""
@@ -344,7 +343,6 @@ class Account:
                 limit.change(ticket, amount, now_us)
 
     def prune(self, now_us: int) -> None:
-        """Drop ended requests that no longer count."""
         sent, kept_us = self._sent, MINUTE_US if self.limits else 0
         while sent and sent[0].state == "over" and sent[0].sent_us + kept_us <= now_us:
             sent.popleft()
@@ -363,7 +361,6 @@ class Account:
                 self._flying -= 1
 
     def succeeded(self, ticket: Ticket) -> None:
-        """Record that a request was not refused."""
         if not ticket.counted:
             return
         self.leave(ticket)
@@ -433,21 +430,18 @@ class Account:
         if ticket.generation == self.generation:
             self.cap = None
 
-    def observe_elsewhere(
-        self,
-        readings: Mapping[Literal["requests", "tokens"], Reading],
-        observed_us: int,
-        now_us: int,
-        *,
-        output: bool,
-        opens: bool,
-    ) -> None:
-        """Apply the limits that another node has read."""
+    def observe_elsewhere(self, headers: Headers, observed_us: int, now_us: int, *, opens: bool) -> None:
         if observed_us <= self._observed_us:
             return
         self._observed_us = observed_us
-        for kind, reading in readings.items():
-            learned = self._learned_of(kind, reading, output=output or kind == "requests")
+        readings: tuple[tuple[Literal["requests", "tokens"], Reading | None, bool], ...] = (
+            ("requests", headers.requests, True),
+            ("tokens", headers.tokens, headers.output),
+        )
+        for kind, reading, output in readings:
+            if reading is None:
+                continue
+            learned = self._learned_of(kind, reading, output=output)
             unseen = [
                 sent for sent in self._sent if sent.state != "over" or sent.sent_us > observed_us - UNDERWAY_US
             ]

@@ -154,7 +154,6 @@ def check(
     estimated_tokens: int,
     max_output_tokens: int,
 ) -> tuple[CallWarning, ...]:
-    """Check whether a model supports the request of a turn."""
     check_tool_choice(required)
     lack = next(_lacks(required, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:

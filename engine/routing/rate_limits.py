@@ -8,10 +8,9 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import anyio
-import msgspec
 
 from callboard.adapters import (
     AdapterError,
@@ -25,10 +24,13 @@ from callboard.adapters import (
 from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
 from ..models.entries import AdapterEntry
-from .learned_limits import Ticket
-from .rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged, read_headers
+from .learned_limits import NO_HEADERS, Headers, Ticket
+from .rate_slots import LimitObservation, RateLimit, RateLimiter, RateLimitQueue, aged, read_headers
 
 _LONGEST_NAP_SECONDS = 60.0
+
+
+# --- One queue on an event loop ---
 
 
 class AsyncRateLimiter:
@@ -75,7 +77,6 @@ class AsyncRateLimiter:
             self.on_observation(LimitObservation(model, headers, pause_us, account.cap is None))
 
     def learn(self, observation: LimitObservation, observed_us: int) -> None:
-        """Apply the limits that another node has learned."""
         now_us = self.now_us()
         if not self.limiter.has_limits:
             self.begin_to_count()
@@ -115,7 +116,7 @@ class AsyncRateLimiter:
                 await event.wait()
         except BaseException:
             self._events.pop(ticket, None)
-            self.limiter.withdraw(ticket, self.now_us())
+            self.limiter.withdraw(ticket)
             self.changed()
             raise
 
@@ -156,15 +157,13 @@ class RateLimitLease:
         if live.limiter.ask(ticket, live.now_us()):
             return True
         live.changed()
-        return _is_held(ticket)
+        return ticket.state == "held"
 
     def force(self) -> None:
-        """Count a request that is sent without a turn."""
         self._ticket = Ticket(self.model, self._order, *self._most)
         self._live.limiter.force(self._ticket, self._live.now_us())
 
     async def wait(self, time_left: float) -> None:
-        """Wait for the turn that was requested."""
         live, ticket = self._live, self._ticket
         if ticket is None or ticket.state == "held":
             return
@@ -286,7 +285,7 @@ class RateLimitLease:
         now_us = live.now_us()
         seconds = live.limiter.opens_in(ticket, now_us) / 1e6
         why = live.limiter.reason(ticket, now_us) or self._waited_for
-        live.limiter.withdraw(ticket, now_us)
+        live.limiter.withdraw(ticket)
         live.changed()
         raise RateLimitWaitError(
             f"{live.name}: not sent: {_WHY[why]} for {self.model}; the earliest free slot is in "
@@ -295,10 +294,6 @@ class RateLimitLease:
             retryable=True,
             provider=live.name,
         )
-
-
-def _is_held(ticket: Ticket) -> bool:
-    return ticket.state == "held"
 
 
 _WHY = {
@@ -317,40 +312,10 @@ def _is_of_rate(error: RateLimitError) -> bool:
     return not isinstance(error, OverloadedError) or error.retry_after_seconds is not None
 
 
+# --- All queues of an engine ---
+
 MOST_EARLY = 256
 """The maximum number of models with stored readings from other nodes, for an adapter that is not used here."""
-
-
-class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """The current state of one rate limit."""
-
-    model: str | None
-    """The model as ``provider:name``; None for all models of the adapter."""
-    key: str
-    """The name of the key; empty if the adapter has only one key."""
-    kind: Literal["requests", "tokens"]
-    source: Literal["declared", "learned"]
-    """The source: the configuration, or the provider's headers."""
-    limit: float
-    """The limit: in any minute if it is declared, in the provider's period if it is learned."""
-    left: float
-    """The remaining amount."""
-
-
-class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls to one model that wait for its rate limits."""
-
-    model: str
-    """The model as ``provider:name``."""
-    key: str
-    waiting: int
-    """The number of calls that wait."""
-    why: str
-    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, as the provider requested; ``probe``, while
-    one call tests whether the provider accepts requests again; ``turn``, behind earlier calls.
-    """
-    opens_in_seconds: float
-    """The minimum time in seconds until the first of these calls may be sent."""
 
 
 class RateLimits:
@@ -366,18 +331,15 @@ class RateLimits:
     def lease(
         self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]
     ) -> RateLimitLease:
-        """The place of a new call in the queue."""
         name = entry.name, key
         live = self._limiters.get(name)
         if live is None or self._entries[name] is not entry:
             live = self._declared(name, entry)
-        pooled = not key and bool(
-            entry.config.key_pool
-        )  # with a pool of keys, the adapter chooses the key of each attempt, and pauses refused keys
+        # With a pool of keys, the adapter chooses the key of each attempt, and pauses refused keys.
+        pooled = not key and bool(entry.config.key_pool)
         return RateLimitLease(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
 
     def learn(self, adapter: str, key: str, observation: LimitObservation, age_us: int) -> None:
-        """Apply limits that another engine has learned."""
         name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
         if (live := self._limiters.get(name)) is not None:
             self._apply(live, observation, observed_us)
@@ -399,28 +361,15 @@ class RateLimits:
     def of(self, adapter: str) -> Iterator[RateLimit]:
         for live in self._of(adapter):
             now_us = live.known_time_us()
-            for room in live.limiter.rooms(now_us) if now_us is not None else ():
-                yield RateLimit(
-                    model=room.model,
-                    key=live.key,
-                    kind=room.kind,
-                    source="learned" if room.learned else "declared",
-                    limit=room.limit,
-                    left=room.left,
-                )
+            if now_us is not None:
+                yield from live.limiter.rooms(now_us, live.key)
 
     def queues(self, adapter: str) -> Iterator[RateLimitQueue]:
         """The calls that wait for the limits of an adapter, by their models."""
         for live in self._of(adapter):
             now_us = live.known_time_us()
-            for line in live.limiter.lines(now_us) if now_us is not None else ():
-                yield RateLimitQueue(
-                    model=line.model,
-                    key=live.key,
-                    waiting=line.waiting,
-                    why=line.why or "turn",
-                    opens_in_seconds=line.opens_in_us / 1e6,
-                )
+            if now_us is not None:
+                yield from live.limiter.lines(now_us, live.key)
 
     def share(self, live: AsyncRateLimiter) -> None:
         """Share the declared limits of a queue with the other nodes, if there are any."""

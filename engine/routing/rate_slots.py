@@ -18,44 +18,49 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from callboard.adapters import RateLimitInfo
 
-from .learned_limits import MINUTE_US, Account, Learned, Reading, Ticket
+from .learned_limits import MINUTE_US, NO_HEADERS, Account, Headers, Learned, Reading, Ticket
 
 _MOST_MODELS = 1024
 
 _Queue = list[tuple[int, int, Ticket]]
 
 
-class Headers(NamedTuple):
-    """The limits in a reply's headers."""
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """The current state of one rate limit."""
 
-    requests: Reading | None = None
-    tokens: Reading | None = None
-    output: bool = True
-    """Whether the token limit also counts the tokens of replies."""
-
-
-NO_HEADERS = Headers()
-
-
-class Room(NamedTuple):
     model: str | None
+    """The model as ``provider:name``; None for all models of the adapter."""
+    key: str
+    """The name of the key; empty if the adapter has only one key."""
     kind: Literal["requests", "tokens"]
-    learned: bool
+    source: Literal["declared", "learned"]
+    """The source: the configuration, or the provider's headers."""
     limit: float
+    """The limit: in any minute if it is declared, in the provider's period if it is learned."""
     left: float
+    """The remaining amount."""
 
 
-class Line(NamedTuple):
+class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls to one model that wait for its rate limits."""
+
     model: str
+    """The model as ``provider:name``."""
+    key: str
     waiting: int
+    """The number of calls that wait."""
     why: str
-    opens_in_us: int
+    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, as the provider requested; ``probe``, while
+    one call tests whether the provider accepts requests again; ``turn``, behind earlier calls.
+    """
+    opens_in_seconds: float
+    """The minimum time in seconds until the first of these calls may be sent."""
 
 
 class RateLimiter:
@@ -87,15 +92,14 @@ class RateLimiter:
         self._requests_started += 1
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
         if not self.waiting and not self._short(ticket, model, now_us):
-            self._let_in(ticket, model, now_us)
+            self._let_in(ticket, model)
             return True
         self._enqueue(ticket)
         return False
 
     def force(self, ticket: Ticket, now_us: int) -> None:
-        """Count a request that is sent without a turn."""
         model = self.models.get(ticket.model) or self._new_model(ticket.model)
-        self._let_in(ticket, model, now_us)
+        self._let_in(ticket, model)
         self._send(ticket, model, now_us)
 
     def send(self, ticket: Ticket, now_us: int) -> bool:
@@ -104,7 +108,7 @@ class RateLimiter:
         """
         model = self.models[ticket.model]
         if ticket.generation != model.generation:
-            self._give_back(ticket, model, now_us)
+            self._give_back(ticket, model)
             self._enqueue(ticket)
             return False
         self._send(ticket, model, now_us)
@@ -126,18 +130,18 @@ class RateLimiter:
                 break
             heapq.heappop(heads[name])
             self.waiting -= 1
-            self._let_in(ticket, model, now_us)
+            self._let_in(ticket, model)
             admitted.append(ticket)
             if not self._head(name):
                 del heads[name]
         return admitted
 
-    def withdraw(self, ticket: Ticket, now_us: int) -> None:
+    def withdraw(self, ticket: Ticket) -> None:
         """Remove a request that was cancelled before it was sent."""
         if ticket.state == "waiting":
             self.waiting -= 1
         elif ticket.state == "held":
-            self._give_back(ticket, self.models[ticket.model], now_us)
+            self._give_back(ticket, self.models[ticket.model])
         ticket.state = "over"
 
     # --- After sending ---
@@ -171,18 +175,12 @@ class RateLimiter:
         """Apply the reading of another node with this key, see `Account.observe_elsewhere`."""
         self.has_limits = True
         account = self.models.get(model) or self._new_model(model)
-        readings: dict[Literal["requests", "tokens"], Reading] = {}
-        if headers.requests is not None:
-            readings["requests"] = headers.requests
-        if headers.tokens is not None:
-            readings["tokens"] = headers.tokens
-        account.observe_elsewhere(readings, observed_us, now_us, output=headers.output, opens=opens)
+        account.observe_elsewhere(headers, observed_us, now_us, opens=opens)
 
     def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
-        """Record the end of a request."""
         if ticket.state != "sent":
             if ticket.state != "over":
-                self.withdraw(ticket, now_us)
+                self.withdraw(ticket)
             return
         model = self.models[ticket.model]
         model.leave(ticket)
@@ -219,7 +217,6 @@ class RateLimiter:
         return max(of_model, self.shared.opens_in(ticket, ahead, now_us))
 
     def in_line(self) -> list[Ticket]:
-        """The requests that wait, in their order."""
         return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
 
     def wakes_in(self, now_us: int) -> int | None:
@@ -233,36 +230,46 @@ class RateLimiter:
                 waits.append(max(of_model.opens_in(ticket, [], now_us), of_all.opens_in(ticket, [], now_us)))
         return min((wait for wait in waits if wait > 0), default=None)
 
-    def rooms(self, now_us: int) -> Iterator[Room]:
+    def rooms(self, now_us: int, key: str = "") -> Iterator[RateLimit]:
         for name, account in ((None, self.shared), *self.models.items()):
             for limit in account.limits:
-                available = max(limit.room(now_us), 0.0)
-                yield Room(name, limit.kind, isinstance(limit, Learned), limit.limit, available)
+                yield RateLimit(
+                    model=name,
+                    key=key,
+                    kind=limit.kind,
+                    source="learned" if isinstance(limit, Learned) else "declared",
+                    limit=limit.limit,
+                    left=max(limit.room(now_us), 0.0),
+                )
 
-    def lines(self, now_us: int) -> Iterator[Line]:
-        """The requests that wait, by their models."""
+    def lines(self, now_us: int, key: str = "") -> Iterator[RateLimitQueue]:
         for name in list(self._queues):
             queue = self._head(name)
             if queue:
                 first = queue[0][2]
-                waiting = sum(ticket.state == "waiting" for _, _, ticket in queue)
-                yield Line(name, waiting, self.reason(first, now_us), self.opens_in(first, now_us))
+                yield RateLimitQueue(
+                    model=name,
+                    key=key,
+                    waiting=sum(ticket.state == "waiting" for _, _, ticket in queue),
+                    why=self.reason(first, now_us) or "turn",
+                    opens_in_seconds=self.opens_in(first, now_us) / 1e6,
+                )
 
     # --- Helpers ---
 
     def _short(self, ticket: Ticket, model: Account, now_us: int) -> str:
         return self.shared.short_of(ticket, now_us) or model.short_of(ticket, now_us)
 
-    def _let_in(self, ticket: Ticket, model: Account, now_us: int) -> None:
+    def _let_in(self, ticket: Ticket, model: Account) -> None:
         ticket.state = "held"
         model.enter(ticket)
-        model.hold(ticket, now_us)
-        self.shared.hold(ticket, now_us)
+        model.hold(ticket)
+        self.shared.hold(ticket)
 
-    def _give_back(self, ticket: Ticket, model: Account, now_us: int) -> None:
+    def _give_back(self, ticket: Ticket, model: Account) -> None:
         model.leave(ticket)
-        model.drop(ticket, now_us)
-        self.shared.drop(ticket, now_us)
+        model.drop(ticket)
+        self.shared.drop(ticket)
 
     def _send(self, ticket: Ticket, model: Account, now_us: int) -> None:
         ticket.state, ticket.sent_us, ticket.number = "sent", now_us, self._sent

@@ -1,6 +1,6 @@
 """The interface of an engine to its cluster, and its implementation without a cluster.
 
-`nodes.node.Node` overrides `Alone`, and `nodes.frames.sender.Frames` overrides `LocalStreams`. So no other module
+`nodes.node.Node` overrides `Alone`, and `nodes.frame_sender.Frames` overrides `LocalStreams`. So no other module
 needs to check whether there is a cluster.
 """
 

@@ -36,7 +36,8 @@ from ..conversation.options import TurnOptions, options_among
 from ..conversation.turn import Turn
 from ..routing.availability import Availability
 from ..routing.model_choice import Model, model_text
-from ..routing.rate_limits import RateLimit, RateLimitQueue, RateLimits
+from ..routing.rate_limits import RateLimits
+from ..routing.rate_slots import RateLimit, RateLimitQueue
 from ..runtime.adapters import RunningAdapter
 from ..runtime.alone import OwnershipStatistics
 from ..runtime.in_flight import InFlight

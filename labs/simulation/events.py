@@ -11,7 +11,7 @@ from functools import partial
 
 from callboard.bus import ActorStarted, Envelope
 from callboard.engine.nodes.bridge import BridgeQueue, Page, Pause, Read, Send
-from callboard.engine.nodes.remote_source import Arrived, Incoming
+from callboard.engine.nodes.remote_bus import Arrived, Incoming
 
 from .kernel import ANSWER_SECONDS, BrokenPromise, Host, Kernel, Network
 from .trace import File, SharedTrace, Written

@@ -12,19 +12,18 @@ from typing import Protocol
 
 from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
-from callboard.engine.nodes.frames.exchange import (
+from callboard.engine.nodes.frame_sender import Framer
+from callboard.engine.nodes.frames import Ending, Frame, OwnerAnswer
+from callboard.engine.nodes.mirror import (
     AskOwner,
     AskStore,
     Follower,
-    OwnerAnswer,
+    Mirror,
     Question,
     Replay,
     StoreAnswer,
     Stored,
 )
-from callboard.engine.nodes.frames.mirror import Mirror
-from callboard.engine.nodes.frames.sender import Framer
-from callboard.engine.nodes.frames.wire import Ending, Frame
 from callboard.engine.nodes.ownership import Holding
 from callboard.tracestore.nodes import TurnEnding
 from tests.support.shared_tables import OwnershipModel
@@ -148,7 +147,7 @@ class Streams:
     # -- Endings
 
     def look_up(self, reader: Reader, asked: AskStore) -> StoreAnswer:
-        """The shared store's answer about a turn, as from `StoredTurns`."""
+        """The shared store's answer about a turn, as from `answer_of_store`."""
         stream_id = reader.own.log.stream_id
         if (events := self.trace.turns.get(stream_id)) is not None:
             return Stored(events)

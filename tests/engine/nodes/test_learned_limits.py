@@ -16,11 +16,12 @@ from callboard.bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
 from callboard.engine import Cluster, Engine
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.nodes import availability
-from callboard.engine.nodes.availability import TELL_SECONDS, LearnedLimits, SharedAvailability
+from callboard.engine.nodes.availability import SharedAvailability
+from callboard.engine.nodes.rate_limits import TELL_SECONDS, LearnedLimits
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.routing.learned_limits import Reading
+from callboard.engine.routing.learned_limits import Headers, Reading
 from callboard.engine.routing.rate_limits import RateLimits
-from callboard.engine.routing.rate_slots import Headers, LimitObservation
+from callboard.engine.routing.rate_slots import LimitObservation
 
 from ...support.cluster_engines import node_of, until
 from ...support.engines import entry, registry, serving

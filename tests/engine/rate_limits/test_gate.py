@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.engine.routing.learned_limits import Reading, Ticket
-from callboard.engine.routing.rate_slots import NO_HEADERS, Headers, LimitObservation, RateLimiter, aged
+from callboard.engine.routing.learned_limits import NO_HEADERS, Headers, Reading, Ticket
+from callboard.engine.routing.rate_slots import LimitObservation, RateLimiter, aged
 
 MINUTE = 60_000_000
 SECOND = 1_000_000
@@ -293,7 +293,7 @@ def test_a_probe_that_is_lost_is_followed_by_another() -> None:
     for ticket in (one, two, three):
         limiter.ask(ticket, 0)
     assert limiter.admit(SECOND) == [one]
-    limiter.withdraw(one, SECOND)
+    limiter.withdraw(one)
     assert limiter.admit(SECOND) == [two]
     limiter.send(two, SECOND)
     limiter.over(two, None, SECOND)

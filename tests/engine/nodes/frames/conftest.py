@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from callboard.engine import Cluster, Engine
-from callboard.engine.nodes.frames import mirrors
+from callboard.engine.nodes import mirrors
 from tests.support.cluster_engines import node_of
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats

@@ -9,24 +9,30 @@ from collections.abc import Callable
 import pytest
 
 from callboard.bus import Message, StreamChannel, StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from callboard.engine.nodes.frames.exchange import (
+from callboard.engine.nodes.frame_sender import Framer, FrameSender
+from callboard.engine.nodes.frames import (
     AskCancel,
     AskFrames,
+    Ending,
+    Frame,
+    OwnerAnswer,
+    Subjects,
+    encode,
+    read_answer,
+    read_packet,
+    token,
+)
+from callboard.engine.nodes.mirror import (
     AskOwner,
     AskStore,
     Follower,
-    OwnerAnswer,
+    Mirror,
     Replay,
     Stored,
-    Subjects,
     Timing,
-    encode,
-    read_answer,
-    token,
+    may_be_new,
+    started_us,
 )
-from callboard.engine.nodes.frames.mirror import Mirror, may_be_new, started_us
-from callboard.engine.nodes.frames.sender import Framer, FrameSender
-from callboard.engine.nodes.frames.wire import Ending, Frame, read_packet
 
 from ....support.virtual_time import FakeClock, runs_on
 

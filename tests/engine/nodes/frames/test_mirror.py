@@ -30,10 +30,8 @@ from callboard.bus import (
 )
 from callboard.bus.events.envelope import UnknownEvent
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
-from callboard.engine.nodes.frames.mirror import MOST_HELD, Mirror
-from callboard.engine.nodes.frames.retained_turns import in_its_first_turn, retained_turns
-from callboard.engine.nodes.frames.sender import Framer
-from callboard.engine.nodes.frames.wire import (
+from callboard.engine.nodes.frame_sender import Framer
+from callboard.engine.nodes.frames import (
     Assembly,
     Ending,
     Frame,
@@ -47,6 +45,8 @@ from callboard.engine.nodes.frames.wire import (
     read_packet,
     unpacked,
 )
+from callboard.engine.nodes.mirror import MOST_HELD, Mirror
+from callboard.engine.nodes.retained_turns import in_its_first_turn, retained_turns
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 

@@ -24,7 +24,7 @@ from callboard.bus import (
     UnknownStream,
 )
 from callboard.engine import Engine
-from callboard.engine.nodes.frames.retained_turns import stored_turn
+from callboard.engine.nodes.retained_turns import stored_turn
 from callboard.tracestore import TraceStore
 from tests.support.cluster_engines import node_engine, node_of
 from tests.support.depth import first_is_quick

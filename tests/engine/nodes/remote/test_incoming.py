@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from callboard.bus import Envelope, StoreUnavailable
 from callboard.bus.events.sessions import SessionCreated
-from callboard.engine.nodes import remote_source
+from callboard.engine.nodes import remote_bus
 from callboard.engine.nodes.broker_streams import RetainedMessage, StreamPosition
-from callboard.engine.nodes.remote_source import (
+from callboard.engine.nodes.remote_bus import (
     GRACE_SECONDS,
     LONGEST_WAIT,
     MOST_HELD,
@@ -211,7 +211,7 @@ async def test_events_before_the_stores_first_answer_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker does not have these events. Events before the reader's start are not delivered."""
-    monkeypatch.setattr(remote_source, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(remote_bus, "GRACE_SECONDS", 0.01)
     clock = FakeClock()
     now_us = clock.now_us()
 

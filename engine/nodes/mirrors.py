@@ -8,136 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, Protocol, Unpack
+from typing import Literal, TypeAlias, Unpack
 
 import anyio
 import anyio.abc
 
 from callboard.adapters.replies.whole import spelled_out
-from callboard.bus import CallboardError, Log, ReaderStatistics, StreamChannel, StreamLog, StreamReader
+from callboard.bus import CallboardError, Log, ReaderStatistics, StreamChannel, StreamReader
 from callboard.bus.backend import Signal, new_signal
-from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnEvent
 
-from ...runtime.alone import ReaderArguments
-from .exchange import (
+from ..runtime.alone import ReaderArguments
+from .broker import Subscription
+from .broker_streams import BrokerFrames
+from .frames import (
     AskCancel,
     AskFrames,
+    Assembly,
+    Ending,
+    OwnerAnswer,
+    Subjects,
+    UnreadableFrame,
+    encode,
+    read_answer,
+    read_packet,
+)
+from .mirror import (
     AskOwner,
     Follower,
-    FrameBroker,
-    OwnerAnswer,
+    Mirror,
     Question,
     Replay,
     StoreAnswer,
     Stored,
-    Subjects,
-    Subscription,
     Timing,
-    encode,
-    read_answer,
+    may_be_new,
     unknown_anywhere,
 )
-from .mirror import Mirror, may_be_new
-from .wire import Assembly, Ending, UnreadableFrame, read_packet
-
-# --- Readers and their mirrors ---
-
-
-class Filling(Protocol):
-    """A log that is being filled from elsewhere."""
-
-    log: StreamLog[TurnEvent]
-    stored: bool
-    """Whether the log was made from the store, so that its numbers differ from the owner's."""
-
-    async def settled(self) -> None:
-        """Wait until the current end of the stream is known."""
-
-
-class RemoteReader(StreamReader[TurnEvent]):
-    """A reader of a log that is filled from another node. It starts with the first read.
-
-    The first read raises the errors that `attach` raises for a local stream. UnknownStream: no node or store has
-    the stream, or it has another owner. ValueError: `from_seq` is beyond the end.
-
-    Args:
-        filling: The log and its state.
-        begin: A function that starts to fill the log.
-        from_seq: As for `StreamLog.reader`.
-        coalesce: As for `StreamLog.reader`.
-        min_interval: As for `StreamLog.reader`.
-        owner: As for `StreamChannel.attach`.
-        any_owner: As for `StreamChannel.attach`.
-    """
-
-    def __init__(
-        self,
-        filling: Filling,
-        begin: Callable[[], Awaitable[None]],
-        *,
-        from_seq: int | Literal["tail"],
-        coalesce: bool,
-        min_interval: float,
-        owner: str | None,
-        any_owner: bool,
-    ) -> None:
-        start = 0 if from_seq == "tail" else from_seq
-        if start < 0:
-            raise ValueError(f"the events of a stream are counted from 0; from_seq={from_seq}")
-        super().__init__(filling.log, start, coalesce=coalesce, min_interval=min_interval, unfold=spelled_out)
-        self._filling = filling
-        self._begin = begin
-        self._tail = from_seq == "tail"
-        self._placed = False
-        self._owner = owner
-        self._any_owner = any_owner
-
-    async def _refill(self) -> None:
-        if not self._placed:
-            await self._place()
-        await super()._refill()
-
-    async def _place(self) -> None:
-        """Wait until the first requested event can be read, or until it is certain that this event does not
-        exist.
-        """
-        await self._begin()
-        log = self._log
-        if self._tail:
-            await self._filling.settled()
-            self._cursor = log.next_seq
-            self.seq = self._cursor - 1
-        if not self._any_owner:
-            await self._check_owner()
-        while self._cursor > log.next_seq and not log.closed and not self._closed:
-            await log._changed()
-        if self._filling.stored and self._cursor > 0:
-            self._cursor, self._unfold = (
-                0,
-                None,
-            )  # the numbers of the log's events have changed, so the reader starts again
-        elif self._cursor > log.next_seq and log.error is None and not self._closed:
-            self.close()
-            raise ValueError(
-                f"stream {self.stream_id} has events 0 to {log.next_seq - 1}; from_seq={self._cursor}"
-            )
-        self._placed = True
-
-    async def _check_owner(self) -> None:
-        """Raise UnknownStream if the stream has another owner. The first frame with events names the owner."""
-        log = self._log
-        while not log.next_seq and not log.closed and not self._closed:
-            await log._changed()
-        if log.error is None and log.next_seq and log.owner != self._owner:
-            self.close()
-            raise unknown_anywhere(self.stream_id)
-
-    def statistics(self) -> ReaderStatistics:
-        """A snapshot of this reader's position."""
-        local = super().statistics()
-        return ReaderStatistics(local.seq, max(local.lag, 0), local.delivered, local.resets)
-
 
 _log = Log("engine.frames")
 
@@ -152,22 +59,17 @@ don't answer.
 STEADY_SECONDS = 5.0
 """Seconds after a connection during which a silent node may still be connecting."""
 
-
-class TurnSource(Protocol):
-    """The source of turns with an unreachable owner."""
-
-    async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """The stored state of a turn. It never raises."""
+TurnSource: TypeAlias = Callable[[str, str, str, int], Awaitable[StoreAnswer]]
+"""Returns the stored state of a turn with an unreachable owner, by its stream, session, node and epoch."""
 
 
 class _Mirrored:
-    """A mirror with its follower."""
-
     def __init__(self, stream_id: str, streams: StreamChannel) -> None:
         self.stream_id = stream_id
         self.log = streams.open(stream_id)
         self.mirror = Mirror(self.log)
         self.stored = False
+        """Whether the log was made from the store, so that its numbers differ from the owner's."""
         self.follower: Follower | None = None  # set while the mirror is being filled
         self.woken = anyio.Event()
         self._assembly = Assembly()
@@ -175,10 +77,10 @@ class _Mirrored:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the mirror has readers and its stream has not ended."""
         return not self.log.closed and bool(self.log.readers)
 
     async def settled(self) -> None:
+        """Wait until the current end of the stream is known."""
         if not self.log.closed and not (self.follower is not None and self.follower.settled):
             self._waiting.append(signal := new_signal())
             await signal.wait()
@@ -208,31 +110,91 @@ class _Mirrored:
                 signal.set()
 
 
-class Mirrors:
-    """The mirrors of one node.
+class RemoteReader(StreamReader[TurnEvent]):
+    """A reader of a log that is filled from another node. It starts with the first read.
 
-    Args:
-        broker: The broker.
-        subjects: The cluster's subjects.
-        node: This node.
-        streams: The streams of this engine.
-        source: The source of turns with an unreachable owner.
-        announce: A function that publishes the end of a turn to all readers. Its arguments are the ids of stream
-            and session, and the end.
-        timing: The waiting times of readers.
-        now_us: The time of this node's clock, in microseconds since the epoch.
+    The first read raises the errors that `attach` raises for a local stream. UnknownStream: no node or store has
+    the stream, or it has another owner. ValueError: `from_seq` is beyond the end.
     """
 
     def __init__(
         self,
-        broker: FrameBroker,
+        mirrored: _Mirrored,
+        begin: Callable[[], Awaitable[None]],
+        *,
+        from_seq: int | Literal["tail"],
+        coalesce: bool,
+        min_interval: float,
+        owner: str | None,
+        any_owner: bool,
+    ) -> None:
+        start = 0 if from_seq == "tail" else from_seq
+        if start < 0:
+            raise ValueError(f"the events of a stream are counted from 0; from_seq={from_seq}")
+        super().__init__(mirrored.log, start, coalesce=coalesce, min_interval=min_interval, unfold=spelled_out)
+        self._mirrored = mirrored
+        self._begin = begin
+        self._tail = from_seq == "tail"
+        self._placed = False
+        self._owner = owner
+        self._any_owner = any_owner
+
+    async def _refill(self) -> None:
+        if not self._placed:
+            await self._place()
+        await super()._refill()
+
+    async def _place(self) -> None:
+        """Wait until the first requested event can be read, or until it is certain that this event does not
+        exist.
+        """
+        await self._begin()
+        log = self._log
+        if self._tail:
+            await self._mirrored.settled()
+            self._cursor = log.next_seq
+            self.seq = self._cursor - 1
+        if not self._any_owner:
+            await self._check_owner()
+        while self._cursor > log.next_seq and not log.closed and not self._closed:
+            await log._changed()
+        if self._mirrored.stored and self._cursor > 0:
+            # The numbers of the log's events have changed, so the reader starts again.
+            self._cursor, self._unfold = 0, None
+        elif self._cursor > log.next_seq and log.error is None and not self._closed:
+            self.close()
+            raise ValueError(
+                f"stream {self.stream_id} has events 0 to {log.next_seq - 1}; from_seq={self._cursor}"
+            )
+        self._placed = True
+
+    async def _check_owner(self) -> None:
+        """Raise UnknownStream if the stream has another owner. The first frame with events names the owner."""
+        log = self._log
+        while not log.next_seq and not log.closed and not self._closed:
+            await log._changed()
+        if log.error is None and log.next_seq and log.owner != self._owner:
+            self.close()
+            raise unknown_anywhere(self.stream_id)
+
+    def statistics(self) -> ReaderStatistics:
+        local = super().statistics()
+        return ReaderStatistics(local.seq, max(local.lag, 0), local.delivered, local.resets)
+
+
+class Mirrors:
+    """The mirrors of one node. `announce` publishes the end of a turn of a stream and session to all readers."""
+
+    def __init__(
+        self,
+        broker: BrokerFrames,
         subjects: Subjects,
         node: str,
         streams: StreamChannel,
-        source: TurnSource,
+        source: TurnSource | None,
         announce: Callable[[str, str, Ending], None],
-        timing: Timing = Timing(),  # noqa: B008 (frozen)
-        now_us: Callable[[], int] = SYSTEM_CLOCK.now_us,
+        timing: Timing,
+        now_us: Callable[[], int],
     ) -> None:
         self._now_us = now_us
         self._broker = broker
@@ -245,6 +207,7 @@ class Mirrors:
         self._mirrored: dict[str, _Mirrored] = {}
         self._group: anyio.abc.TaskGroup | None = None
         broker.on_reconnect(self._reconnected)
+        broker.listen(subjects.mirrors(node), self._on_request)
 
     def attach(
         self,
@@ -262,7 +225,6 @@ class Mirrors:
         return RemoteReader(mirrored, partial(self._begin, mirrored, start), **arguments)
 
     def __len__(self) -> int:
-        """The number of streams that are mirrored now."""
         return len(self._mirrored)
 
     def __contains__(self, stream_id: object) -> bool:
@@ -275,8 +237,6 @@ class Mirrors:
         return bool(read_answer(answer, bool))
 
     async def run(self) -> None:
-        """Fill mirrors until cancelled."""
-        subscription = await self._broker.subscribe(self._subjects.mirrors(self._node), self._on_request)
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
@@ -285,8 +245,6 @@ class Mirrors:
                 await anyio.sleep_forever()
         finally:
             self._group = None
-            with anyio.CancelScope(shield=True):
-                await subscription.unsubscribe()
 
     def close(self) -> None:
         """End all mirrors: their readers get an error."""
@@ -346,7 +304,7 @@ class Mirrors:
             _log.info("frames_not_replayed", stream_id=mirrored.stream_id, error=str(error))
 
     async def _put(self, question: Question, mirrored: _Mirrored, follower: Follower) -> None:
-        stream_id, source = mirrored.stream_id, self._source
+        stream_id = mirrored.stream_id
         if isinstance(question, Replay):
             await self._replay(mirrored)
             follower.replayed(anyio.current_time())
@@ -358,7 +316,9 @@ class Mirrors:
             answer = read_answer(await self._broker.request(subject, encode(ask), seconds), OwnerAnswer)
             follower.owner_answered(answer, anyio.current_time())
             return
-        found = await source.turn(stream_id, question.session_id, question.node, question.epoch)
+        found: StoreAnswer = "nothing"
+        if self._source is not None:
+            found = await self._source(stream_id, question.session_id, question.node, question.epoch)
         if found == "nothing" and self._broker.connected_seconds < STEADY_SECONDS:
             found = "no answer"  # the owner may not have been reached, or may still be reconnecting
         if isinstance(found, Ending):

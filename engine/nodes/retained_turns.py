@@ -8,7 +8,6 @@ any order to messages.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Protocol
 
 import msgspec
 
@@ -41,13 +40,12 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, SavedSession, Store
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ...calls.outcome import NOT_KNOWN
-from ...conversation.options import StoredTurnOptions, stored_turn_options
-from ...generation.view_events import StreamAccumulator
-from ...sessions.open import SessionState, setup_of
-from .exchange import StoreAnswer, Stored
-from .mirror import Mirror, started_us
-from .wire import Beginning, Ending, Frame, Packed, unpack_message
+from ..calls.outcome import NOT_KNOWN
+from ..conversation.options import StoredTurnOptions, stored_turn_options
+from ..generation.view_events import StreamAccumulator
+from ..sessions.open import SessionState, setup_of
+from .frames import Beginning, Ending, Frame, Packed, unpack_message
+from .mirror import Mirror, StoreAnswer, Stored, started_us
 
 _log = Log("engine.frames")
 
@@ -58,7 +56,6 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str
     node: str
     epoch: int
-    """The epoch in which the turn ran."""
     history: int | None
     """The number of messages before the turn; None if the frame with its start is missing."""
     status: TurnStatus | None
@@ -144,8 +141,6 @@ def retained_turns(frames: Iterable[Frame]) -> RetainedTurns:
 
 
 class _Turn:
-    """A turn while its frames arrive."""
-
     def __init__(self, stream_id: str) -> None:
         self._log: StreamLog[TurnEvent] = StreamLog(stream_id)
         self._mirror = Mirror(self._log)
@@ -192,7 +187,6 @@ class _Turn:
 def _unanswered(
     messages: list[Message], events: tuple[TurnEvent, ...], stored_ids: set[str | None]
 ) -> tuple[Message, ...]:
-    """The messages that an interrupted turn leaves."""
     accumulator = StreamAccumulator()
     waiting = list(messages)
     start = MessageStart()
@@ -243,45 +237,23 @@ def _message(packed: Packed) -> Message | None:
 _MINUTE_US = 60_000_000
 
 
-class TurnEndings(Protocol):
-    """Decides how a dead node's turn ended."""
-
-    async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
-        """The end of a turn. If its node's lease has expired, the end is decided now."""
-
-
-class NoStoredTurns:
-    """The source of turns for a cluster without a store."""
-
-    async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
-        return "nothing"
-
-
-class StoredTurns:
-    """The source of turns for a cluster with a shared store.
-
-    Args:
-        trace: A function that returns the open store.
-        endings: Decides how a dead node's turns ended.
-    """
-
-    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: TurnEndings) -> None:
-        self._trace = trace
-        self._endings = endings
-
-    async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
-        """The stored state of a turn, see `mirrors.TurnSource`."""
-        try:
-            store = await self._trace()
-            found = await stored_turn(store, stream_id, session_id)
-            if found is not None:
-                return found
-            if not node:
-                return "nothing"
-            return await self._endings.ending_of(stream_id, session_id, node, epoch) or "alive"
-        except StoreError as error:
-            _log.warning("turn_not_looked_up", stream_id=stream_id, error=str(error))
-            return "no answer"
+async def answer_of_store(
+    trace: Callable[[], Awaitable[Store]],
+    ending_of: Callable[[str, str, str, int], Awaitable[Ending | None]],
+    stream_id: str,
+    session_id: str,
+    node: str,
+    epoch: int,
+) -> StoreAnswer:
+    """The stored state of a turn. If it isn't stored, `ending_of` decides how a dead node's turn ended."""
+    try:
+        found = await stored_turn(await trace(), stream_id, session_id)
+        if found is not None:
+            return found
+        return await ending_of(stream_id, session_id, node, epoch) or "alive" if node else "nothing"
+    except StoreError as error:
+        _log.warning("turn_not_looked_up", stream_id=stream_id, error=str(error))
+        return "no answer"
 
 
 async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
@@ -354,11 +326,8 @@ class Opening(msgspec.Struct, frozen=True):
     """A session without its messages."""
 
     setup: SessionSetup
-    """The session's model, system prompt, tools and options."""
     tags: dict[str, str] = {}
-    """The tags of the session's calls."""
     name: str | None = None
-    """The session's name, for people."""
 
 
 _decoder = msgspec.msgpack.Decoder(Opening)

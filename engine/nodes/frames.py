@@ -1,4 +1,10 @@
-"""The encoding of frames, and of a log's events as entries of frames."""
+"""The frames of streams at the broker: their subjects, their encoding, and the requests of nodes about streams.
+
+callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker stores for some minutes
+callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has requested
+callboard.CLUSTER.ask.NODE.STREAM           requests to a node; if NODE is ``-``, to all nodes
+callboard.CLUSTER.wanted.NODE               a notice that another node waits for a session of NODE
+"""
 
 from __future__ import annotations
 
@@ -41,8 +47,8 @@ def pack_event(event: TurnEvent) -> Packed:
     """Encode an event of a turn's stream. If it can't be encoded, only its type is kept."""
     raw: msgspec.Raw | None = None
     if isinstance(event, MessageComplete | StepFinish) and event.usage.raw is not None:
-        raw, usage = event.usage.raw, _without_raw(event.usage)
-        event = msgspec.structs.replace(event, usage=usage)
+        raw = event.usage.raw
+        event = msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, raw=None))
     try:
         return Packed(_as_json(event), None if raw is None else bytes(raw))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -67,7 +73,7 @@ def pack_message(message: Message) -> Packed:
     if metadata is None or metadata.usage.raw is None:
         return Packed(_as_json(message))
     raw = bytes(metadata.usage.raw)
-    metadata = msgspec.structs.replace(metadata, usage=_without_raw(metadata.usage))
+    metadata = msgspec.structs.replace(metadata, usage=msgspec.structs.replace(metadata.usage, raw=None))
     return Packed(_as_json(msgspec.structs.replace(message, metadata=metadata)), raw)
 
 
@@ -114,10 +120,6 @@ def _from_json(encoded: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return msgspec.convert(fields, decoder.type)
 
 
-def _without_raw(usage: TokenUsage) -> TokenUsage:
-    return msgspec.structs.replace(usage, raw=None)
-
-
 def _with_raw(usage: TokenUsage, raw: bytes) -> TokenUsage:
     return msgspec.structs.replace(usage, raw=msgspec.Raw(raw))
 
@@ -144,7 +146,6 @@ class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
     lengths: list[int]
     """The number of characters of each delta."""
     index: int
-    """The index of the block in the reply."""
     message_id: str
 
 
@@ -191,8 +192,6 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message that the turn has added to its session's history."""
-
     position: int
     """The message's index in the history, from 0."""
     message: Packed
@@ -204,7 +203,6 @@ class Ending(msgspec.Struct, frozen=True, array_like=True, gc=False):
     status: TurnStatus
     """How the turn ended, for the event `turn.complete`."""
     error: str | None = None
-    """The reason, as text."""
     epoch: int = 0
     """The session's epoch when the end was decided."""
 
@@ -223,7 +221,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     folded: bool = False
     """Whether the entries are a snapshot: all events before `next_seq`, merged into fewer."""
     beginning: Beginning | None = None
-    """The start of the turn, in its first frame."""
     appended: tuple[Appended, ...] = ()
     """The messages that have entered the history since the previous frame."""
     ending: Ending | None = None
@@ -239,29 +236,23 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     check: int
     """The CRC-32 of the whole frame. It identifies the parts of one frame."""
     index: int
-    """The part's index, from 0."""
     count: int
     body: bytes
-    """A piece of the encoded frame."""
 
 
 class UnreadableFrame(ValueError):
     """The bytes are not a frame, or a frame of an unknown version."""
 
 
-_frame_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder()
+_packets: msgspec.msgpack.Decoder[Frame | Part] = msgspec.msgpack.Decoder(Frame | Part)
 
 _PART_OVERHEAD = 256
 
 
-@functools.cache
-def _decoder() -> msgspec.msgpack.Decoder[Frame | Part]:
-    return msgspec.msgpack.Decoder(Frame | Part)
-
-
 def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
     """Split a frame into messages: one, or several parts of at most this number of bytes."""
-    encoded = _frame_encoder.encode(frame)
+    encoded = _encoder.encode(frame)
     if len(encoded) <= most_bytes:
         yield encoded
         return
@@ -269,12 +260,12 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
     check, count = zlib.crc32(encoded), -(-len(encoded) // size)
     for index in range(count):
         body = encoded[index * size : (index + 1) * size]
-        yield _frame_encoder.encode(Part(frame.stream_id, check, index, count, body))
+        yield _encoder.encode(Part(frame.stream_id, check, index, count, body))
 
 
 def read_packet(payload: bytes) -> Frame | Part:
     try:
-        return _decoder().decode(payload)
+        return _packets.decode(payload)
     except (ValueError, RecursionError) as error:
         raise UnreadableFrame(str(error)) from error
 
@@ -423,3 +414,111 @@ def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
             return Texts(text, lengths, last.content_block_index, last.message_id)
         case _:
             raise TypeError(f"{type(last).__name__} is not a delta")
+
+
+# --- Subjects and requests ---
+
+ANY = "-"
+"""The token for any node, or for no session."""
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+
+def token(name: str) -> str:
+    """Encode a name as one token of a subject. Different names have different tokens, and none equals `ANY`."""
+    if not name:
+        return ANY
+    return "".join(
+        sign if sign in _PLAIN else "".join(f"={byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
+        for sign in name
+    )
+
+
+class Subjects:
+    def __init__(self, cluster: str) -> None:
+        self._root = f"callboard.{cluster}"
+
+    @property
+    def stored_pattern(self) -> str:
+        return f"{self._root}.streams.>"
+
+    def stream(self, stream_id: str, session_id: str) -> str:
+        """The subject to which the owner of a stream sends its frames."""
+        return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
+
+    def request_subject(self, node: str) -> str:
+        """The subject on which a node is notified that another node waits for one of its sessions."""
+        return f"{self._root}.wanted.{token(node)}"
+
+    def of_stream(self, stream_id: str) -> str:
+        """The pattern of all frames of a stream, in any session."""
+        return f"{self._root}.streams.*.{token(stream_id)}"
+
+    def of_session(self, session_id: str) -> str:
+        return f"{self._root}.streams.{token(session_id)}.*"
+
+    def mirror(self, node: str, stream_id: str) -> str:
+        """The subject on which a node receives the frames that it requested."""
+        return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
+
+    def mirrors(self, node: str) -> str:
+        """The pattern of all frames that a node has requested."""
+        return f"{self._root}.mirrors.{token(node)}.*"
+
+    def ask(self, node: str, stream_id: str) -> str:
+        """The subject for requests to a node, or to all nodes if the name is empty."""
+        return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
+
+    def ask_pattern(self, node: str) -> str:
+        """The pattern of all requests to a node, or to all nodes if the name is empty."""
+        return f"{self._root}.ask.{token(node)}.*"
+
+
+class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    stream_id: str
+    from_seq: int
+    to: str
+    """The subject to which the events are sent. The answer is an `OwnerAnswer`."""
+
+
+class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A request to cancel the turn of a stream. The answer is a bool."""
+
+    stream_id: str
+    owner: str | None = None
+    """The owner that the stream must have; None cancels the stream of any owner."""
+
+
+class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of the node that has the stream. The events are sent separately, as frames."""
+
+    node: str
+    next_seq: int
+
+
+Ask: TypeAlias = AskFrames | AskCancel
+
+
+_asks: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
+
+
+def encode(value: Ask | OwnerAnswer | bool) -> bytes:
+    return _encoder.encode(value)
+
+
+def read_ask(payload: bytes) -> Ask | None:
+    """Decode a request; None if this version can't read it."""
+    try:
+        return _asks.decode(payload)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_answer(payload: bytes | None, kind: type[T]) -> T | None:
+    """Decode an answer; None if there is none, or this version can't read it."""
+    if payload is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (ValueError, RecursionError):
+        return None

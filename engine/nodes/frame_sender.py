@@ -19,13 +19,30 @@ from callboard.bus import Log, Message, StreamChannel, StreamLog, StreamReader
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.streams.events import TurnComplete, TurnEvent
 
-from ...conversation.options import StoredTurnOptions
-from ...runtime.alone import LocalStreams, ReaderArguments
-from ...sessions.open import SessionState
-from .exchange import AskCancel, AskFrames, FrameBroker, OwnerAnswer, Subjects, Timing, encode, read_ask
+from ..conversation.options import StoredTurnOptions
+from ..runtime.alone import LocalStreams, ReaderArguments
+from ..sessions.open import SessionState
+from .broker_streams import BrokerFrames
+from .frames import (
+    Appended,
+    AskCancel,
+    AskFrames,
+    Assembly,
+    Beginning,
+    Ending,
+    Frame,
+    OwnerAnswer,
+    Subjects,
+    UnreadableFrame,
+    chunks,
+    encode,
+    pack_message,
+    packets,
+    read_ask,
+)
+from .mirror import Timing
 from .mirrors import Mirrors, TurnSource
 from .retained_turns import RetainedTurns, packed_opening, retained_turns
-from .wire import Appended, Assembly, Beginning, Ending, Frame, UnreadableFrame, chunks, pack_message, packets
 
 # --- Making and sending frames ---
 
@@ -33,17 +50,18 @@ _UNBOUNDED = 1 << 62
 
 
 class Framer:
-    """Makes the frames of one stream.
+    """Makes the frames of one stream, of about `most_bytes` each. Without a session, `session_id` is empty."""
 
-    Args:
-        log: The stream's log.
-        session_id: The stream's session; empty without one.
-        node: This node.
-        most_bytes: The approximate maximum size of a frame in bytes.
-    """
-
-    def __init__(self, log: StreamLog[TurnEvent], session_id: str, node: str, most_bytes: int) -> None:
+    def __init__(
+        self,
+        log: StreamLog[TurnEvent],
+        session_id: str,
+        node: str,
+        most_bytes: int,
+        cancel: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.log = log
+        self.cancel = cancel
         self.session_id = session_id
         self.epoch = 0
         """The epoch under which this node owns the session."""
@@ -57,7 +75,6 @@ class Framer:
 
     @property
     def over(self) -> bool:
-        """Whether all events are sent and no more events follow."""
         return self.log.closed and self._sent >= self.log.next_seq
 
     def begin(self, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
@@ -65,7 +82,6 @@ class Framer:
         self._beginning = Beginning(history, tuple(map(pack_message, messages)), opening)
 
     def append(self, position: int, message: Message) -> None:
-        """Record a message that has entered the history."""
         self._appended.append(Appended(position, pack_message(message)))
 
     def again(self) -> None:
@@ -125,39 +141,22 @@ class SendingStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the sent frames."""
 
     open: int
-    """The number of open streams that are sent."""
     frames: int
-    """The number of sent frames."""
     bytes: int
-    """The size of all sent frames in bytes."""
     lost: int
     """The number of messages that could not be sent, because the broker was unreachable."""
-
-
-class _Followed:
-    """A stream of this node that is open."""
-
-    def __init__(self, framer: Framer, cancel: Callable[[], bool]) -> None:
-        self.framer = framer
-        self.cancel = cancel
 
 
 class FrameSender:
     """Sends the frames of this node's streams.
 
-    Args:
-        broker: The broker.
-        subjects: The cluster's subjects.
-        node: This node.
-        epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
-        streams: The streams of this engine.
-        frame_seconds: The maximum number of seconds that new events wait.
-        frame_bytes: The approximate size of a frame in bytes.
+    `epoch_of` returns the epoch in which this node has a session; 0 if it has none. New events wait at most
+    `frame_seconds`, and a frame has about `frame_bytes`.
     """
 
     def __init__(
         self,
-        broker: FrameBroker,
+        broker: BrokerFrames,
         subjects: Subjects,
         node: str,
         epoch_of: Callable[[str], int],
@@ -173,31 +172,27 @@ class FrameSender:
         self._streams = streams
         self.frame_seconds = frame_seconds
         self._frame_bytes = frame_bytes
-        self._open: dict[str, _Followed] = {}
+        self._open: dict[str, Framer] = {}
         self._ended: OrderedDict[str, tuple[str, int]] = OrderedDict()  # session and epoch
-        self._news: dict[str, _Followed] = {}
+        self._news: dict[str, Framer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._flushed_at = -math.inf
         self._frames = self._bytes = self._lost = 0
         broker.on_reconnect(self.say_again)
 
     def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
-        """Send a stream from its start."""
-        framer = Framer(log, session_id, self._node, self._frame_bytes)
-        followed = self._open[log.stream_id] = _Followed(framer, cancel)
-        log.notify(lambda: self._note(followed))
+        framer = self._open[log.stream_id] = Framer(log, session_id, self._node, self._frame_bytes, cancel)
+        log.notify(lambda: self._note(framer))
 
     def begin(self, stream_id: str, history: int, messages: Sequence[Message], opening: bytes = b"") -> None:
-        """Record a turn's start, see `Framer.begin`."""
-        if (followed := self._open.get(stream_id)) is not None:
-            followed.framer.begin(history, messages, opening)
-            self._note(followed)
+        if (framer := self._open.get(stream_id)) is not None:
+            framer.begin(history, messages, opening)
+            self._note(framer)
 
     def appended(self, stream_id: str, position: int, message: Message) -> None:
-        """Record a message that a turn has added to its session's history."""
-        if (followed := self._open.get(stream_id)) is not None:
-            followed.framer.append(position, message)
-            self._note(followed)
+        if (framer := self._open.get(stream_id)) is not None:
+            framer.append(position, message)
+            self._note(framer)
 
     def announce(self, stream_id: str, session_id: str, ending: Ending) -> None:
         """Publish to all readers how a turn with a lost owner has ended."""
@@ -206,56 +201,50 @@ class FrameSender:
 
     # --- Next steps ---
 
-    def owns(self, stream_id: str) -> bool:
-        """Whether this node owns the stream."""
-        return stream_id in self._open or stream_id in self._ended
-
     def say_again(self) -> None:
         """Send all open streams again, because frames may have been lost."""
-        for followed in self._open.values():
-            followed.framer.again()
-            self._note(followed)
+        for framer in self._open.values():
+            framer.again()
+            self._note(framer)
 
     def flush(self) -> None:
-        """Send all new events immediately."""
         self._flushed_at = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         news, self._news = self._news, {}
-        for stream_id, followed in news.items():
-            self._try_to_publish(stream_id, followed)
+        for framer in news.values():
+            self._try_to_publish(framer)
 
     def say_now(self, stream_id: str) -> bool:
         """Send the new events of one stream immediately. Returns whether the stream is one of this node's."""
         self._news.pop(stream_id, None)
-        if (followed := self._open.get(stream_id)) is None:
+        if (framer := self._open.get(stream_id)) is None:
             return False
-        self._try_to_publish(stream_id, followed)
+        self._try_to_publish(framer)
         return True
 
     def statistics(self) -> SendingStatistics:
-        """A snapshot of the sent frames."""
         return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
 
-    def _note(self, followed: _Followed) -> None:
-        self._news[followed.framer.log.stream_id] = followed
+    def _note(self, framer: Framer) -> None:
+        self._news[framer.log.stream_id] = framer
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._flushed_at + self.frame_seconds * PROMPT, self.flush)
 
-    def _try_to_publish(self, stream_id: str, followed: _Followed) -> None:
+    def _try_to_publish(self, framer: Framer) -> None:
+        stream_id = framer.log.stream_id
         try:
-            self._say(stream_id, followed)
+            self._say(stream_id, framer)
         except Exception as error:  # an error in one stream must not stop the others
             _log.error("frames_not_made", stream_id=stream_id, error=f"{type(error).__name__}: {error}")
             self._open.pop(stream_id, None)
 
-    def _say(self, stream_id: str, followed: _Followed) -> None:
-        framer = followed.framer
+    def _say(self, stream_id: str, framer: Framer) -> None:
         session_id, log = framer.session_id, framer.log
         if not log.closed:
-            log.notify(lambda: self._note(followed))
+            log.notify(lambda: self._note(framer))
         if not self._is_ours(framer):
             if log.closed:
                 self._open.pop(stream_id, None)
@@ -296,22 +285,20 @@ class FrameSender:
             return
         match ask:
             case AskCancel(stream_id=stream_id, owner=owner):
-                followed = self._open.get(stream_id)
-                is_theirs = followed is not None and owner in (None, followed.framer.log.owner)
-                cancelled = followed is not None and is_theirs and followed.cancel()
-                self._broker.publish(reply, encode(cancelled))
+                framer = self._open.get(stream_id)
+                is_theirs = framer is not None and owner in (None, framer.log.owner)
+                self._broker.publish(reply, encode(framer is not None and is_theirs and framer.cancel()))
             case AskFrames():
                 self._answer(ask, reply)
 
     def _speaks_for(self, stream_id: str) -> bool:
-        if (followed := self._open.get(stream_id)) is not None:
-            return self._is_ours(followed.framer)
+        if (framer := self._open.get(stream_id)) is not None:
+            return self._is_ours(framer)
         return stream_id in self._ended and stream_id in self._streams
 
     def _answer(self, ask: AskFrames, reply: str) -> None:
-        if (followed := self._open.get(ask.stream_id)) is not None:
-            framer = followed.framer
-        else:
+        framer = self._open.get(ask.stream_id)
+        if framer is None:
             log = self._streams.log(ask.stream_id)
             session_id, epoch = self._ended[ask.stream_id]
             framer = Framer(log, session_id, self._node, self._frame_bytes)
@@ -323,27 +310,17 @@ class FrameSender:
 class Frames(LocalStreams):
     """The streams of one node: sends the frames of its own streams, and receives frames for its readers.
 
-    Args:
-        cluster: The name of the cluster.
-        node: This node.
-        broker: The broker.
-        streams: The streams of this engine.
-        epoch_of: A function that returns the epoch in which this node has a session; 0 if it has none.
-        source: The source of turns with an unreachable owner.
-        patience: Seconds to wait for frames from an owner that may be dead.
-        frame_seconds: See `Cluster`.
-        frame_bytes: See `Cluster`.
-        now_us: The time of the engine's clock, in microseconds since the epoch.
+    Readers wait `patience` seconds for frames from an owner that may be dead. `source` is None without a store.
     """
 
     def __init__(
         self,
         cluster: str,
         node: str,
-        broker: FrameBroker,
+        broker: BrokerFrames,
         streams: StreamChannel,
         epoch_of: Callable[[str], int],
-        source: TurnSource,
+        source: TurnSource | None,
         now_us: Callable[[], int] = SYSTEM_CLOCK.now_us,
         *,
         patience: float,
@@ -365,7 +342,8 @@ class Frames(LocalStreams):
         self._streams = streams
         self._broker = broker
         self._subjects = subjects
-        self._ask_patterns = (subjects.ask_pattern(node), subjects.ask_pattern(""))
+        for asked in (node, ""):
+            broker.listen(subjects.ask_pattern(asked), self.sender.answer)
 
     # --- Interface for turns and readers ---
 
@@ -421,7 +399,6 @@ class Frames(LocalStreams):
         return retained_turns(frames)
 
     async def forget(self, session_id: str) -> None:
-        """Delete all frames of a deleted session from the broker."""
         await self.drain()
         await self._broker.forget(self._subjects.of_session(session_id))
 
@@ -434,16 +411,10 @@ class Frames(LocalStreams):
                 await self._broker.let_go()
 
     async def run(self) -> None:
-        """Send, answer and fill mirrors until cancelled."""
-        questions = [await self._broker.subscribe(subject, self.sender.answer) for subject in self._ask_patterns]
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._broker.run)
-                group.start_soon(self.mirrors.run)
-        finally:
-            with anyio.CancelScope(shield=True):
-                for subscription in questions:
-                    await subscription.unsubscribe()
+        """Fill mirrors until cancelled, and make the broker store frames."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._broker.run)
+            group.start_soon(self.mirrors.run)
 
     async def drain(self) -> None:
         """Send all events of ended streams."""

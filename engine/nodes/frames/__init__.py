@@ -1,1 +1,0 @@
-"""Streams that other nodes read: frames, mirrors of logs, and the messages for a takeover."""
