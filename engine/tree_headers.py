@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote, unquote
 
-from callboard.bus.log import current_trace
+from callboard.bus.events.calls import current_trace
 
 from .tree import Caller, TreeNode, TurnLimits, current_tool
 

@@ -60,6 +60,7 @@ def test_a_key_as_an_argument_is_refused(home: Path) -> None:
     """The error does not repeat the key, and nothing is stored. A text that no header can have is refused too."""
     done = call("keys", "set", "openai", KEY, home=home, said=f"{KEY}\n", exits=2)
     assert "a key must not be an argument" in done.stderr
+    assert "`callboard keys set OPENAI_API_KEY`" in " ".join(done.stderr.split())
     assert KEY not in done.stdout + done.stderr
     assert KEY not in call("keys", "set", KEY, home=home, exits=2).stderr
     for typed in ("", "\n", "two\nlines", "not printable \x07"):
