@@ -2,8 +2,8 @@
 
 Each package in `adapters.providers` has a `PROVIDER`. All lists of providers are derived from these descriptors:
 the types in models.yaml, exported names, environment variables, names in price files and telemetry. So adding a
-folder adds a provider. A descriptor refers to code in its folder as ``module:name``. The code is imported when
-needed, so a folder's `__init__` imports nothing.
+folder adds a provider. A descriptor refers to code in its folder as ``module:name``, or as ``:name`` for code
+next to the descriptor. The code is imported when needed, so a folder's `__init__` imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _load(package: str, place: str) -> object:
     module, _, attribute = place.partition(":")
-    found: object = import_module(f"{package}.{module}")
+    found: object = import_module(f"{package}.{module}" if module else package)
     return getattr(found, attribute) if attribute else found
 
 
@@ -182,15 +182,10 @@ def vendors() -> tuple[Vendor, ...]:
 
 def published_vendor(name: str) -> str:
     """Callboard's name of a vendor, by its name in genai-prices."""
-    return _published().get(name, name)
+    return next((vendor.name for vendor in vendors() if vendor.genai_prices == name), name)
 
 
-@cache
-def _published() -> Mapping[str, str]:
-    return {vendor.genai_prices: vendor.name for vendor in vendors() if vendor.genai_prices is not None}
-
-
-# The table of a provider's models, a JSON file in its folder.
+# --- The table of a provider's models, a JSON file in its folder ---
 
 FILE_NAME = "models.json"
 
@@ -366,8 +361,6 @@ def _package(entry: EntryPoint) -> str:
 
 @cache
 def _load_adapter(plugin: Plugin) -> Loaded:
-    from importlib import import_module
-
     module, _, names = plugin.place.partition(":")
     try:
         found: object = import_module(module)

@@ -45,13 +45,12 @@ _SCHEMA = """
 """
 _APPLICATION = 0x43424543
 _VERSION = 1
+_ITEMS = "items AS i JOIN collections AS c ON c.id = i.collection"
 _CHUNK = 1000
 """The number of vectors that are compared at a time."""
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """A collection in the file."""
-
     name: str
     """The name of the collection."""
     model: str
@@ -164,16 +163,13 @@ class CollectionFile:
         return [Collection(*row) for row in rows]
 
     def collection(self, name: str) -> Collection | None:
-        """A collection; None if there is none of that name."""
         return next((each for each in self.collections() if each.name == name), None)
 
     def hashes(self, name: str) -> dict[str, bytes]:
         """The hashes of a collection's texts by the ids of its items."""
         with self._translated():
             rows = self._connection.execute(
-                "SELECT i.id, i.hash FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ?",
-                (name,),
+                f"SELECT i.id, i.hash FROM {_ITEMS} WHERE c.name = ?", (name,)
             ).fetchall()
         return dict(rows)
 
@@ -242,12 +238,9 @@ class CollectionFile:
             return self._connection.total_changes - before
 
     def vector(self, name: str, item: str) -> bytes | None:
-        """The vector of an item; None if there is none."""
         with self._translated():
             row = self._connection.execute(
-                "SELECT vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ? AND i.id = ?",
-                (name, item),
+                f"SELECT vector FROM {_ITEMS} WHERE c.name = ? AND i.id = ?", (name, item)
             ).fetchone()
         return None if row is None else row[0]
 
@@ -257,8 +250,7 @@ class CollectionFile:
         best: list[tuple[float, str]] = []
         with self._translated():
             cursor = self._connection.execute(
-                "SELECT i.id, i.vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ? AND i.id IS NOT ? ORDER BY i.id",
+                f"SELECT i.id, i.vector FROM {_ITEMS} WHERE c.name = ? AND i.id IS NOT ? ORDER BY i.id",
                 (name, without),
             )
             while rows := cursor.fetchmany(_CHUNK):
@@ -268,9 +260,7 @@ class CollectionFile:
 
     def _found(self, name: str, item: str, score: float) -> Similar:
         text, metadata = self._connection.execute(
-            "SELECT i.text, i.metadata FROM items AS i JOIN collections AS c ON c.id = i.collection"
-            " WHERE c.name = ? AND i.id = ?",
-            (name, item),
+            f"SELECT i.text, i.metadata FROM {_ITEMS} WHERE c.name = ? AND i.id = ?", (name, item)
         ).fetchone()
         return Similar(item, score, text, None if metadata is None else msgspec.Raw(metadata.encode()))
 

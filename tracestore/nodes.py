@@ -108,8 +108,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice in the store."""
-
     budget: str
     """The budget, in the form of `AccountScope.budget`."""
     value: str
@@ -219,8 +217,6 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node in the store."""
-
     node: str
     """The run id of the node's engine, which is the node's id."""
     cluster: str
@@ -235,8 +231,6 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
-    """A renewed lease."""
-
     lease: int
     """The number of the lease. If it is unchanged, no session was taken from the node."""
     owned: Mapping[str, int] | None = None
@@ -325,9 +319,7 @@ class OwnershipTables(Protocol):
         ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
-        """Decide how a turn ended. There is one decision for each turn, and only if the turn's owner can no longer
-        end the turn.
-        """
+        """Decide once how a turn ended, if the turn's owner can no longer end it. Returns the decision."""
         ...
 
     async def nodes(self) -> list[NodeRow]:

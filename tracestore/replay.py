@@ -139,9 +139,7 @@ class _Pages:
 
 
 def _glob(topics: Sequence[str]) -> str | None:
-    """A pattern that matches at least all events of the topics, so that the store reads fewer events; None if
-    there is no such pattern.
-    """
+    """A pattern that matches at least all events of the topics; None if there is none."""
     if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
         return None
     return topics[0].replace(">", "*")

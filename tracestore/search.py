@@ -17,8 +17,9 @@ from callboard.bus.values.messages import Message
 
 from .call_columns import SearchFilter
 from .rows import FoundMessage
-from .sql.connection import Database, Row, SqlValue, Statements
-from .writing.content import Bodies, message_of
+from .sql.connection import Database, SqlValue, Statements
+from .sql.content import BodyReader
+from .writing.content import message_of
 
 _AT_ONCE = 500
 """The number of messages that one transaction indexes."""
@@ -71,8 +72,8 @@ def _take_in(statements: Statements, index: Index) -> bool:
          ORDER BY c.id LIMIT {_AT_ONCE}
         """
     )
-    fetch = _Fetch(statements)
-    index.put(statements, [(number, " ".join(words_of(fetch.text(body)))) for number, body in rows])
+    fetch = BodyReader(statements)
+    index.put(statements, [(number, " ".join(words_of(_role_and_text(body, fetch)[1]))) for number, body in rows])
     return len(rows) == _AT_ONCE
 
 
@@ -96,41 +97,20 @@ def _find(statements: Statements, index: Index, where: SearchFilter, terms: Sequ
         """,
         (*values, where.limit),
     )
-    fetch = _Fetch(statements)
-    return [_found(row, fetch) for row in rows]
+    fetch = BodyReader(statements)
+    return [
+        FoundMessage(session_id, position, message_id, ts_us, *_role_and_text(body, fetch))
+        for session_id, position, message_id, ts_us, body in rows
+    ]
 
 
-def _found(row: Row, fetch: _Fetch) -> FoundMessage:
-    session_id, position, message_id, ts_us, body = row
-    role, text = fetch.role_and_text(body)
-    return FoundMessage(session_id, position, message_id, ts_us, role, text)
-
-
-class _Fetch:
-    """Reads messages and their bodies. Unreadable content is treated as empty."""
-
-    def __init__(self, statements: Statements) -> None:
-        self._statements = statements
-        self._bodies: Bodies = {}
-
-    def text(self, body: bytes) -> str:
-        return self.role_and_text(body)[1]
-
-    def role_and_text(self, body: bytes) -> tuple[str, str]:
-        """The role and the words of a message."""
-        try:
-            message = message_of(bytes(body), self._body)
-        except (ValueError, KeyError):
-            return "", ""
-        return str(message.role), text_of(message)
-
-    def _body(self, digest: bytes) -> bytes:
-        if digest not in self._bodies:
-            rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
-            if not rows:
-                raise KeyError(digest.hex())
-            self._bodies[digest] = rows[0][0]
-        return self._bodies[digest]
+def _role_and_text(body: bytes, fetch: BodyReader) -> tuple[str, str]:
+    """The role and the words of a message. Unreadable content is treated as empty."""
+    try:
+        message = message_of(bytes(body), fetch)
+    except (ValueError, KeyError):
+        return "", ""
+    return str(message.role), text_of(message)
 
 
 # --- Words and search terms ---

@@ -1,4 +1,4 @@
-"""The interface of a store, by subject. Engine, writer and exports use a store only through it.
+"""The interface of a store. Engine, writer and exports use a store only through it.
 
 `TraceStore`, the trace in a SQLite file, is one implementation. A time is given in microseconds since the epoch,
 UTC, or as an aware datetime. A naive datetime raises ValueError. Every method raises StoreError if the store can't
@@ -48,8 +48,13 @@ from .rows import (
 )
 
 
-class Opening(Protocol):
-    """Opening and closing a store in this process."""
+class Store(Protocol):
+    """A trace: the events of calls and sessions, and the tables that are derived from them.
+
+    Events are the source of truth and append-only. All other rows are derived from events in the same transaction,
+    so they always agree with the events. Events are stored without content: an appended message has only its
+    position, role and id. Captured content is stored in its own tables. A store belongs to one event loop.
+    """
 
     @property
     def path(self) -> Path:
@@ -89,9 +94,7 @@ class Opening(Protocol):
     ) -> None:
         await self.close()
 
-
-class Writing(Protocol):
-    """Storing runs and their events."""
+    # --- Writing: runs and their events ---
 
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive until the store is closed or the process dies.
@@ -141,9 +144,7 @@ class Writing(Protocol):
         """
         ...
 
-
-class Importing(Protocol):
-    """Importing calls that other programs recorded."""
+    # --- Importing calls that other programs recorded ---
 
     async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
         """The given calls that were imported before, including pruned calls."""
@@ -173,9 +174,7 @@ class Importing(Protocol):
         """
         ...
 
-
-class Queries(Protocol):
-    """Calls, events and jobs, one by one."""
+    # --- Calls, events and jobs, one by one ---
 
     async def calls(
         self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None
@@ -319,16 +318,15 @@ class Queries(Protocol):
         """
         ...
 
-
-class Statistics(Protocol):
-    """Sums and percentiles over calls, grouped by dimensions: day (UTC), provider, model, session_id, turn_id,
-    status, served_model, error_class, stop_reason, operation, or ``tag:KEY``.
-    """
+    # --- Sums and percentiles over calls ---
 
     async def costs(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",), *, under: str | None = None
     ) -> list[CostRow]:
         """The tokens and costs of calls, summed by dimensions, the most expensive group first.
+
+        The dimensions are day (UTC), provider, model, session_id, turn_id, status, served_model, error_class,
+        stop_reason, operation, key, root, origin, or ``tag:KEY``.
 
         Args:
             where: A filter for the calls.
@@ -343,7 +341,7 @@ class Statistics(Protocol):
     async def statistics(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
     ) -> list[StatisticsRow]:
-        """Latency, first token, speed, cache hits and outcomes by dimensions.
+        """Latency, first token, speed, cache hits and outcomes by dimensions, as in `costs`.
 
         Raises:
             ValueError: The dimension is unknown.
@@ -366,9 +364,7 @@ class Statistics(Protocol):
         """
         ...
 
-
-class Sessions(Protocol):
-    """Sessions and their captured content."""
+    # --- Sessions and their captured content ---
 
     async def sessions(
         self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
@@ -453,9 +449,7 @@ class Sessions(Protocol):
         """
         ...
 
-
-class Repricing(Protocol):
-    """Price tables, and the costs of stored calls under them."""
+    # --- Price tables, and the costs of stored calls under them ---
 
     async def reprice(
         self,
@@ -540,9 +534,7 @@ class Repricing(Protocol):
         """The history of repricings, the newest first."""
         ...
 
-
-class Upkeep(Protocol):
-    """The health of a store, retention, and copies."""
+    # --- Health, retention and copies ---
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         """The faults that the database finds in itself; empty if there are none. The check may read the whole
@@ -598,12 +590,3 @@ class Upkeep(Protocol):
             StoreError: The path exists, or the copy failed.
         """
         ...
-
-
-class Store(Opening, Writing, Importing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
-    """A trace: the events of calls and sessions, and the tables that are derived from them.
-
-    Events are the source of truth and append-only. All other rows are derived from events in the same transaction,
-    so they always agree with the events. Events are stored without content: an appended message has only its
-    position, role and id. Captured content is stored in its own tables. A store belongs to one event loop.
-    """

@@ -26,15 +26,14 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message
 
+from .failures import BadRequest
 from .http import Incoming
-from .wire import BadRequest
 
 Purpose: TypeAlias = Literal[
     "reply",
     "respond",
     "count_tokens",
-    "embed_openai",
-    "embed_gemini",
+    "embed",
     "make_images",
     "edit_images",
     "list_models",
@@ -66,7 +65,7 @@ FIXED: Mapping[tuple[str, str], Address] = {
     ("POST", "/v1/responses/input_tokens"): Address("responses", "count_tokens"),
     ("POST", "/v1/messages"): Address("messages", "reply"),
     ("POST", "/v1/messages/count_tokens"): Address("messages", "count_tokens"),
-    ("POST", "/v1/embeddings"): Address("chat", "embed_openai"),
+    ("POST", "/v1/embeddings"): Address("chat", "embed"),
     ("POST", "/v1/images/generations"): Address("chat", "make_images"),
     ("POST", "/v1/images/edits"): Address("chat", "edit_images"),
     ("POST", "/v1/traces"): Address("chat", "take_spans"),
@@ -80,8 +79,8 @@ _GEMINI_PURPOSES: Mapping[str, Purpose] = {
     "generateContent": "reply",
     "streamGenerateContent": "reply",
     "countTokens": "count_tokens",
-    "embedContent": "embed_gemini",
-    "batchEmbedContents": "embed_gemini",
+    "embedContent": "embed",
+    "batchEmbedContents": "embed",
 }
 
 _RESPONSE = re.compile(
@@ -213,10 +212,6 @@ async def check_media(addresses: Iterable[str], *, resolve: bool) -> None:
     A name that can't be resolved is allowed, because a gateway behind a proxy often resolves no public names. A
     name may resolve to another address at the provider, and a public address may redirect. Only the provider
     itself can prevent that.
-
-    Args:
-        addresses: The addresses.
-        resolve: Whether to resolve names, too.
     """
     names: dict[str, str] = {}
     for url in addresses:

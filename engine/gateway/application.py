@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.provider import providers
 from callboard.adapters.transport.addresses import host_of
@@ -22,7 +21,8 @@ from callboard.bus import CallboardError
 from callboard.bus.values.base import JsonObject
 
 from ..engine import Engine
-from . import gemini_requests, openai_extras, operations
+from ..imports.sources.otlp import SpanImports
+from . import embeddings, images
 from .addresses import OPEN, Address, Purpose, check_media, find, key_of, named_media, wire_of
 from .clients import KEY_PREFIX, Clients
 from .conversations import Conversations, EarlierConversation
@@ -36,7 +36,7 @@ from .exchange import (
     unknown_model,
     warnings_header,
 )
-from .failures import failure_of
+from .failures import BadRequest, Failure, failure_of
 from .http import (
     UNSUPPORTED_MEDIA_TYPE,
     Bodies,
@@ -53,7 +53,7 @@ from .http import (
     rate_headers,
 )
 from .stored_responses import StoredResponses
-from .wire import BadRequest, ClientRequest, ClientWire, Failure, ListedModel
+from .wire import ClientRequest, ClientWire, ListedModel
 
 if TYPE_CHECKING:
     from callboard.tracestore.gateway import Client
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts that a keyless gateway always accepts."""
-
-CHARACTERS_OF_TOKEN = 4
-"""The assumed number of characters of a token. With it, texts to embed are counted against a client's rate."""
 
 MODELS_SECONDS = 5.0
 """Seconds for which a list of models is cached."""
@@ -147,13 +144,12 @@ class Gateway:
         self._private_media = private_media
         self._bodies = Bodies(limits)
         self._models: tuple[float, object, list[ListedModel]] | None = None
-        self._spans: operations.SpanImports | None = None
+        self._spans: SpanImports | None = None
         self._handlers: Mapping[Purpose, Callable[[Call], Awaitable[None]]] = {
             "reply": self._reply,
             "respond": self._respond,
             "count_tokens": self._count_tokens,
-            "embed_openai": self._embed_openai,
-            "embed_gemini": self._embed_gemini,
+            "embed": self._embed,
             "make_images": self._make_images,
             "edit_images": self._edit_images,
             "list_models": self._list_models,
@@ -381,43 +377,35 @@ class Gateway:
 
     # --- Embeddings and images ---
 
-    async def _embed_openai(self, call: Call) -> None:
-        client_request = openai_extras.read_embeddings(await self._bodies.read_json(call.request))
-        sent = _tokens_of([client_request.request])
+    async def _embed(self, call: Call) -> None:
+        body, address = await self._bodies.read_json(call.request), call.address
+        if call.wire.name == "gemini":
+            single = address.action == "embedContent"
+            client_request = embeddings.read_gemini(body, model=address.name, single=single)
+            write = embeddings.write_gemini
+        else:
+            client_request, write = embeddings.read_openai(body), embeddings.write_openai
         await self._make(
             call,
             client_request.model,
-            sent,
-            lambda tags: operations.openai_embeddings(self.engine, client_request, tags),
-        )
-
-    async def _embed_gemini(self, call: Call) -> None:
-        body = await self._bodies.read_json(call.request)
-        client_request = gemini_requests.read_embeddings(
-            body, model=call.address.name, single=call.address.action == "embedContent"
-        )
-        sent = _tokens_of(client_request.requests)
-        await self._make(
-            call,
-            client_request.model,
-            sent,
-            lambda tags: operations.gemini_vectors(self.engine, client_request, tags),
+            client_request.tokens,
+            lambda tags: embeddings.embed(self.engine, client_request, write, tags),
         )
 
     async def _make_images(self, call: Call) -> None:
-        await self._images(call, openai_extras.read_images(await self._bodies.read_json(call.request)))
+        await self._images(call, images.read_images(await self._bodies.read_json(call.request)))
 
     async def _edit_images(self, call: Call) -> None:
         body, kind = await self._bodies.read(call.request), call.request.headers.get("content-type", "")
         if kind.lower().startswith("multipart/form-data"):
-            client_request = openai_extras.read_image_edit(form_fields(body, kind))
+            client_request = images.read_image_edit(form_fields(body, kind))
         else:
-            client_request = openai_extras.read_image_edit_json(json_object(body))
+            client_request = images.read_image_edit_json(json_object(body))
         await self._images(call, client_request)
 
-    async def _images(self, call: Call, client_request: openai_extras.ClientImageRequest) -> None:
+    async def _images(self, call: Call, client_request: images.ClientImageRequest) -> None:
         await self._make(
-            call, client_request.model, 0, lambda tags: operations.openai_images(self.engine, client_request, tags)
+            call, client_request.model, 0, lambda tags: images.make_images(self.engine, client_request, tags)
         )
 
     async def _make(
@@ -425,7 +413,7 @@ class Gateway:
         call: Call,
         model: str,
         sent: int,
-        make: Callable[[Mapping[str, str]], Awaitable[operations.OperationResult]],
+        make: Callable[[Mapping[str, str]], Awaitable[embeddings.OperationResult]],
     ) -> None:
         """Run an operation and answer, if the client is allowed to request the operation. Raises ClientRefused or
         BadRequest.
@@ -471,8 +459,11 @@ class Gateway:
         client = call.client
         tags = {} if client is None or self.clients is None else self.clients.tags(client)
         if self._spans is None:
-            self._spans = operations.SpanImports(self.engine.store, self.engine.clock)
-        summary = await self._spans.take(body, kind, tags)
+            self._spans = SpanImports(self.engine.store, self.engine.clock)
+        try:
+            summary = await self._spans.take(body, kind, tags)
+        except ValueError as error:
+            raise BadRequest(f"the spans can't be read: {error}") from None
         await answer(call.request.send, 200, summary, kind=kind.partition(";")[0].encode())
 
     # --- Models ---
@@ -525,13 +516,6 @@ class Gateway:
     async def _answer(self, call: Call, body: JsonObject) -> None:
         headers = id_headers(self.engine.clock.new_id("req"))
         await answer(call.request.send, 200, msgspec.json.encode(body), headers)
-
-
-def _tokens_of(requests: Sequence[EmbeddingRequest]) -> int:
-    """The number of tokens to embed: exact for token inputs, an estimate for texts."""
-    inputs = [each for request in requests for each in request.inputs]
-    characters = sum(len(each) for each in inputs if isinstance(each, str))
-    return characters // CHARACTERS_OF_TOKEN + sum(len(each) for each in inputs if not isinstance(each, str))
 
 
 def gateway(

@@ -15,56 +15,26 @@ from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
 )
 from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
-from .chat_reasoning import as_list
-from .chat_requests import FREE_FORM_TOOLS, LEGACY_FUNCTIONS, TOOL_NAMES
-from .wire import ClientRequest, Failure, FailureKind
-
-
-class ClientNames:
-    """Maps the tools of a reply to the client's names."""
-
-    def __init__(self, client_request: ClientRequest) -> None:
-        names, free_form = client_request.options.get(TOOL_NAMES), client_request.options.get(FREE_FORM_TOOLS)
-        self._names = names if isinstance(names, dict) else {}
-        self._free_form = frozenset(free_form if isinstance(free_form, list) else ())
-        self.legacy = client_request.options.get(LEGACY_FUNCTIONS) is True
-
-    def of(self, name: str) -> str:
-        return str(self._names.get(name, name))
-
-    def is_free_form(self, name: str) -> bool:
-        return name in self._free_form
-
+from .chat_messages import ANTHROPIC, ANTHROPIC_FORMAT, as_list
+from .failures import WORDS, Failure, FailureKind
+from .wire import STOP_WORDS
 
 # --- How a reply ended ---
-
-FINISH_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "stop",
-    StopReason.STOP_SEQUENCE: "stop",
-    StopReason.TOOL_USE: "tool_calls",
-    StopReason.MAX_TOKENS: "length",
-    StopReason.PAUSE_TURN: "length",  # the reply is incomplete, and the protocol has no better value
-    StopReason.CONTENT_FILTER: "content_filter",
-    StopReason.REFUSAL: "content_filter",
-    StopReason.CANCELLED: "length",
-    StopReason.ERROR: "error",
-    StopReason.PROVIDER_SPECIFIC: "stop",
-}
-"""OpenAI's values, and OpenRouter's ``error``."""
 
 _SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_filter"})
 
 
-def end_of(response: CanonicalResponse, names: ClientNames) -> JsonObject:
+def end_of(response: CanonicalResponse, *, legacy: bool) -> JsonObject:
     """The finish reason, the provider's own stop reason, and vLLM's field for the stop sequence."""
     reason, details, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
-    word = FINISH_REASONS[reason]
-    if reason is StopReason.TOOL_USE and names.legacy:
+    word = STOP_WORDS[reason].chat
+    if reason is StopReason.TOOL_USE and legacy:
         word = "function_call"
     elif reason is StopReason.PROVIDER_SPECIFIC and any(call.incomplete for call in response.tool_uses):
         word = "length"
@@ -120,6 +90,46 @@ def reply_thinking(content: Iterable[ContentBlock]) -> str:
     """The visible reasoning of a reply, with a blank line between its blocks."""
     texts = [block.text for block in content if isinstance(block, ThinkingBlock) and block.text]
     return "\n\n".join(texts)
+
+
+# --- Reasoning ---
+
+
+def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> list[Json]:
+    """The opaque parts of reasoning, for clients that send them back: OpenRouter's own parts, and Anthropic's."""
+    details: list[Json] = []
+    for block in content:
+        if not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+            continue
+        raw = block.provider_raw
+        common: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
+        if raw is not None and "reasoning_details" in raw.data:
+            entries = as_list(raw.data["reasoning_details"])
+            details += entries if with_text else _without_text(entries)
+        elif raw is not None and raw.provider != ANTHROPIC:
+            continue  # signatures of other providers have no form here
+        elif isinstance(block, RedactedThinkingBlock):
+            details.append({"type": "reasoning.encrypted", "data": block.data, **common})
+        elif block.signature:
+            text: JsonObject = {"text": block.text} if with_text else {}
+            details.append({"type": "reasoning.text", **text, "signature": block.signature, **common})
+    return details
+
+
+def _without_text(details: list[Json]) -> Iterator[JsonObject]:
+    """The opaque parts of details whose text was streamed before. A detail without such parts is left out."""
+    for detail in details:
+        if isinstance(detail, dict) and (detail.get("signature") or detail.get("data")):
+            yield {name: value for name, value in detail.items() if name not in ("text", "summary")}
+
+
+def signed_message(content: Iterable[ContentBlock]) -> JsonObject:
+    """Gemini's signature of a whole message, in the form of Google's Chat Completions endpoint."""
+    for block in content:
+        raw = block.provider_raw if isinstance(block, ThinkingBlock) else None
+        if raw is not None and "extra_content" in raw.data:
+            return {"extra_content": raw.data["extra_content"]}
+    return {}
 
 
 # --- Citations and media ---
@@ -248,42 +258,24 @@ def write_usage(usage: TokenUsage) -> JsonObject:
 
 # --- Failures ---
 
-_FAILURES: Mapping[FailureKind, tuple[int, str, str | None]] = {
-    "invalid_request": (400, "invalid_request_error", None),
-    "context_overflow": (400, "invalid_request_error", "context_length_exceeded"),
-    "content_filter": (400, "invalid_request_error", "content_filter"),
-    "authentication": (401, "invalid_request_error", "invalid_api_key"),
-    "budget": (429, "insufficient_quota", "insufficient_quota"),
-    "permission": (403, "invalid_request_error", "insufficient_permissions"),
-    "not_found": (404, "invalid_request_error", "model_not_found"),
-    "missing": (404, "invalid_request_error", None),
-    "wrong_method": (405, "invalid_request_error", "method_not_supported"),
-    "too_large": (413, "invalid_request_error", "request_too_large"),
-    "rate_limit": (429, "requests", "rate_limit_exceeded"),
-    "server": (500, "server_error", None),
-    "unavailable": (503, "server_error", "service_unavailable"),
-    "timeout": (504, "server_error", "timeout"),
-    "overloaded": (503, "server_error", "server_is_overloaded"),
-}
-"""The status, type and code of each kind of failure."""
-
 _PARAMS: Mapping[FailureKind, str] = {"context_overflow": "messages", "not_found": "model"}
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure."""
-    status, kind, code = _FAILURES[failure.kind]
+    words = WORDS[failure.kind]
+    code = words.code
     param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
     if failure.kind == "not_found" and (vendor_code := _vendors_code(failure.code)) not in (None, code):
         code, param = vendor_code, failure.param  # a file or an earlier response is missing, not a model
     error: JsonObject = {
         **failure.details,
         "message": failure.message,
-        "type": kind,
+        "type": words.openai,
         "param": param,
         "code": code if code is not None else _vendors_code(failure.code),
     }
-    return status, {"error": error}
+    return words.status, {"error": error}
 
 
 def _vendors_code(code: str | None) -> str | None:

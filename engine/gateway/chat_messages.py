@@ -19,6 +19,7 @@ from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
+    RedactedThinkingBlock,
     ResultPart,
     TextBlock,
     ThinkingBlock,
@@ -27,9 +28,121 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from .chat_reasoning import PROTOCOL, as_list, flat_text, read_reasoning
-from .reading import LossReport, ToolNames, a_list, a_text, an_object, missing, wrong_type, wrong_value
-from .wire import BadRequest
+from .failures import BadRequest
+from .wire import (
+    CallIds,
+    LossReport,
+    ToolNames,
+    a_list,
+    a_text,
+    an_object,
+    missing,
+    objects_in,
+    rest_of,
+    wrong_type,
+    wrong_value,
+)
+
+PROTOCOL = "openai_compatible"
+"""The adapters' name for the protocol. It marks the fields that only this protocol understands."""
+
+ANTHROPIC = "anthropic"
+ANTHROPIC_FORMAT = "anthropic-claude-v1"
+"""OpenRouter's name for Anthropic's reasoning."""
+
+
+def as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def flat_text(value: Json) -> str:
+    """The text in a string, in a text part, or in a list of them."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in [value, *as_list(value)]]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def read_reasoning(message: JsonObject) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """The reasoning of a reply in the history. If it has several forms, the most exact one is read."""
+    text = message.get("reasoning_content") or message.get("reasoning")
+    plain_text = text if isinstance(text, str) else ""
+    extra = message.get("extra_content")
+    if isinstance(extra, dict):
+        yield ThinkingBlock("", provider_raw=ProviderRaw(PROTOCOL, {"extra_content": extra}))
+    blocks = as_list(message.get("thinking_blocks"))
+    details = _merged(as_list(message.get("reasoning_details")))
+    if blocks:
+        yield from _thinking_blocks(blocks)
+    elif details:
+        yield from _details(details, plain_text)
+    elif plain_text:
+        field: JsonObject = {} if message.get("reasoning_content") else {"reasoning_field": "reasoning"}
+        yield ThinkingBlock(plain_text, provider_raw=ProviderRaw(PROTOCOL, field))
+
+
+def _thinking_blocks(blocks: list[Json]) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """Read LiteLLM's form of Anthropic's blocks."""
+    for block in blocks:
+        match block:
+            case {"type": "redacted_thinking", "data": str(data)}:
+                yield RedactedThinkingBlock(data)
+            case {"thinking": str(text), "signature": str(signature)} if signature:
+                yield ThinkingBlock(text, signature)
+            case {"thinking": str(text)}:
+                yield ThinkingBlock(text)
+            case _:
+                pass
+
+
+def _details(details: list[JsonObject], plain_text: str) -> Iterator[ThinkingBlock | RedactedThinkingBlock]:
+    """Read OpenRouter's form. Each part of Anthropic's reasoning becomes a block. All other parts become one
+    block.
+    """
+    others: list[Json] = []
+    signed = [detail for detail in details if detail.get("signature")]
+    for detail in details:
+        signature, data = detail.get("signature"), detail.get("data")
+        if detail.get("format") != ANTHROPIC_FORMAT or not (signature or data):
+            others.append(detail)
+        elif isinstance(signature, str):
+            text = _detail_text(detail) or (plain_text if len(signed) == 1 else "")
+            yield ThinkingBlock(text, signature, _raw({**detail, "text": text}))
+        else:
+            yield RedactedThinkingBlock(str(data), _raw(detail))
+    if others:
+        text = "".join(_detail_text(detail) for detail in others if isinstance(detail, dict))
+        last = others[-1]
+        mark = last.get("signature") if isinstance(last, dict) else None
+        yield ThinkingBlock(text, mark if isinstance(mark, str) and mark else None, _raw(*others))
+
+
+def _raw(*details: Json) -> ProviderRaw:
+    return ProviderRaw(PROTOCOL, {"reasoning_details": [*details]})
+
+
+def _detail_text(detail: JsonObject) -> str:
+    text = detail.get("text") or detail.get("summary")
+    return text if isinstance(text, str) else ""
+
+
+def _merged(details: list[Json]) -> list[JsonObject]:
+    """Join the pieces of each detail that were streamed separately."""
+    merged: list[JsonObject] = []
+    for detail in details:
+        if not isinstance(detail, dict):
+            continue
+        last = merged[-1] if merged else None
+        joins = last is not None and "data" not in detail and not last.get("signature")
+        if last is None or not joins or any(last.get(name) != detail.get(name) for name in ("type", "index")):
+            merged.append(dict(detail))
+            continue
+        for name, value in detail.items():
+            old = last.get(name)
+            if name in ("text", "summary") and isinstance(value, str) and isinstance(old, str):
+                last[name] = old + value
+            elif value is not None:
+                last[name] = value
+    return merged
+
 
 MARK = "cache_control"
 """The prompt cache mark that OpenRouter and LiteLLM accept."""
@@ -48,11 +161,7 @@ class ReadHistory(NamedTuple):
 
 
 def read_messages(value: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
-    """Read the messages of a request.
-
-    Raises:
-        BadRequest: A message has no role, or its content doesn't fit the protocol.
-    """
+    """Read the messages of a request."""
     if value is None:
         raise missing("messages")
     messages = a_list(value, "messages")
@@ -71,15 +180,12 @@ class _Reader:
         self.losses = losses
         self.messages: list[Message] = []
         self.results: list[ToolResultBlock] = []  # the results of successive tool messages
-        self.ids: dict[str, str] = {}  # the latest call for each of the client's ids
-        self.used_ids: set[str] = set()
+        self.ids = CallIds()
         self.functions: dict[str, str] = {}  # the latest legacy call of each function
 
     def read(self, entries: list[Json]) -> ReadHistory:
         system: str | None = None
-        for place, each in enumerate(entries):
-            where = f"messages[{place}]"
-            message = an_object(each, where)
+        for message, where in objects_in(entries, "messages"):
             role, content = message.get("role"), message.get("content")
             if role is None:
                 raise missing(f"{where}.role")
@@ -87,7 +193,7 @@ class _Reader:
                 self.results.append(self._result(message, where))
                 continue
             self._end_results()
-            if role == "system" and place == 0 and isinstance(content, str) and MARK not in message:
+            if role == "system" and message is entries[0] and isinstance(content, str) and MARK not in message:
                 system = content
                 self._author(message, where)
                 self._note_others(message, ("role", "content", "name"), where)
@@ -263,15 +369,13 @@ class _Reader:
     def _call(self, call: JsonObject, where: str, place: int) -> ToolUseBlock:
         client_id = call.get("id")
         wire_id = client_id if isinstance(client_id, str) and client_id else f"call_{len(self.messages)}_{place}"
-        data: JsonObject = {
-            name: value for name, value in call.items() if name not in _CALL_FIELDS and value is not None
-        }
+        data = rest_of(call, *_CALL_FIELDS)
         self._note_others(data, ("extra_content",), f"{where}.tool_calls[{place}]")
         free_form = call.get(CUSTOM)
         if isinstance(free_form, dict) and (call.get("type") == CUSTOM or "function" not in call):
             name, text = free_form.get("name"), free_form.get("input")
             block = ToolUseBlock(
-                self._new_id(wire_id),
+                self.ids.new(wire_id),
                 self._tool_name(name, f"{where}.tool_calls[{place}].custom.name"),
                 {INPUT: text if isinstance(text, str) else ""},
                 provider_raw=ProviderRaw(PROTOCOL, {"id": wire_id, "type": CUSTOM, **data}),
@@ -281,7 +385,7 @@ class _Reader:
             name, arguments = function.get("name"), function.get("arguments")
             parsed = _arguments(arguments)
             block = ToolUseBlock(
-                self._new_id(wire_id),
+                self.ids.new(wire_id),
                 self._tool_name(name, f"{where}.tool_calls[{place}].function.name"),
                 parsed or {},
                 raw_arguments=str(arguments) if parsed is None else None,
@@ -293,16 +397,6 @@ class _Reader:
     def _tool_name(self, name: Json, where: str) -> str:
         return self.names.canonical(a_text(name, where))
 
-    def _new_id(self, wire_id: str) -> str:
-        """A unique id for a call: the client's id, with a number if an earlier call has the same id."""
-        number, new = 1, wire_id
-        while new in self.used_ids:
-            number += 1
-            new = f"{wire_id}_{number}"
-        self.used_ids.add(new)
-        self.ids[wire_id] = new
-        return new
-
     # --- Results ---
 
     def _result(self, message: JsonObject, where: str) -> ToolResultBlock:
@@ -311,7 +405,7 @@ class _Reader:
             call_id = wire_id
         else:
             wire_id = a_text(message.get("tool_call_id"), f"{where}.tool_call_id")
-            call_id = self.ids.get(wire_id, wire_id)
+            call_id = self.ids.latest.get(wire_id, wire_id)
         content = message.get("content")
         self._note_others(message, ("role", "content", "name", "tool_call_id"), where)
         raw = _raw_of({MARK: message.get(MARK)})

@@ -23,33 +23,34 @@ from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.usage import StopReason
 
 from .chat_content import (
-    ClientNames,
     annotations_of,
     end_of,
     fingerprint_of,
     gap,
     logprobs_of,
     media_of,
+    reasoning_details,
     reply_text,
     reply_thinking,
+    signed_message,
     tier_of,
     write_failure,
     write_usage,
 )
-from .chat_reasoning import PROTOCOL, reasoning_details, signed_message
-from .chat_requests import INCLUDE_USAGE, read_request
-from .reading import FreeFormReader, arguments_of, free_form_text
-from .wire import ClientRequest, ClientWire, Failure, ListedModel, ReplyInfo
+from .chat_messages import PROTOCOL
+from .chat_requests import FREE_FORM_TOOLS, INCLUDE_USAGE, LEGACY_FUNCTIONS, read_request
+from .failures import Failure
+from .wire import ClientRequest, ClientWire, FreeFormReader, ListedModel, ReplyInfo, arguments_of, free_form_text
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
     """The body of a reply."""
-    names = ClientNames(client_request)
     content, calls = response.content, response.tool_uses
+    legacy = client_request.options.get(LEGACY_FUNCTIONS, False)
     text: Json = reply_text(content)
     message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
     choice: JsonObject = {"index": 0, "message": message, "logprobs": logprobs_of(content)}
-    choice |= end_of(response, names)
+    choice |= end_of(response, legacy=legacy)
     if calls and not text:
         message["content"] = None
     if response.stop_reason is StopReason.REFUSAL and text:
@@ -64,10 +65,11 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
     message |= signed_message(content)
     message["annotations"] = annotations_of(content)
     message |= media_of(content)
-    if calls and names.legacy:
-        message["function_call"] = {"name": names.of(calls[0].name), "arguments": arguments_of(calls[0])}
+    if calls and legacy:
+        name = client_request.tool_name(calls[0].name)
+        message["function_call"] = {"name": name, "arguments": arguments_of(calls[0])}
     elif calls:
-        message["tool_calls"] = [_call(call, names) for call in calls]
+        message["tool_calls"] = [_call(call, client_request) for call in calls]
     return {
         "id": f"chatcmpl-{info.id}",
         "object": "chat.completion",
@@ -80,9 +82,9 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
     }
 
 
-def _call(call: ToolUseBlock, names: ClientNames) -> JsonObject:
-    name = names.of(call.name)
-    if names.is_free_form(call.name):
+def _call(call: ToolUseBlock, client_request: ClientRequest) -> JsonObject:
+    name = client_request.tool_name(call.name)
+    if call.name in client_request.options.get(FREE_FORM_TOOLS, ()):
         text = free_form_text(call.input, call.raw_arguments)
         return {"id": call.id, "type": CUSTOM, CUSTOM: {"name": name, INPUT: text}}
     function: JsonObject = {"name": name, "arguments": arguments_of(call)}
@@ -140,8 +142,9 @@ class ChatWriter:
     """Writes one streamed reply; see `ReplyWriter`."""
 
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
-        self._names = ClientNames(client_request)
-        self._with_usage = client_request.options.get(INCLUDE_USAGE) is True
+        self._request = client_request
+        self._legacy: bool = client_request.options.get(LEGACY_FUNCTIONS, False)
+        self._with_usage: bool = client_request.options.get(INCLUDE_USAGE, False)
         self._frame: JsonObject = {
             "id": f"chatcmpl-{info.id}",
             "object": "chat.completion.chunk",
@@ -198,7 +201,7 @@ class ChatWriter:
         if details:
             late["reasoning_details"] = details
         pieces = [self._delta(late)] if late else []
-        last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, **end_of(response, self._names)}
+        last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, **end_of(response, legacy=self._legacy)}
         more = tier_of(response.usage)
         fingerprint = fingerprint_of(response)
         if fingerprint is not None:
@@ -237,12 +240,13 @@ class ChatWriter:
     # --- Calls ---
 
     def _start_call(self, event: ToolUseStart) -> bytes:
-        name, free_form = self._names.of(event.tool_name), self._names.is_free_form(event.tool_name)
+        name = self._request.tool_name(event.tool_name)
+        free_form = event.tool_name in self._request.options.get(FREE_FORM_TOOLS, ())
         self._calls += 1
         self._sent = False
         self._free = FreeFormReader() if free_form else None
         self._streamed_input = []
-        if self._names.legacy:
+        if self._legacy:
             return self._delta({"function_call": {"name": name, "arguments": ""}}) if self._calls == 1 else b""
         call: JsonObject = {"index": self._calls - 1, "id": event.tool_use_id}
         if free_form:
@@ -253,7 +257,7 @@ class ChatWriter:
 
     def _arguments(self, text: str) -> bytes:
         written = _json_text(text)
-        if self._names.legacy:
+        if self._legacy:
             if self._calls > 1:
                 return b""
             return self._head + b'{"function_call":{"arguments":' + written + b"}}" + self._tail

@@ -1,4 +1,4 @@
-"""Reads requests of Chat Completions. Pure.
+"""Reads requests of Chat Completions, with their settings and tools. Pure.
 
 If a field has no canonical equivalent, it is stored in the protocol's `provider_options` and listed among the
 losses.
@@ -9,22 +9,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from callboard.adapters import CanonicalRequest
-from callboard.adapters.requests.settings import EFFORTS, merge_options
+from callboard.adapters.requests.settings import CUSTOM, EFFORTS, merge_options
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .chat_messages import read_messages
-from .chat_reasoning import PROTOCOL
-from .chat_tools import ReadTools, read_tools
-from .reading import LossReport, ToolNames, a_list, a_text, an_integer, an_object, missing, wrong_type
-from .wire import BadRequest, ClientRequest
+from .chat_messages import MARKS, PROTOCOL, read_messages
+from .failures import BadRequest
+from .wire import (
+    ClientRequest,
+    LossReport,
+    ToolNames,
+    a_flag,
+    a_list,
+    a_number,
+    a_text,
+    an_integer,
+    an_object,
+    first_text,
+    free_form_schema,
+    missing,
+    model_of,
+    object_in,
+    object_schema,
+    objects_in,
+    rest_of,
+    wrong_type,
+    wrong_value,
+)
 
 DEFAULT_OUTPUT_TOKENS = 16_384
 """The reply's limit in tokens, if the client sets none."""
 
 INCLUDE_USAGE = "include_usage"
 """Whether the stream ends in a chunk with the usage."""
-TOOL_NAMES = "tool_names"
-"""The client's tool names, by canonical name, where they differ."""
 FREE_FORM_TOOLS = "free_form_tools"
 """The canonical names of the free-form tools."""
 LEGACY_FUNCTIONS = "legacy_functions"
@@ -40,11 +57,7 @@ _SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "litellm_sessio
 def read_request(
     body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
 ) -> ClientRequest:
-    """Read a request.
-
-    Raises:
-        BadRequest: The request can't be read. The error's text and code are OpenAI's.
-    """
+    """See `ClientWire.read_request`."""
     return _Reader(body, headers).read(model, stream)
 
 
@@ -59,15 +72,13 @@ class _Reader:
 
     def read(self, model: str | None, stream: bool) -> ClientRequest:
         body = self.body
-        name = body.get("model") if model is None else model
-        if name is None or name == "":
-            raise BadRequest("you must provide a model parameter", param="model")
-        name = a_text(name, "model")
-        tool_set = read_tools(body, self.names, self.losses)
+        name = model_of(body, model)
+        tool_set = _ToolReader(body, self.names, self.losses)
+        choice, tools = tool_set.choice(tool_set.tools())
         self.protocol_fields |= tool_set.protocol_fields
         history = read_messages(body.get("messages"), self.names, self.losses)
         limit, effort, schema = self._limit(), self._effort(), self._schema()
-        self._others(has_tools=bool(tool_set.tools))
+        self._others(has_tools=bool(tools))
         options = {PROTOCOL: self.protocol_fields} if self.protocol_fields else {}
         request = CanonicalRequest(
             request_id="",
@@ -75,8 +86,8 @@ class _Reader:
             messages=history.messages,
             system_prompt=history.system_prompt,
             has_beginning=history.has_beginning or body.get("continue_final_message") is True,
-            tools=tool_set.tools,
-            tool_choice=tool_set.choice,
+            tools=tools,
+            tool_choice=choice,
             parallel_tool_calls=False if tool_set.legacy else self._flag("parallel_tool_calls"),
             max_output_tokens=limit or DEFAULT_OUTPUT_TOKENS,
             default_output_limit=limit is None,
@@ -85,7 +96,7 @@ class _Reader:
             top_p=self._number("top_p"),
             frequency_penalty=self._number("frequency_penalty"),
             presence_penalty=self._number("presence_penalty"),
-            seed=an_integer(self.body.get("seed"), "seed"),
+            seed=an_integer(body.get("seed"), "seed"),
             user=self._text("user") or self._text("safety_identifier"),
             verbosity=self._text("verbosity"),
             reasoning_effort=effort,
@@ -100,35 +111,21 @@ class _Reader:
             headers={each: self.headers[each] for each in _HEADERS if each in self.headers},
             losses=tuple(self.losses),
             session_hint=self._session(),
-            options=self._options(tool_set),
+            tool_names=self.names.changed,
+            options={
+                INCLUDE_USAGE: object_in(body, "stream_options").get(INCLUDE_USAGE) is True,
+                FREE_FORM_TOOLS: tool_set.free_form,
+                LEGACY_FUNCTIONS: tool_set.legacy,
+            },
         )
-
-    def _options(self, tools: ReadTools) -> dict[str, Json]:
-        stream_options = self.body.get("stream_options")
-        options: dict[str, Json] = {}
-        if stream_options is not None and an_object(stream_options, "stream_options").get("include_usage") is True:
-            options[INCLUDE_USAGE] = True
-        if self.names.changed:
-            options[TOOL_NAMES] = self.names.changed
-        if tools.free_form:
-            options[FREE_FORM_TOOLS] = tools.free_form
-        if tools.legacy:
-            options[LEGACY_FUNCTIONS] = True
-        return options
 
     # --- Single fields ---
 
     def _number(self, name: str) -> float | None:
-        value = self.body.get(name)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value
-        raise wrong_type(name, "a decimal", value)
+        return a_number(self.body.get(name), name)
 
     def _flag(self, name: str) -> bool | None:
-        value = self.body.get(name)
-        if value is None or isinstance(value, bool):
-            return value
-        raise wrong_type(name, "a boolean", value)
+        return a_flag(self.body.get(name), name)
 
     def _text(self, name: str) -> str | None:
         value = self.body.get(name)
@@ -154,36 +151,26 @@ class _Reader:
         if effort is not None and effort not in EFFORTS:  # for example Groq's "default", or a future value
             self._keep("reasoning_effort", f"reasoning_effort {effort!r}")
             effort = None
-        reasoning, thinking = self.body.get("reasoning"), self.body.get("thinking")
-        if reasoning is not None:
-            reasoning = an_object(reasoning, "reasoning")
-            read = _effort_of(reasoning)
-            self._keep(
-                "reasoning", "reasoning" if read is None and reasoning else self._beyond(reasoning, "effort")
-            )
-            effort = effort or read
-        if thinking is not None:
-            thinking = an_object(thinking, "thinking")
-            read = _effort_of_thinking(thinking)
-            self._keep("thinking", "thinking" if read is None and thinking else self._beyond(thinking, "type"))
-            effort = effort or read
+        for name, word, effort_of in (
+            ("reasoning", "effort", _effort_of_reasoning),
+            ("thinking", "type", _effort_of_thinking),
+        ):
+            if self.body.get(name) is not None:
+                settings = object_in(self.body, name)
+                read, beyond = effort_of(settings), rest_of(settings, word, "enabled")
+                lost = f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
+                self._keep(name, name if read is None and settings else lost)
+                effort = effort or read
         return effort
-
-    def _beyond(self, settings: JsonObject, word: str) -> str | None:
-        """The names of the other fields in an object of reasoning settings."""
-        beyond = [name for name, value in settings.items() if name not in (word, "enabled") and value is not None]
-        return f"{', '.join(beyond)} of the reasoning's settings" if beyond else None
 
     def _session(self) -> str | None:
         value = self.body.get("metadata")
         metadata = value if isinstance(value, dict) else {}
-        found = (
+        return first_text(
             *(self.headers.get(name) for name in _SESSION_HEADERS),
-            *(self.body.get(name) for name in _SESSION_FIELDS),
-            *(metadata.get(name) for name in _SESSION_FIELDS),
+            *(fields.get(name) for fields in (self.body, metadata) for name in _SESSION_FIELDS),
             self.body.get("prompt_cache_key"),
         )
-        return next((each for each in found if isinstance(each, str) and each), None)
 
     # --- The reply's form ---
 
@@ -294,9 +281,10 @@ def _search(options: JsonObject) -> dict[str, JsonObject]:
             location["user_location"] = {"type": "approximate", **place}
         case _:
             pass
-    size: JsonObject = {name: options[name] for name in ("search_context_size",) if options.get(name) is not None}
+    size = options.get("search_context_size")
+    sized: JsonObject = {} if size is None else {"search_context_size": size}
     return {
-        "openai": {"tools": [{"type": "web_search", **location, **size}]},
+        "openai": {"tools": [{"type": "web_search", **location, **sized}]},
         "anthropic": {"tools": [{"type": "web_search_20250305", "name": "web_search", **location}]},
         "gemini": {"tools": [{"googleSearch": {}}]},
     }
@@ -325,7 +313,7 @@ def _effort_of_budget(budget: Json) -> str:
     return next((effort for most, effort in _BUDGETS if budget <= most), "high")
 
 
-def _effort_of(reasoning: JsonObject) -> str | None:
+def _effort_of_reasoning(reasoning: JsonObject) -> str | None:
     """Read the effort from OpenRouter's object."""
     match reasoning:
         case {"effort": str(effort)} if effort in EFFORTS:
@@ -349,3 +337,163 @@ def _effort_of_thinking(thinking: JsonObject) -> str | None:
             return _effort_of_budget(thinking.get("budget_tokens"))
         case _:
             return None
+
+
+# --- Tools ---
+
+
+class _ToolReader:
+    def __init__(self, body: JsonObject, names: ToolNames, losses: LossReport) -> None:
+        self.body = body
+        self.names = names
+        self.losses = losses
+        self.protocol_fields: JsonObject = {}  # tools and choices without a canonical equivalent
+        self.free_form: list[str] = []  # the canonical names of the free-form tools
+        self.legacy = bool(body.get("functions")) and not body.get("tools")
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        found: dict[str, ToolDefinition] = {}
+        others: list[Json] = []
+        for tool, where in self._given_tools():
+            read = self._tool(tool, where)
+            if read is None:
+                others.append(tool)
+                self.losses.parameter(f"the tool of type {tool.get('type')!r}")
+            elif read.name not in found:
+                found[read.name] = read
+            elif read != found[read.name]:
+                self.losses.parameter(f"{where}", "another tool has its name")
+        if others:
+            self.protocol_fields["tools"] = others
+        return tuple(found.values())
+
+    def _given_tools(self) -> list[tuple[JsonObject, str]]:
+        if self.legacy:
+            functions = a_list(self.body["functions"], "functions")
+            return [
+                ({"type": "function", "function": function}, f"functions[{place}]")
+                for place, function in enumerate(functions)
+            ]
+        value = self.body.get("tools")
+        return [] if value is None else list(objects_in(value, "tools"))
+
+    def _tool(self, tool: JsonObject, where: str) -> ToolDefinition | None:
+        match tool.get("type", "function"):
+            case "function":
+                return self._function(tool, an_object(tool.get("function"), f"{where}.function"), where)
+            case "custom" if isinstance(tool.get(CUSTOM), dict):
+                return self._free_form(an_object(tool[CUSTOM], f"{where}.custom"), where)
+            case str():
+                return None
+            case _:
+                raise wrong_type(f"{where}.type", "a string", tool["type"])
+
+    def _function(self, tool: JsonObject, function: JsonObject, where: str) -> ToolDefinition:
+        name = self.names.canonical(a_text(function.get("name"), f"{where}.function.name"))
+        outside = rest_of(tool, "type", "function")
+        inside = rest_of(function, "name", "description", "parameters", "strict")
+        options: JsonObject = {}
+        if outside or inside:
+            fields: JsonObject = {**outside, **({"function": inside} if inside else {})}
+            options[PROTOCOL] = fields
+        for each in (*outside, *inside):
+            if each in MARKS:
+                self.losses.mark(each)
+            else:
+                self.losses.parameter(f"{where}.{each}")
+        return ToolDefinition(
+            name,
+            _text(function.get("description")),
+            self._schema(function.get("parameters"), f"{where}.function.parameters"),
+            strict=function.get("strict") is True,
+            provider_options=options,
+        )
+
+    def _schema(self, value: Json, where: str) -> JsonObject:
+        kind = None if value is None else an_object(value, where).get("type")
+        if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
+            self.losses.changed(f"{where} has the type {kind!r}. Arguments are an object, so any is accepted")
+            value = None
+        return object_schema(value)
+
+    def _free_form(self, tool: JsonObject, where: str) -> ToolDefinition:
+        """Read a tool whose only argument is one text. Only OpenAI's two protocols have such tools; other
+        protocols get a function.
+        """
+        name = self.names.canonical(a_text(tool.get("name"), f"{where}.custom.name"))
+        self.free_form.append(name)
+        fields: JsonObject = {"type": CUSTOM, **rest_of(tool, "name", "description", "format")}
+        match tool.get("format"):
+            case {"type": "grammar", "grammar": dict(grammar)}:
+                fields["format"] = {"type": "grammar", **grammar}
+                self.losses.parameter(f"the grammar of the tool {name!r}", "only OpenAI's protocols have it")
+            case dict(form):
+                fields["format"] = form
+            case _:
+                pass
+        return ToolDefinition(
+            name,
+            _text(tool.get("description")),
+            free_form_schema(tool.get("format")),
+            provider_options={PROTOCOL: fields, "openai": dict(fields)},
+        )
+
+    def choice(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolChoice | None, tuple[ToolDefinition, ...]]:
+        """The tool choice, and the tools that it allows. A list of allowed tools limits the offered tools."""
+        legacy = self.legacy
+        field = "function_call" if legacy else "tool_choice"
+        match self.body.get(field):
+            case None:
+                return None, tools
+            case "auto" | "none" as mode:
+                return ToolChoice(mode), tools
+            case "required" | "any" if not legacy:
+                return self._forced(tools), tools
+            case {"name": str(name)} if legacy:
+                return self._named(name, tools, field), tools
+            case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
+                return self._named(name, tools, field), tools
+            case {"type": "tool", "name": str(name)}:
+                return self._named(name, tools, field), tools
+            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed), "mode": "required"}}:
+                allowed_names = self._allowed(allowed, tools)
+                return self._forced(allowed_names), allowed_names
+            case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)}}:
+                return ToolChoice(), self._allowed(allowed, tools)
+            case {"type": "auto" | "none" as mode}:
+                return ToolChoice(mode), tools
+            case {"type": "any" | "required"}:
+                return self._forced(tools), tools
+            case other:
+                raise wrong_value(field, other, ("none", "auto", "required"))
+
+    def _forced(self, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
+        if tools:
+            return ToolChoice("required")
+        if "tools" not in self.protocol_fields:
+            raise BadRequest("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
+        self.protocol_fields["tool_choice"] = self.body["tool_choice"]
+        self.losses.parameter("tool_choice")
+        return None
+
+    def _named(self, name: str, tools: tuple[ToolDefinition, ...], field: str) -> ToolChoice:
+        named = self.names.canonical(name)
+        if all(tool.name != named for tool in tools):
+            raise BadRequest(
+                f"Invalid value for '{field}': no tool named '{name[:100]}' was specified.", param=field
+            )
+        return ToolChoice("named", named)
+
+    def _allowed(self, allowed: list[Json], tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+        names: set[str] = set()
+        for each in allowed:
+            match each:
+                case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}} | {"name": str(name)}:
+                    names.add(self.names.canonical(name))
+                case _:
+                    pass
+        return tuple(tool for tool in tools if tool.name in names)
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""

@@ -33,8 +33,8 @@ from ..budgets.budgets import loader
 from ..budgets.ledger import Ledger
 from ..routing.rate_limits import AsyncRateLimiter, RateLimitLease
 from ..routing.rate_slots import RateLimiter
+from .failures import Failure, FailureKind
 from .http import RateHeaders
-from .wire import Failure, FailureKind
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -225,9 +225,6 @@ class Clients:
 
     If the store can't be read, clients that were read before are still served. In a cluster, the clients are in
     the shared store.
-
-    Args:
-        engine: The engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -244,13 +241,7 @@ class Clients:
         self._watching = False
 
     async def authenticate(self, key: str | None) -> Client:
-        """Find the client with a key, and activate its budget.
-
-        Raises:
-            ClientRefused: ``authentication``: there is no key, or the key is unknown, expired or revoked.
-                ``unavailable``: past spending can't be read now.
-            StoreError: The clients could never be read.
-        """
+        """Find the client with a key, and activate its budget."""
         if not key:
             raise ClientRefused(
                 "authentication", "the request has no API key. Send one that `callboard clients add` has made"
@@ -331,16 +322,7 @@ class Clients:
             )
 
     async def admit(self, client: Client, input_tokens: int, output_tokens: int) -> Admission:
-        """Count a request in the client's rates. In a cluster, the rates apply to all nodes together.
-
-        Args:
-            client: The client.
-            input_tokens: An estimate of the input.
-            output_tokens: The reply's limit in tokens.
-
-        Raises:
-            ClientRefused: ``rate_limit``, with `retry_after`.
-        """
+        """Count a request in the client's rates. In a cluster, the rates apply to all nodes together."""
         live = self._limiter(client)
         if live is None:
             return Admission(NO_RATES)

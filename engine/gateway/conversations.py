@@ -167,11 +167,6 @@ class Conversations:
     Entries are kept in memory, and also in the trace store if it captures content without redaction. Both have a
     limit, and the oldest entries are removed first. When content is deleted from the store, it is deleted from
     memory within a second.
-
-    Args:
-        engine: The engine.
-        max_bytes: The maximum size in memory, in bytes.
-        max_count: The maximum number of entries in memory.
     """
 
     def __init__(self, engine: Engine, *, max_bytes: int = 64 * 1024 * 1024, max_count: int = 50_000) -> None:
@@ -190,12 +185,6 @@ class Conversations:
 
         The session is the session of `earlier`, of the client's hint, or of the longest known part of the history.
         If there is none of these, the session is new.
-
-        Args:
-            client: The client's name; empty in a gateway without keys.
-            client_request: The request.
-            earlier: The conversation that the request continues. Its messages are put before the messages of the
-                request.
         """
         await self._look()
         messages = client_request.request.messages
@@ -241,11 +230,7 @@ class Conversations:
         await self._keep(client, response.session_id, [("response", response.id.encode(), response, body)])
 
     async def stored(self, client: str, response_id: str) -> StoredResponse:
-        """A stored reply.
-
-        Raises:
-            ClientRefused: ``not_found``: this client has no such reply.
-        """
+        """A stored reply."""
         await self._look()
         found = await self._found(client, "response", [response_id.encode("utf-8", "surrogatepass")])
         values = [entry.value for entries in found.values() for entry in entries]
@@ -254,12 +239,7 @@ class Conversations:
         return values[-1]
 
     async def earlier(self, client: str, response_id: str) -> EarlierConversation:
-        """The conversation up to a stored reply.
-
-        Raises:
-            ClientRefused: ``not_found``: this client has no such reply, or an earlier reply of the conversation
-                was deleted.
-        """
+        """The conversation up to a stored reply."""
         last = await self.stored(client, response_id)
         steps = [last]
         while steps[-1].previous_id:
@@ -275,12 +255,7 @@ class Conversations:
         return EarlierConversation(items=tuple(items), messages=messages, session_id=last.session_id)
 
     async def delete(self, client: str, response_id: str) -> None:
-        """Delete a stored reply.
-
-        Raises:
-            ClientRefused: ``not_found``: this client has no such reply.
-            StoreError: The reply can't be deleted from the store.
-        """
+        """Delete a stored reply."""
         key = response_id.encode("utf-8", "surrogatepass")
         had = self._memory.drop(client, "response", key)
         tables = await self._tables()

@@ -39,7 +39,7 @@ from callboard.bus.values.base import JsonObject
 from ..conversation.turn import Turn, run_turn
 from ..generation.arguments import turn_of
 from ..runtime.runtime import Runtime
-from .failures import failure_of, may_retry
+from .failures import BadRequest, Failure, failure_of, may_retry
 from .http import (
     ClientGone,
     GatewayLimits,
@@ -55,7 +55,7 @@ from .http import (
     retry_headers,
 )
 from .streams import ClientTooSlow, PassedReply, StreamWriter, TurnEvents
-from .wire import BadRequest, ClientRequest, ClientWire, Failure, ReplyInfo, ReplyWriter
+from .wire import ClientRequest, ClientWire, ReplyInfo, ReplyWriter
 
 MOST_WARNING_BYTES = 2048
 """The maximum length of the header with warnings, in bytes."""
@@ -90,15 +90,7 @@ def unknown_model(name: str) -> BadRequest:
 
 
 class Exchange:
-    """One request and its reply.
-
-    Args:
-        serving: The common objects of all requests.
-        wire: The client's wire.
-        client_request: The client's request.
-        canonical: The canonical request, as part of its conversation.
-        request: The HTTP request.
-    """
+    """One request and its reply."""
 
     def __init__(
         self,

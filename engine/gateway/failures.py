@@ -1,11 +1,15 @@
-"""Converts exceptions of Callboard to failures for clients.
+"""Failures for clients: their kinds, their types on each wire, and the failures for exceptions of Callboard.
 
 The text for a client never contains the name of a file or a key of this machine. The log has the full text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from callboard.adapters import AdapterError
 from callboard.bus import (
@@ -34,12 +38,110 @@ from callboard.bus.errors import (
     StreamError,
 )
 from callboard.bus.log import Log
+from callboard.bus.values.base import Json
 
 from ..budgets.ledger import BudgetExceededError
 from ..tree import TurnLimitError
-from .wire import BadRequest, Failure, FailureKind
 
 _log = Log("gateway")
+
+# --- Failures ---
+
+FailureKind: TypeAlias = Literal[
+    "invalid_request",
+    "context_overflow",  # the prompt is too long
+    "content_filter",
+    "authentication",
+    "budget",  # with `retry_after` if a window ends
+    "permission",
+    "not_found",  # a model
+    "missing",  # an address or a stored response
+    "wrong_method",
+    "too_large",
+    "rate_limit",
+    "server",
+    "unavailable",
+    "timeout",
+    "overloaded",
+]
+
+
+class FailureWords(NamedTuple):
+    """A kind of failure in the words of each vendor."""
+
+    status: int
+    openai: str
+    """OpenAI's type."""
+    code: str | None
+    """OpenAI's code."""
+    anthropic: str
+    """Anthropic's type."""
+    google: str
+    """Google's canonical status (google/rpc/code.proto)."""
+
+
+_INVALID = "invalid_request_error"
+WORDS: Mapping[FailureKind, FailureWords] = {
+    "invalid_request": FailureWords(400, _INVALID, None, _INVALID, "INVALID_ARGUMENT"),
+    "context_overflow": FailureWords(400, _INVALID, "context_length_exceeded", _INVALID, "INVALID_ARGUMENT"),
+    "content_filter": FailureWords(400, _INVALID, "content_filter", _INVALID, "INVALID_ARGUMENT"),
+    "authentication": FailureWords(401, _INVALID, "invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
+    "budget": FailureWords(429, "insufficient_quota", "insufficient_quota", "billing_error", "RESOURCE_EXHAUSTED"),
+    "permission": FailureWords(403, _INVALID, "insufficient_permissions", "permission_error", "PERMISSION_DENIED"),
+    "not_found": FailureWords(404, _INVALID, "model_not_found", "not_found_error", "NOT_FOUND"),
+    "missing": FailureWords(404, _INVALID, None, "not_found_error", "NOT_FOUND"),
+    # Google's API has no name for this error
+    "wrong_method": FailureWords(405, _INVALID, "method_not_supported", _INVALID, "UNIMPLEMENTED"),
+    "too_large": FailureWords(413, _INVALID, "request_too_large", "request_too_large", "INVALID_ARGUMENT"),
+    "rate_limit": FailureWords(429, "requests", "rate_limit_exceeded", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    "server": FailureWords(500, "server_error", None, "api_error", "INTERNAL"),
+    "unavailable": FailureWords(503, "server_error", "service_unavailable", "api_error", "UNAVAILABLE"),
+    "timeout": FailureWords(504, "server_error", "timeout", "timeout_error", "DEADLINE_EXCEEDED"),
+    "overloaded": FailureWords(503, "server_error", "server_is_overloaded", "overloaded_error", "UNAVAILABLE"),
+}
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed request, in a form that is independent of the wire."""
+
+    kind: FailureKind
+    """The kind. A wire maps it to its own type and status."""
+    message: str
+    """The error's text."""
+    param: str | None = None
+    """The field that caused the error, as named on the client's wire."""
+    code: str | None = None
+    """The provider's own code, if it gave one."""
+    retry_after: float | None = None
+    """Seconds after which a retry may succeed."""
+    request_id: str | None = None
+    """The id of the call in the trace."""
+    details: Mapping[str, Json] = {}
+    """More fields of the provider's error, if the provider uses the client's wire."""
+    allow: tuple[str, ...] = ()
+    """The methods of the address, for `wrong_method`."""
+
+
+class BadRequest(Exception):
+    """A client's request that a wire can't read. `failure` has the details."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: FailureKind = "invalid_request",
+        code: str | None = None,
+        retry_after: float | None = None,
+        allow: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(
+            kind=kind, message=message, param=param, code=code, retry_after=retry_after, allow=allow
+        )
+
+
+# --- Failures for exceptions ---
 
 KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (BudgetExceededError, "budget"),

@@ -11,12 +11,15 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-from collections.abc import Sequence
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from callboard.adapters.providers.gemini.contents import (
+    NO_SIGNATURE,
     OF_A_PART,
     OF_TEXT,
     SCHEMES,
@@ -41,9 +44,77 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from .gemini_fields import GEMINI, camel, each, real_signature
-from .reading import LossReport, ToolNames
-from .wire import BadRequest
+from .failures import BadRequest
+from .wire import LossReport, ToolNames
+
+GEMINI = "gemini"
+"""The provider of data that only Gemini understands."""
+
+_UPPER = re.compile("_([a-z0-9])")
+
+
+@lru_cache(maxsize=1024)
+def _camel_name(name: str) -> str:
+    return _UPPER.sub(lambda found: found[1].upper(), name)
+
+
+def camel(value: Json, where: str) -> JsonObject:
+    """An object with its top-level keys in camel case. If they already are in camel case, the same object."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} must be an object", param=where)
+    if "_" not in "".join(value):  # faster than a check of each name
+        return value
+    return {_camel_name(name): inner for name, inner in value.items()}
+
+
+def each(value: Json, where: str) -> Sequence[Json]:
+    """The items of a list. A single object is treated as a list of one, as on Google's servers."""
+    if value is None:
+        return ()
+    if isinstance(value, dict):
+        return (value,)
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} must be a list", param=where)
+    return value
+
+
+def objects_of(value: Json, where: str) -> Iterator[tuple[JsonObject, str]]:
+    """The objects of a list, with their places."""
+    for number, item in enumerate(each(value, where)):
+        yield camel(item, f"{where}[{number}]"), f"{where}[{number}]"
+
+
+# --- Signatures ---
+
+_MARK = b64encode(b"callboard").decode()  # 9 bytes, so that the encoded mark does not depend on the bytes after it
+_MADE_UP = frozenset(
+    {
+        NO_SIGNATURE,
+        "skip_thought_signature_validator",
+        "context_engineering_is_the_way_to_go",
+        b64encode(b"context_engineering_is_the_way_to_go").decode(),
+    }
+)
+"""Values that Google documents for calls without a signature (ai.google.dev, Thought signatures)."""
+
+
+def token_of(state: str) -> str:
+    """The signature that represents another provider's opaque state for the client.
+
+    It is a short digest, in base64 as the wire requires.
+    """
+    import hashlib
+
+    digest = hashlib.sha256(state.encode("utf-8", "surrogatepass")).digest()
+    return _MARK + b64encode(digest[:9]).decode()
+
+
+def real_signature(value: Json) -> str | None:
+    """A signature that Gemini itself made; None for any other value."""
+    if not isinstance(value, str) or not value or value in _MADE_UP or value.startswith(_MARK):
+        return None
+    return value
+
 
 # --- Media ---
 
@@ -123,19 +194,10 @@ def _text(value: Json) -> str | None:
 
 
 def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[Message]:
-    """Read the messages from a request's contents.
-
-    Args:
-        contents: The field of the body.
-        names: Callboard's names of the tools.
-        losses: Collects the parts that other wires lose.
-
-    Raises:
-        BadRequest: The contents can't be read.
-    """
+    """Read the messages from a request's contents."""
     reader = _Reader(names, losses)
-    for number, content in enumerate(each(contents, "contents")):
-        reader.add(content, f"contents[{number}]")
+    for content, where in objects_of(contents, "contents"):
+        reader.add(content, where)
     return reader.finish()
 
 
@@ -151,11 +213,9 @@ class _Reader:
         self._end_reply()
         return self._messages
 
-    def add(self, value: Json, where: str) -> None:
-        content = camel(value, where)
+    def add(self, content: JsonObject, where: str) -> None:
         parts = [
-            (_without_nulls(camel(part, f"{where}.parts[{number}]")), f"{where}.parts[{number}]")
-            for number, part in enumerate(each(content.get("parts"), f"{where}.parts"))
+            (_without_nulls(part), place) for part, place in objects_of(content.get("parts"), f"{where}.parts")
         ]
         role = content.get("role")
         match role:
@@ -207,8 +267,7 @@ class _Reader:
         text, is_error = _read_response(response.get("response"))
         content: str | tuple[ResultPart, ...] = text
         media = [
-            self._in_result(camel(inner, f"{where}.parts[{number}]"), f"{where}.parts[{number}]")
-            for number, inner in enumerate(each(response.get("parts"), f"{where}.parts"))
+            self._in_result(inner, place) for inner, place in objects_of(response.get("parts"), f"{where}.parts")
         ]
         if media:
             content = (TextBlock(text), *media) if text else tuple(media)

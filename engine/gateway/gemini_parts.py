@@ -26,20 +26,17 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import TokenUsage, split_tier
 
-from .gemini_fields import GEMINI, token_of
+from .gemini_contents import GEMINI, token_of
+from .wire import ClientRequest
 
 
 class PartWriter:
-    """Writes the parts of one reply, block by block.
+    """Writes the parts of one reply, block by block."""
 
-    Args:
-        names: The client's names of tools by Callboard's, where they differ.
-        thoughts: Whether the client requested thoughts. Gemini itself shows thoughts only on request.
-    """
-
-    def __init__(self, names: Mapping[str, Json], *, thoughts: bool) -> None:
-        self._names = names
-        self._thoughts = thoughts
+    def __init__(self, client_request: ClientRequest) -> None:
+        self._request = client_request
+        # Gemini itself shows thoughts only on request.
+        self._thoughts = bool(client_request.options.get("include_thoughts"))
         self._state = ""  # another provider's opaque state, which the next call gets
 
     def parts(self, block: ContentBlock) -> Iterator[JsonObject]:
@@ -103,7 +100,7 @@ class PartWriter:
         raw = _raw_of(block.provider_raw)
         wire_id = raw.get("id") if raw or _is_ours(block.provider_raw) else block.id
         call: JsonObject = {"id": wire_id} if wire_id else {}
-        call |= {"name": self._names.get(block.name, block.name), "args": block.input}
+        call |= {"name": self._request.tool_name(block.name), "args": block.input}
         signature = raw.get("thoughtSignature")
         if not signature and self._state:
             signature = token_of(self._state)

@@ -9,7 +9,10 @@ part contains its signature, which may arrive late.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from callboard.adapters.contract import CanonicalResponse
 from callboard.adapters.providers.gemini.contents import REPLY_KINDS
@@ -32,27 +35,14 @@ from callboard.bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.usage import StopReason
 
-from .gemini_fields import GEMINI, Unwrapping
+from .failures import WORDS, Failure, FailureKind
+from .gemini_contents import GEMINI
 from .gemini_parts import PartWriter, about_reply, signed_pieces, write_usage
-from .gemini_requests import read_request
-from .wire import ClientRequest, ClientWire, Failure, FailureKind, ListedModel, ReplyInfo
+from .gemini_requests import VALUE, read_request
+from .wire import STOP_WORDS, ClientRequest, ClientWire, ListedModel, ReplyInfo
 
 # --- The end of a reply ---
-
-FINISH_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "STOP",
-    StopReason.TOOL_USE: "STOP",
-    StopReason.STOP_SEQUENCE: "STOP",
-    StopReason.MAX_TOKENS: "MAX_TOKENS",
-    StopReason.CONTENT_FILTER: "SAFETY",
-    StopReason.REFUSAL: "SAFETY",
-    StopReason.PAUSE_TURN: "OTHER",
-    StopReason.CANCELLED: "OTHER",
-    StopReason.ERROR: "OTHER",
-    StopReason.PROVIDER_SPECIFIC: "OTHER",
-}
 
 _OWN_REASONS = frozenset(
     {"STOP", "MAX_TOKENS", "SAFETY", "RECITATION", "LANGUAGE", "OTHER", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"}
@@ -88,7 +78,7 @@ def _end(response: CanonicalResponse) -> JsonObject:
     """The finish reason of a reply, and its explanation."""
     raw = response.raw_stop_reason
     own_reason = raw if raw in _OWN_REASONS else None
-    reason = own_reason or FINISH_REASONS[response.stop_reason]
+    reason = own_reason or STOP_WORDS[response.stop_reason].google
     broken = [block for block in response.content if isinstance(block, ToolUseBlock) and not _runs(block)]
     if broken and reason == "STOP":
         names = ", ".join(block.name for block in broken)
@@ -111,6 +101,67 @@ def _is_blocked(response: CanonicalResponse) -> bool:
     return isinstance(feedback, dict) and bool(feedback.get("blockReason")) and not response.content
 
 
+# --- Replies that are not objects ---
+
+_BEFORE = re.compile(rf'\s*{{\s*"{VALUE}"\s*:\s*')
+_BARE_BEFORE = f'{{"{VALUE}":'
+
+
+def _unwrapped(text: str, *, as_text: bool) -> str:
+    """The value in the text of a wrapped reply. Any other text is returned unchanged. `as_text` returns a string
+    without quotes, for ``text/x.enum``.
+    """
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+    if members.keys() != {VALUE}:
+        return text
+    if as_text:
+        value: Json = msgspec.json.decode(members[VALUE])
+        if isinstance(value, str):
+            return value
+    return bytes(members[VALUE]).decode()
+
+
+class Unwrapping:
+    """Unwraps the value from a text that arrives in pieces. `feed` and `end` return the new text for the
+    client.
+    """
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+        self._wrapper_text = ""  # the text that may belong to the wrapper
+        self._started = False  # whether the wrapper's start has arrived
+        self._bare = False  # whether the model left the wrapper out
+
+    def feed(self, text: str) -> str:
+        if self._bare:
+            return text
+        self._wrapper_text += text
+        if self._as_text:
+            return ""  # one short word; it is held until its end
+        if not self._started:
+            found = _BEFORE.match(self._wrapper_text)
+            if found is None or found.end() == len(self._wrapper_text):
+                so_far = "".join(self._wrapper_text.split())
+                if _BARE_BEFORE.startswith(so_far):
+                    return ""
+                self._bare, so_far, self._wrapper_text = True, self._wrapper_text, ""
+                return so_far
+            self._started, self._wrapper_text = True, self._wrapper_text[found.end() :]
+        last = self._wrapper_text.rfind("}")
+        certain = self._wrapper_text if last < 0 else self._wrapper_text[:last]
+        self._wrapper_text = self._wrapper_text[len(certain) :]
+        return certain
+
+    def end(self) -> str:
+        rest, self._wrapper_text = self._wrapper_text, ""
+        if self._as_text and not self._bare:
+            return _unwrapped(rest, as_text=True)
+        return "" if self._started and rest.strip() == "}" else rest
+
+
 # --- Whole replies ---
 
 
@@ -123,11 +174,9 @@ class _Reply:
     """The common fields of all chunks of a reply."""
 
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
-        names = client_request.options.get("tool_names")
-        thoughts = bool(client_request.options.get("include_thoughts"))
         form = client_request.options.get("unwraps")
         self.unwrapping = None if form is None else Unwrapping(as_text=form == "text")
-        self.parts = PartWriter(names if isinstance(names, dict) else {}, thoughts=thoughts)
+        self.parts = PartWriter(client_request)
         self.identity: JsonObject = {"modelVersion": info.model, "responseId": info.id}
 
     def last(
@@ -170,7 +219,7 @@ class _Reply:
 
 def streams_events(client_request: ClientRequest) -> bool:
     """Whether a stream is server-sent events. The application sets the option `alt` from the query."""
-    return client_request.options.get("alt", "sse") == "sse"
+    return client_request.options.get("alt") in (None, "sse")
 
 
 class GeminiWriter:
@@ -275,25 +324,6 @@ class GeminiWriter:
 # --- Failures ---
 
 _GOOGLE = "type.googleapis.com/google.rpc."
-_STATUSES: Mapping[FailureKind, tuple[int, str]] = {
-    "invalid_request": (400, "INVALID_ARGUMENT"),
-    "context_overflow": (400, "INVALID_ARGUMENT"),
-    "content_filter": (400, "INVALID_ARGUMENT"),
-    "authentication": (401, "UNAUTHENTICATED"),
-    "budget": (429, "RESOURCE_EXHAUSTED"),
-    "permission": (403, "PERMISSION_DENIED"),
-    "not_found": (404, "NOT_FOUND"),
-    "missing": (404, "NOT_FOUND"),
-    "wrong_method": (405, "UNIMPLEMENTED"),  # Google's API has no name for this error
-    "too_large": (413, "INVALID_ARGUMENT"),
-    "rate_limit": (429, "RESOURCE_EXHAUSTED"),
-    "server": (500, "INTERNAL"),
-    "unavailable": (503, "UNAVAILABLE"),
-    "timeout": (504, "DEADLINE_EXCEEDED"),
-    "overloaded": (503, "UNAVAILABLE"),  # Google has no 529
-}
-"""The HTTP status and Google's canonical status (google/rpc/code.proto)."""
-
 _REASONS: Mapping[FailureKind, str] = {"authentication": "API_KEY_INVALID", "content_filter": "content_filter"}
 """The reasons of an ErrorInfo."""
 
@@ -303,14 +333,14 @@ _TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure before the first byte."""
-    status, canonical = _STATUSES[failure.kind]
+    words = WORDS[failure.kind]
     message = failure.message
     if failure.kind == "context_overflow" and "exceeds the maximum number of tokens" not in message:
         message = f"{_TOO_LONG}. {message}"
-    error: JsonObject = {"code": status, "message": message, "status": canonical}
+    error: JsonObject = {"code": words.status, "message": message, "status": words.google}
     if details := list(_details(failure)):
         error["details"] = details
-    return status, {"error": error}
+    return words.status, {"error": error}
 
 
 def _details(failure: Failure) -> Iterator[Json]:

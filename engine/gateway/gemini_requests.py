@@ -1,30 +1,31 @@
-"""Reads the requests of Gemini clients: replies, streamed ones, token counts and embeddings. Pure.
+"""Reads the requests of Gemini clients for replies and token counts: settings, tools and schemas. Pure.
 
 The reverse of `adapters.providers.gemini.request`. If a setting has no canonical equivalent, it is stored in
-``provider_options["gemini"]`` and listed among the losses for other wires. This file also writes the vectors of
-embeddings.
+``provider_options["gemini"]`` and listed among the losses for other wires.
+
+Google's schemas are converted to JSON Schema. Gemini accepts any schema for a reply, but other providers accept
+only objects. So the schema of a list, a number or an enum is wrapped in an object with the member ``value``, and
+the reply is unwrapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from math import log
 from typing import Any
 
 import msgspec
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
-from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse, InputType
 from callboard.adapters.providers.gemini.data import BUDGETS
-from callboard.adapters.requests.content import as_text
-from callboard.bus.values.base import Json, JsonObject, ShortRepr
-from callboard.bus.values.messages import CallWarning, ToolChoice, ToolDefinition
+from callboard.adapters.requests.content import as_text, encode_json
+from callboard.adapters.requests.schemas import remembered
+from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
-from .gemini_contents import read_contents
-from .gemini_fields import GEMINI, camel, each, is_bare, json_schema, wrapped
-from .reading import LossReport, ToolNames
-from .wire import BadRequest, ClientRequest
+from .failures import BadRequest
+from .gemini_contents import GEMINI, camel, each, objects_of, read_contents
+from .wire import ClientRequest, LossReport, ToolNames, fitting_schema, rest_of
 
 DEFAULT_OUTPUT = AdapterCapabilities().max_output_tokens
 """The reply's limit in tokens, if the client sets none."""
@@ -35,17 +36,7 @@ def read_request(
 ) -> ClientRequest:
     """Read the body of generateContent, streamGenerateContent or countTokens.
 
-    The path contains the model. Headers are ignored, because Gemini's clients send none about the request or the
-    session.
-
-    Args:
-        body: The decoded body.
-        headers: The headers, names in lower case.
-        model: The model of the path.
-        stream: Whether the path requests a stream.
-
-    Raises:
-        BadRequest: The request can't be read.
+    Headers are ignored, because Gemini's clients send none about the request or the session.
     """
     fields = camel(body, "request")
     inner = fields.get("generateContentRequest")  # countTokens may contain a complete request
@@ -74,7 +65,7 @@ class _Reader:
         self.protocol_fields: JsonObject = {}  # the fields for Gemini's adapter
         self.config: JsonObject = {}  # the fields for the generationConfig
         self.settings: dict[str, Any] = {}  # the fields of the CanonicalRequest
-        self.options: dict[str, Json] = {}
+        self.options: JsonObject = {}
 
     def read(self, model: str, body: JsonObject, *, stream: bool) -> ClientRequest:
         tools = self._tools()
@@ -89,8 +80,6 @@ class _Reader:
                 self.losses.parameter(name)
         if self.config:
             self.protocol_fields["generationConfig"] = self.config
-        if changed := self.names.changed:
-            self.options["tool_names"] = changed
         limit = self.settings.pop("max_output_tokens", None)
         try:
             request = CanonicalRequest(
@@ -114,6 +103,7 @@ class _Reader:
             body=body,
             refers_to="cachedContent" if self.fields.get("cachedContent") else "",
             losses=tuple(self.losses),
+            tool_names=self.names.changed,
             options=self.options,
         )
 
@@ -139,12 +129,13 @@ class _Reader:
     def _tools(self) -> list[ToolDefinition]:
         found: list[ToolDefinition] = []
         built_in: list[Json] = []
-        for number, tool in enumerate(each(self.fields.get("tools"), "tools")):
-            fields = camel(tool, f"tools[{number}]")
-            where = f"tools[{number}].function_declarations"
-            for place, declaration in enumerate(each(fields.get("functionDeclarations"), where)):
-                found.append(self._tool(declaration, f"{where}[{place}]"))
-            rest = _others(fields, ("functionDeclarations",))
+        for fields, place in objects_of(self.fields.get("tools"), "tools"):
+            declarations = fields.get("functionDeclarations")
+            found += [
+                self._tool(declaration, where)
+                for declaration, where in objects_of(declarations, f"{place}.function_declarations")
+            ]
+            rest = rest_of(fields, "functionDeclarations")
             if rest:
                 built_in.append(rest)
                 self.losses.parameter(f"the tool {', '.join(rest)}")
@@ -156,8 +147,7 @@ class _Reader:
             raise BadRequest(f"Duplicate function declaration found: {twice}", param="tools")
         return found
 
-    def _tool(self, value: Json, where: str) -> ToolDefinition:
-        fields = camel(value, where)
+    def _tool(self, fields: JsonObject, where: str) -> ToolDefinition:
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}.name: Name cannot be empty.", param=f"{where}.name")
@@ -167,10 +157,7 @@ class _Reader:
             schema = declared_schema
         elif fields.get("parameters") is not None:
             schema = json_schema(fields["parameters"], f"{where}.parameters")
-        described = ("name", "description", "parameters", "parametersJsonSchema")
-        rest: JsonObject = {
-            key: inner for key, inner in fields.items() if key not in described and inner is not None
-        }
+        rest = rest_of(fields, "name", "description", "parameters", "parametersJsonSchema")
         for key in rest:
             self.losses.parameter(f"{key} of the tool {name}")
         return ToolDefinition(
@@ -181,25 +168,14 @@ class _Reader:
         )
 
     def _arguments(self, schema: JsonObject | None, tool: str) -> JsonObject:
-        """Convert a schema to a schema that ToolDefinition accepts."""
         if not schema:
             return {"type": "object", "properties": {}}
-        if not schema.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref")):
-            return schema
-        if schema.get("type") != "object":
-            schema = {**schema, "type": "object"}
-        required, properties = schema.get("required"), schema.get("properties")
-        if isinstance(required, list):
-            properties_by_name = properties if isinstance(properties, dict) else {}
-            declared: list[Json] = [
-                name for name in required if isinstance(name, str) and name in properties_by_name
-            ]
-            if len(declared) < len(required):
-                self.losses.changed(
-                    f"the tool {tool} requires arguments that its schema does not define; they were left out",
-                )
-                schema = {**schema, "required": declared}
-        return schema
+        fitting = fitting_schema(schema)
+        if fitting.get("required") != schema.get("required"):
+            self.losses.changed(
+                f"the tool {tool} requires arguments that its schema does not define; they were left out",
+            )
+        return fitting
 
     def _tool_config(self, tools: list[ToolDefinition]) -> None:
         config = camel(self.fields.get("toolConfig") or {}, "tool_config")
@@ -219,7 +195,7 @@ class _Reader:
 
     def _mode(self, calling: JsonObject, tools: list[ToolDefinition]) -> JsonObject:
         """Set the tool choice. Returns the fields without a canonical equivalent."""
-        rest = _others(calling, ("mode", "allowedFunctionNames"))
+        rest = rest_of(calling, "mode", "allowedFunctionNames")
         for name in rest:
             self.losses.parameter(name)
         named = each(calling.get("allowedFunctionNames"), "allowed_function_names")
@@ -319,10 +295,7 @@ class _Reader:
     def _thinking(self, config: JsonObject) -> None:
         self.options["include_thoughts"] = bool(config.get("includeThoughts"))
         level, budget = config.get("thinkingLevel"), config.get("thinkingBudget")
-        rest: JsonObject = {}
-        rest.update(
-            (name, value) for name, value in config.items() if name not in _OF_THINKING and value is not None
-        )
+        rest = rest_of(config, "thinkingLevel", "thinkingBudget", "includeThoughts")
         for name in rest:
             self.losses.parameter(name)
         if isinstance(level, str) and level and level.upper() != "THINKING_LEVEL_UNSPECIFIED":
@@ -348,13 +321,6 @@ class _Reader:
         return effort
 
 
-def _others(fields: JsonObject, known_fields: Collection[str]) -> JsonObject:
-    """The fields that were sent besides the known ones."""
-    return {name: value for name, value in fields.items() if name not in known_fields and value is not None}
-
-
-_OF_THINKING = ("thinkingLevel", "thinkingBudget", "includeThoughts")
-
 _NUMBERS: Mapping[str, tuple[str, type[float]]] = {
     "maxOutputTokens": ("max_output_tokens", int),
     "temperature": ("temperature", float),
@@ -375,116 +341,132 @@ def effort_of(budget: int) -> str:
     return min(_EFFORTS, key=lambda effort: abs(log(BUDGETS[effort] / budget)))
 
 
-_TASKS: Mapping[str, InputType] = {
-    "RETRIEVAL_QUERY": "query",
-    "RETRIEVAL_DOCUMENT": "document",
-    "CLASSIFICATION": "classification",
-    "CLUSTERING": "clustering",
-    "SEMANTIC_SIMILARITY": "similarity",
-    "QUESTION_ANSWERING": "question_answering",
-    "FACT_VERIFICATION": "fact_verification",
-    "CODE_RETRIEVAL_QUERY": "code_query",
-}
+# --- Schemas ---
+
+_CAMEL_KEYWORDS = frozenset(
+    {"anyOf", "oneOf", "allOf", "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+    | {"additionalProperties", "propertyOrdering", "prefixItems"}
+)
+_COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+"""Keywords with 64-bit integers, which are strings in the JSON of protocol buffers."""
+
+_RENAMED = {"ref": "$ref", "defs": "$defs"}
 
 
-class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
-    """A client's request for embeddings."""
+def json_schema(schema: Json, where: str) -> JsonObject:
+    """Convert Google's Schema object, whose types are in capitals, to a JSON Schema.
 
-    model: str
-    """The model as the client names it."""
-    requests: tuple[EmbeddingRequest, ...]
-    """The canonical requests, one for each run of texts with the same settings, in order. Their ids are empty."""
-    single: bool
-    """Whether the client called embedContent, which returns one vector."""
-    losses: tuple[CallWarning, ...] = ()
-    """The parts without a canonical equivalent. If another wire serves the request, the client gets these
-    warnings.
+    The result is cached, because the same tools arrive with every request. It must not be changed.
     """
+    if isinstance(schema, dict):
+        try:
+            return _remembered(schema)
+        except BadRequest:
+            pass  # not cached, because the error's text has the path
+    return _converted(schema, where)
 
 
-class _Text(msgspec.Struct, frozen=True):
-    text: str
-    task: InputType | None
-    dimensions: int | None
-    protocol_fields: JsonObject
+def _converted(schema: Json, where: str) -> JsonObject:
+    written: JsonObject = {}
+    nullable = False
+    ordering: Json = None
+    for name, value in camel_keywords(schema, where).items():
+        match name, value:
+            case "type", str():
+                if value.upper() != "TYPE_UNSPECIFIED":
+                    written[name] = value.lower()
+            case "type", list():
+                written[name] = [kind.lower() if isinstance(kind, str) else kind for kind in value]
+            case "nullable", bool():
+                nullable = value
+            case "propertyOrdering", _:
+                ordering = value
+            case "example", _:
+                written["examples"] = [value]
+            case "format", "enum":
+                pass  # the keyword `enum` has the same meaning
+            case "properties" | "$defs" | "defs", dict():
+                named: JsonObject = {
+                    key: _converted(inner, f"{where}.{name}[{key}]") for key, inner in value.items()
+                }
+                written[_RENAMED.get(name, name)] = named
+            case "items" | "additionalProperties", dict():
+                written[name] = _converted(value, f"{where}.{name}")
+            case "anyOf" | "oneOf" | "allOf" | "prefixItems", list():
+                written[name] = [
+                    _converted(inner, f"{where}.{name}[{number}]") for number, inner in enumerate(value)
+                ]
+            case _ if name in _COUNTS and isinstance(value, str) and value.isdigit():
+                written[name] = int(value)
+            case "ref", str():
+                written["$ref"] = value
+            case _:
+                written[name] = value
+    _put_in_order(written, ordering)
+    return _or_null(written) if nullable else written
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        return self.task, self.dimensions, self.protocol_fields
+
+@remembered
+def _remembered(schema: JsonObject) -> JsonObject:
+    return _converted(schema, "schema")
 
 
-def read_embeddings(body: JsonObject, *, model: str, single: bool) -> ClientEmbeddingRequest:
-    """Read the body of embedContent (`single`) or batchEmbedContents.
-
-    Raises:
-        BadRequest: The request can't be read.
-    """
-    model = model.removeprefix("models/")
-    fields = camel(body, "request")
-    items: Sequence[Json] = (fields,) if single else each(fields.get("requests"), "requests")
-    if not items:
-        raise BadRequest("requests are required", param="requests")
-    losses = LossReport()
-    texts = [_text(item, "request" if single else f"requests[{at}]", losses) for at, item in enumerate(items)]
-    requests = []
-    for _, run in groupby(texts, lambda text: text.settings):
-        same = list(run)
-        protocol_fields = same[0].protocol_fields
-        requests.append(
-            EmbeddingRequest(
-                request_id="",
-                model=model,
-                inputs=tuple(text.text for text in same),
-                dimensions=same[0].dimensions,
-                input_type=same[0].task,
-                provider_options={GEMINI: protocol_fields} if protocol_fields else {},
-            )
-        )
-    return ClientEmbeddingRequest(model=model, requests=tuple(requests), single=single, losses=tuple(losses))
+def camel_keywords(schema: Json, where: str) -> JsonObject:
+    """A schema with its keywords in camel case, as in JSON Schema."""
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} must be an object", param=where)
+    if "_" not in "".join(schema):
+        return schema
+    renamed: JsonObject = {}
+    for name, value in schema.items():
+        camel_name = next(iter(camel({name: None}, where)))
+        renamed[camel_name if camel_name in _CAMEL_KEYWORDS else name] = value
+    return renamed
 
 
-def _text(value: Json, where: str, losses: LossReport) -> _Text:
-    fields = camel(value, where)
-    content = fields.get("content")
-    parts = content if isinstance(content, list) else camel(content or {}, f"{where}.content").get("parts")
-    texts: list[str] = []
-    for number, part in enumerate(each(parts, f"{where}.content.parts")):
-        text = part if isinstance(part, str) else camel(part, f"{where}.content.parts[{number}]").get("text")
-        if not isinstance(text, str):
-            raise BadRequest("only text can be embedded here", param=f"{where}.content.parts[{number}]")
-        texts.append(text)
-    if not texts:
-        raise BadRequest("content is required", param=f"{where}.content")
-    task = fields.get("taskType")
-    task_kind = _TASKS.get(task) if isinstance(task, str) else None
-    dimensions = fields.get("outputDimensionality")
-    if dimensions is not None and (not isinstance(dimensions, int) or dimensions < 1):
-        raise BadRequest("output_dimensionality must be positive", param=f"{where}.output_dimensionality")
-    protocol_fields: JsonObject = {
-        name: inner for name, inner in fields.items() if name not in _KNOWN and inner is not None
+def _put_in_order(schema: JsonObject, ordering: Json) -> None:
+    properties = schema.get("properties")
+    if isinstance(ordering, list) and isinstance(properties, dict):
+        first = {name: properties[name] for name in ordering if isinstance(name, str) and name in properties}
+        schema["properties"] = {**first, **properties}
+
+
+def _or_null(schema: JsonObject) -> JsonObject:
+    kind, values = schema.get("type"), schema.get("enum")
+    if isinstance(values, list) and None not in values:
+        schema["enum"] = [*values, None]
+    if isinstance(kind, str) and kind != "null":
+        schema["type"] = [kind, "null"]
+    elif isinstance(kind, list) and "null" not in kind:
+        schema["type"] = [*kind, "null"]
+    elif isinstance(choices := schema.get("anyOf"), list):
+        schema["anyOf"] = [*choices, {"type": "null"}]
+    elif "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+# --- Replies that are not objects ---
+
+VALUE = "value"
+
+
+def is_bare(schema: JsonObject) -> bool:
+    """Whether a schema describes a value other than an object. Such a value can be wrapped in an object."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "object" in kinds or not (kind or "enum" in schema):
+        return False
+    return b'"$ref":"#"' not in encode_json(schema)
+
+
+def wrapped(schema: JsonObject) -> JsonObject:
+    """The schema of an object whose only member is the value."""
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    written: JsonObject = {
+        "type": "object",
+        "properties": {VALUE: inner},
+        "required": [VALUE],
+        "additionalProperties": False,
     }
-    if task_kind is None and task not in (None, "", "TASK_TYPE_UNSPECIFIED"):
-        protocol_fields["taskType"] = task
-    for name in protocol_fields:
-        losses.parameter(name)
-    return _Text("\n".join(texts), task_kind, dimensions, protocol_fields)
-
-
-_KNOWN = frozenset({"model", "content", "taskType", "outputDimensionality"})
-
-
-def write_embeddings(client_request: ClientEmbeddingRequest, responses: Sequence[EmbeddingResponse]) -> JsonObject:
-    """The body of a reply.
-
-    Args:
-        client_request: The request.
-        responses: The responses to `client_request.requests`, in the same order.
-    """
-    vectors: list[Json] = [
-        {"values": list[Json](vector.tolist())} for response in responses for vector in response.vectors
-    ]
-    tokens = sum(response.usage.total_input_tokens for response in responses)
-    written: JsonObject = (
-        {"embedding": vectors[0]} if client_request.single and vectors else {"embeddings": vectors}
-    )
-    return {**written, "usageMetadata": {"promptTokenCount": tokens}}
+    return {**written, "$defs": schema["$defs"]} if "$defs" in schema else written

@@ -26,7 +26,7 @@ from callboard.adapters.http.retry import seconds_until
 from callboard.bus import Log
 from callboard.bus.values.base import JsonObject
 
-from .wire import BadRequest, Failure
+from .failures import BadRequest, Failure
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -334,12 +334,6 @@ def retry_headers(failure: Failure, *, may_retry: bool | None = None) -> Headers
 class StreamedAnswer:
     """A streamed answer. It sends a ping after some seconds of silence. If the client stops reading, the answer is
     abandoned.
-
-    Args:
-        send: The ASGI server's function.
-        limits: The gateway's limits.
-        ping: Returns the bytes of a ping.
-        give_up: Called once, with the reason, if the client does not read for too long.
     """
 
     def __init__(

@@ -38,16 +38,15 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .messages_fields import (
+from .failures import WORDS, Failure, FailureKind
+from .messages_content import (
     IMAGE_LEFT_OUT,
     PROTOCOL,
     client_signature,
     client_tool_id,
-    failure_body,
-    failure_kind,
 )
-from .messages_requests import TOOL_NAMES, read_request
-from .wire import ClientRequest, ClientWire, Failure, ListedModel, ReplyInfo, ReplyWriter
+from .messages_requests import read_request
+from .wire import STOP_WORDS, ClientRequest, ClientWire, ListedModel, ReplyInfo, ReplyWriter
 
 # --- Content ---
 
@@ -78,18 +77,7 @@ def _citations(block: TextBlock) -> list[Json]:
     return [one for one in citations if isinstance(one, dict) and one.get("type") in _CITATIONS]
 
 
-class _Names:
-    """Maps canonical tool names to the client's."""
-
-    def __init__(self, client_request: ClientRequest) -> None:
-        names = client_request.options.get(TOOL_NAMES)
-        self._names: Mapping[str, Json] = names if isinstance(names, dict) else {}
-
-    def client(self, name: str) -> str:
-        return str(self._names.get(name, name))
-
-
-def _content(response: CanonicalResponse, names: _Names) -> Iterator[JsonObject]:
+def _content(response: CanonicalResponse, client_request: ClientRequest) -> Iterator[JsonObject]:
     for block in response.content:
         match block:
             case TextBlock():
@@ -104,7 +92,7 @@ def _content(response: CanonicalResponse, names: _Names) -> Iterator[JsonObject]
                 yield {
                     "type": "tool_use",
                     "id": client_tool_id(block.id),
-                    "name": names.client(block.name),
+                    "name": client_request.tool_name(block.name),
                     "input": block.input,
                     **_call_fields(block),
                 }
@@ -129,18 +117,6 @@ def _call_fields(block: ToolUseBlock) -> JsonObject:
 
 # --- The end ---
 
-_REASONS: Mapping[StopReason, str] = {
-    StopReason.END_TURN: "end_turn",
-    StopReason.MAX_TOKENS: "max_tokens",
-    StopReason.STOP_SEQUENCE: "stop_sequence",
-    StopReason.TOOL_USE: "tool_use",
-    StopReason.CONTENT_FILTER: "refusal",
-    StopReason.REFUSAL: "refusal",
-    StopReason.PAUSE_TURN: "pause_turn",
-    StopReason.CANCELLED: "max_tokens",  # the reply is not complete
-    StopReason.ERROR: "max_tokens",
-    StopReason.PROVIDER_SPECIFIC: "end_turn",
-}
 _OWN_REASONS = frozenset(
     {"end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal", "compaction"}
     | {"model_context_window_exceeded"}
@@ -155,7 +131,7 @@ def _stop_reason(response: CanonicalResponse) -> str:
     calls = any(isinstance(block, ToolUseBlock) and not block.incomplete for block in response.content)
     if calls and reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC):
         return "tool_use"  # some providers end a reply with tool calls with the reason `stop`
-    return _REASONS[reason]
+    return STOP_WORDS[reason].anthropic
 
 
 def _ending(response: CanonicalResponse) -> JsonObject:
@@ -259,7 +235,7 @@ class MessagesWriter(ReplyWriter):
 
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
         self._info = info
-        self._names = _Names(client_request)
+        self._request = client_request
         self._provider = ""
         self._index = -1  # the index of the last block on the wire
         self._place = -1  # the open block's index in the reply
@@ -295,7 +271,7 @@ class MessagesWriter(ReplyWriter):
             case ThinkingDelta():
                 return self._thinking(event)
             case ToolUseStart(tool_use_id=call_id, tool_name=name, content_block_index=place):
-                name = self._names.client(name)
+                name = self._request.tool_name(name)
                 self._arguments = False
                 block: JsonObject = {"type": "tool_use", "id": client_tool_id(call_id), "name": name, "input": {}}
                 return self._begin(place, block)
@@ -332,7 +308,7 @@ class MessagesWriter(ReplyWriter):
         return self._end() + _event("message_delta", delta) + _STOP
 
     def fail(self, failure: Failure) -> bytes:
-        return _event("error", failure_body(failure))
+        return _event("error", write_failure(failure)[1])
 
     def ping(self) -> bytes:
         return _PING
@@ -437,7 +413,7 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
     """The body of a reply that is not streamed."""
     return {
         **_message(info),
-        "content": list(_content(response, _Names(client_request))),
+        "content": list(_content(response, client_request)),
         **_ending(response),
         **_around(response),
         "usage": _usage(response.usage),
@@ -446,7 +422,24 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """The status and the body of a failure."""
-    return failure_kind(failure)[0], failure_body(failure)
+    kind = failure.kind
+    if kind == "budget" and failure.retry_after is not None:
+        kind = "rate_limit"  # a retry in the budget's next window may succeed
+    words, message = WORDS[kind], failure.message
+    if kind == "context_overflow" and _TOO_LONG not in message.lower():
+        message = f"{_TOO_LONG}: {message}"
+    error: JsonObject = {**failure.details, "type": words.anthropic, "message": message}
+    if failure.code is not None and "details" not in error:
+        error["details"] = {"error_code": failure.code}
+    body: JsonObject = {"type": "error", "error": error, "request_id": failure.request_id}
+    return _STATUSES.get(kind, words.status), body
+
+
+_STATUSES: Mapping[FailureKind, int] = {"budget": 402, "overloaded": 529}
+"""The statuses that differ from those of other vendors."""
+
+_TOO_LONG = "prompt is too long"
+"""The text by which clients detect a prompt that is too long, and shorten their history."""
 
 
 def write_models(models: Sequence[ListedModel]) -> JsonObject:

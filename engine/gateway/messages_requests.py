@@ -19,24 +19,25 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
-from .messages_content import ContentReader
-from .messages_fields import (
+from .messages_content import (
+    OWN_ID,
     PROTOCOL,
+    ContentReader,
     Losses,
     bad,
     bool_at,
-    for_providers,
-    int_at,
+    int_in,
+    is_own_signature,
     list_at,
     number_at,
     object_at,
+    object_in,
+    objects_at,
     required,
     text_at,
+    text_in,
 )
-from .wire import ClientRequest
-
-TOOL_NAMES = "tool_names"
-"""The key of `ClientRequest.options` for the client's tool names, by canonical name."""
+from .wire import ClientRequest, first_text, fitting_schema, rest_of
 
 _READ = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "stop_sequences"}
@@ -69,11 +70,9 @@ class _Reader:
 
     def read(self) -> ClientRequest:
         body = self.body
-        model = text_at(required(body, "model", "model"), "model")
-        limit = int_at(required(body, "max_tokens", "max_tokens"), "max_tokens")
-        if limit < 1:
-            raise bad("max_tokens", "Input should be greater than or equal to 1")
-        messages = self.content.messages(required(body, "messages", "messages"))
+        model = text_in(body, "model")
+        limit = int_in(body, "max_tokens", "", least=1)
+        messages = self.content.messages(required(body, "messages"))
         if self.content.has_own_replies:
             self.sent = for_providers(body)
         system_prompt, system = self.content.system(body.get("system"))
@@ -105,9 +104,9 @@ class _Reader:
             stream=bool_at(body.get("stream") or False, "stream"),
             body=self.sent,
             headers={name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers},
-            losses=self.losses.all,
+            losses=tuple(self.losses),
             session_hint=_session(body, self.headers),
-            options={TOOL_NAMES: self.content.names} if self.content.names else {},
+            tool_names=self.content.names,
         )
 
     # --- Settings ---
@@ -118,7 +117,7 @@ class _Reader:
 
     def _user(self) -> str | None:
         metadata = object_at(self.body.get("metadata") or {}, "metadata")
-        rest = {name: value for name, value in metadata.items() if name != "user_id"}
+        rest = rest_of(metadata, "user_id")
         if rest:
             self.options["metadata"] = rest
             self.losses.fields("metadata", rest)
@@ -128,7 +127,7 @@ class _Reader:
     def _output_schema(self) -> JsonObject | None:
         """The schema of the reply. `output_format` is its older name."""
         config = object_at(self.body.get("output_config") or {}, "output_config")
-        rest = {name: value for name, value in config.items() if name not in ("effort", "format")}
+        rest = rest_of(config, "effort", "format")
         if rest:
             self.options["output_config"] = rest
             self.losses.fields("output_config", rest)
@@ -140,7 +139,7 @@ class _Reader:
                 fields = object_at(schema, path)
                 if fields.get("type") != "json_schema":
                     raise bad(f"{path}.type", "Input should be 'json_schema'")
-                return object_at(required(fields, "schema", f"{path}.schema"), f"{path}.schema")
+                return object_in(fields, "schema", path)
         return None
 
     def _effort(self) -> str | None:
@@ -156,14 +155,11 @@ class _Reader:
         fields = object_at(thinking, "thinking")
         if "thinking" in self.sent:
             self.options["thinking"] = fields
-        match required(fields, "type", "thinking.type"):
+        match required(fields, "type", "thinking"):
             case "disabled":
                 return "none"
             case "enabled":
-                path = "thinking.enabled.budget_tokens"
-                budget = int_at(required(fields, "budget_tokens", path), path)
-                if budget < LEAST_BUDGET:
-                    raise bad(path, f"Input should be greater than or equal to {LEAST_BUDGET}")
+                budget = int_in(fields, "budget_tokens", "thinking.enabled", least=LEAST_BUDGET)
                 return effort or _effort_of(budget)
             case str():
                 return effort or "high"  # the vendor's default
@@ -175,7 +171,7 @@ class _Reader:
         if tool_choice is None:
             return None
         fields = object_at(tool_choice, "tool_choice")
-        match required(fields, "type", "tool_choice.type"):
+        match required(fields, "type", "tool_choice"):
             case "auto":
                 return ToolChoice("auto")
             case "any":
@@ -187,8 +183,7 @@ class _Reader:
             case "none":
                 return ToolChoice("none")
             case "tool":
-                path = "tool_choice.tool.name"
-                name = text_at(required(fields, "name", path), path)
+                name = text_in(fields, "name", "tool_choice.tool")
                 listed = self.options.get("tools")
                 if isinstance(listed, list) and any(
                     isinstance(tool, dict) and tool.get("name") == name for tool in listed
@@ -240,14 +235,13 @@ class _Reader:
     def _tools(self) -> tuple[ToolDefinition, ...]:
         tools: list[ToolDefinition] = []
         listed: list[Json] = []
-        for at, entry in enumerate(list_at(self.body.get("tools") or [], "tools")):
-            fields = object_at(entry, f"tools.{at}")
+        for fields, path in objects_at(self.body.get("tools") or [], "tools"):
             kind = fields.get("type") or "custom"
             shape = _shape_of(str(kind))
             if kind == "custom":
-                tools.append(self._tool(fields, f"tools.{at}"))
+                tools.append(self._tool(fields, path))
             elif shape is not None:
-                tools.append(self._vendors_tool(fields, shape, f"tools.{at}"))
+                tools.append(self._vendors_tool(fields, shape, path))
             else:
                 listed.append(fields)
                 self.losses.field(
@@ -263,17 +257,14 @@ class _Reader:
     def _tool(self, fields: JsonObject, path: str) -> ToolDefinition:
         path = f"{path}.custom"
         description = fields.get("description")
-        input_schema = object_at(required(fields, "input_schema", f"{path}.input_schema"), f"{path}.input_schema")
+        input_schema = object_in(fields, "input_schema", path)
         strict = fields.get("strict")
-        name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
-        schema = _fitting_schema(input_schema)
+        name = self.content.name(text_in(fields, "name", path))
+        schema = fitting_schema(input_schema)
         if schema is not input_schema:
             self.losses.changed(f"tool {name!r}", "its schema was changed, because providers would refuse it")
-        known_fields = ("name", "description", "input_schema", "strict")
-        rest: JsonObject = {
-            key: value for key, value in fields.items() if key not in known_fields and value is not None
-        }
-        self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
+        rest = rest_of(fields, "name", "description", "input_schema", "strict")
+        self.losses.fields("tools", rest_of(rest, "type"))
         return ToolDefinition(
             name,
             "" if description is None else text_at(description, f"{path}.description"),
@@ -284,9 +275,9 @@ class _Reader:
 
     def _vendors_tool(self, fields: JsonObject, shape: Mapping[str, Json], path: str) -> ToolDefinition:
         """A tool that Anthropic defines and the client runs. Other models get its schema from `_SHAPES`."""
-        name = self.content.name(text_at(required(fields, "name", f"{path}.name"), f"{path}.name"))
-        rest: JsonObject = {key: value for key, value in fields.items() if key != "name" and value is not None}
-        self.losses.fields("tools", {key: value for key, value in rest.items() if key != "type"})
+        name = self.content.name(text_in(fields, "name", path))
+        rest = rest_of(fields, "name")
+        self.losses.fields("tools", rest_of(rest, "type"))
         return ToolDefinition(
             name,
             str(shape["description"]),
@@ -304,45 +295,79 @@ def _effort_of(budget: int) -> str:
     return min(efforts, key=lambda effort: abs(BUDGETS[effort] - budget))
 
 
-_ROOTS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
-
-
-def _fitting_schema(schema: JsonObject) -> JsonObject:
-    """A schema that `ToolDefinition` accepts. A valid schema is returned unchanged."""
-    if not _ROOTS.isdisjoint(schema):
-        return schema
-    properties, needed = schema.get("properties"), schema.get("required")
-    by_name = properties if isinstance(properties, dict) else {}
-    changed: JsonObject = {}
-    if schema.get("type") != "object":
-        changed["type"] = "object"
-    if isinstance(needed, list) and any(not isinstance(name, str) or name not in by_name for name in needed):
-        changed["required"] = [name for name in needed if isinstance(name, str) and name in by_name]
-    return {**schema, **changed} if changed else schema
-
-
 _SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 
 
 def _session(body: JsonObject, headers: Mapping[str, str]) -> str | None:
     """The conversation's id that Claude Code sends in a header or in the user's id."""
-    session_header = headers.get("x-claude-code-session-id")
-    if session_header:
-        return session_header
-    metadata = body.get("metadata")
+    metadata, header = body.get("metadata"), headers.get("x-claude-code-session-id")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    if not isinstance(user, str):
-        return None
+    if header or not isinstance(user, str):
+        return header or None
     if found := _SESSION.search(user):
         return found[1]
-    if user.startswith("{"):
-        try:
-            fields = msgspec.json.decode(user)
-        except msgspec.DecodeError:
-            return None
-        session = fields.get("session_id") if isinstance(fields, dict) else None
-        return session if isinstance(session, str) and session else None
-    return None
+    try:
+        fields = msgspec.json.decode(user)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    return first_text(fields.get("session_id")) if isinstance(fields, dict) else None
+
+
+# --- The client's body for its own providers ---
+
+
+def for_providers(body: JsonObject) -> JsonObject:
+    """Change a client's body so that providers of the Messages API accept it, even if the history has replies of
+    other providers.
+
+    Thinking without a signature of these providers is removed. If the last message answers calls that came without
+    signed thinking, the thinking budget is removed, too, because Anthropic would refuse the request.
+    """
+    messages = body.get("messages")
+    signed = [_bare(message) for message in messages] if isinstance(messages, list) else []
+    sent: JsonObject = {**body, "messages": [message for message in signed if message is not None]}
+    thinking, edits = body.get("thinking"), body.get("context_management")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled" and _answers_other(sent["messages"]):
+        del sent["thinking"]
+        if isinstance(edits, dict) and isinstance(edit_list := edits.get("edits"), list):
+            allowed_edits = [
+                edit for edit in edit_list if "thinking" not in str(isinstance(edit, dict) and edit.get("type"))
+            ]
+            sent["context_management"] = {**edits, "edits": allowed_edits}
+    return sent
+
+
+def _answers_other(messages: Json) -> bool:
+    """Whether the last message answers calls that came without signed thinking."""
+    if not isinstance(messages, list) or len(messages) < 2:
+        return False
+    called, answered = _blocks(messages[-2]), _blocks(messages[-1])
+    kinds = [block.get("type") for block in called]
+    return (
+        any(block.get("type") == "tool_result" for block in answered)
+        and "tool_use" in kinds
+        and kinds[0] not in ("thinking", "redacted_thinking")
+        and any(OWN_ID.fullmatch(str(block.get("id"))) for block in called)
+    )
+
+
+def _blocks(message: Json) -> list[JsonObject]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _bare(message: Json) -> Json:
+    """A message without thinking from other providers; None if nothing remains."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(content, list) or not any(map(_is_unsigned, content)):
+        return message
+    signed = [block for block in content if not _is_unsigned(block)]
+    return {**message, "content": signed} if signed else None
+
+
+def _is_unsigned(block: Json) -> bool:
+    signature = block.get("signature") if isinstance(block, dict) else None
+    return isinstance(signature, str) and is_own_signature(signature)
 
 
 # --- Tools that Anthropic defines and the client runs ---

@@ -33,9 +33,9 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role
 
-from .reading import a_list, a_text, an_object, missing, wrong_type, wrong_value
+from .failures import BadRequest
 from .responses_tools import CALLS, FUNCTION, OPENAI, OUTPUTS, ToolTable, call_input, canonical_name, output_text
-from .wire import BadRequest
+from .wire import CallIds, a_list, a_text, an_object, missing, objects_in, rest_of, wrong_type, wrong_value
 
 TOKEN = "callboard:"
 """The prefix of an `encrypted_content` that represents another provider's reasoning."""
@@ -62,30 +62,22 @@ class InputReader:
         self._reply: list[ContentBlock] = []
         self._results: list[ContentBlock] = []
         self._reasoning: str | None = None  # the id of the last reasoning in the reply
-        self._calls: dict[str, str] = {}  # the blocks' ids by the items' ids
-        self._used: set[str] = set()  # ids of blocks
-        self._repeats: dict[str, int] = {}
+        self._calls = CallIds()
         self._found: dict[str, list[str]] = {}  # names of tools by the path of the item that contains them
 
     def read(self, value: Json) -> tuple[Message, ...]:
-        """Read the field `input`.
-
-        Raises:
-            BadRequest: The input is neither a text nor a list of items, or an item lacks a field.
-        """
+        """Read the field `input`."""
         if isinstance(value, str):
             return (Message.user(value),)
         if not isinstance(value, list):
             raise wrong_type("input", "a string or an array", value)
         # The tools come first, because a call's name depends on them.
-        for number, item in enumerate(value):
-            place = f"input[{number}]"
-            item = an_object(item, place)
+        items = list(objects_in(value, "input"))
+        for item, place in items:
             if brings_tools(item):
                 self._found[place] = self._tools.add(item.get("tools"), f"{place}.tools")
-        for number, item in enumerate(value):
-            assert isinstance(item, dict)
-            self._item(item, f"input[{number}]")
+        for item, place in items:
+            self._item(item, place)
         self._end_reply()
         self._end_results()
         return tuple(self.messages)
@@ -103,7 +95,8 @@ class InputReader:
                 self._call(item, place)
             case "function_call_output" | "custom_tool_call_output":
                 output = self._output(item.get("output"), f"{place}.output")
-                self._result(item, output, place, rest=("type", "call_id", "output"))
+                more = rest_of(item, "type", "call_id", "output", "id", "status", "name", "caller")
+                self._result(item, output, place, raw=ProviderRaw(OPENAI, more) if more else None)
             case "additional_tools":
                 pass  # the item was read before
             case _ if isinstance(kind, str) and kind in CALLS and _runs_at_client(item):
@@ -178,17 +171,17 @@ class InputReader:
         """Add a message of the model."""
         if isinstance(content, str):
             content = [{"type": "output_text", "text": content}]
-        content = [] if content is None else a_list(content, place)
+        parts = [] if content is None else a_list(content, place)
         fields: JsonObject = {"after": self._reasoning} if self._reasoning else {}
         item_id = item.get("id")
-        if len(content) > 1 and not item_id:
+        if len(parts) > 1 and not item_id:
             item_id = f"msg_{place}"
-        if item_id and (fields or len(content) > 1):
+        if item_id and (fields or len(parts) > 1):
             fields["item_id"] = item_id
         if item.get("phase"):
             fields["phase"] = item["phase"]
-        for number, part in enumerate(content):
-            self._say(_message_part(an_object(part, f"{place}[{number}]"), fields))
+        for part, _ in objects_in(parts, place):
+            self._say(_message_part(part, fields))
 
     # --- Reasoning ---
 
@@ -247,16 +240,10 @@ class InputReader:
         )
 
     def _call_id(self, item: JsonObject, call_id: str) -> str:
-        """The id of a call's block. It must be unique, but some clients use the same id for two calls."""
-        block_id = call_id
-        while block_id in self._used:
-            number = self._repeats[call_id] = self._repeats.get(call_id, 1) + 1
-            block_id = f"{call_id}_{number}"
-        self._used.add(block_id)
-        self._calls[call_id] = block_id
-        named = item.get("id")
+        """The id of a call's block. The output of the call may refer to the item's id instead."""
+        block_id, named = self._calls.new(call_id), item.get("id")
         if isinstance(named, str) and named:
-            self._calls.setdefault(named, block_id)
+            self._calls.latest.setdefault(named, block_id)
         return block_id
 
     def _host_call(self, kind: str, item: JsonObject, place: str) -> None:
@@ -275,16 +262,13 @@ class InputReader:
         output: str | tuple[ResultPart, ...],
         place: str,
         *,
-        rest: tuple[str, ...] | None = None,
+        raw: ProviderRaw | None = None,
         failed: bool = False,
     ) -> None:
         wire_id = item.get("call_id") or item.get("id")
         call_id = wire_id if isinstance(wire_id, str) else _required(item, "call_id", place)
-        more = {} if rest is None else {name: value for name, value in item.items() if name not in rest}
-        more = {name: value for name, value in more.items() if name not in ("id", "status", "name", "caller")}
-        raw = ProviderRaw(OPENAI, more) if more else None
         self._end_reply()
-        self._results.append(ToolResultBlock(self._calls.get(call_id, call_id), output, failed, raw))
+        self._results.append(ToolResultBlock(self._calls.latest.get(call_id, call_id), output, failed, raw))
 
     def _output(self, output: Json, place: str) -> str | tuple[ResultPart, ...]:
         if isinstance(output, str):
@@ -397,9 +381,7 @@ def _part(part: Json, place: str) -> ContentBlock:
 
 def _rest(part: JsonObject, *known_fields: str) -> ProviderRaw | None:
     """The fields that only OpenAI can read."""
-    rest: JsonObject = {
-        name: value for name, value in part.items() if name not in known_fields and value is not None
-    }
+    rest = rest_of(part, *known_fields)
     return ProviderRaw(OPENAI, rest) if rest else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,10 +34,10 @@ from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
 from .chat_content import annotations_of
 from .chat_content import write_failure as chat_failure
-from .reading import arguments_of, free_form_text
+from .failures import Failure
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
-from .wire import ClientRequest, Failure, ListedModel, ReplyInfo
+from .wire import ClientRequest, ReplyInfo, arguments_of, free_form_text
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 
@@ -431,21 +431,3 @@ def error_message(failure: Failure) -> str:
     if failure.kind not in ("rate_limit", "budget") or wait is None or "try again in" in failure.message.lower():
         return failure.message
     return f"{failure.message.rstrip()} Please try again in {wait:g}s."
-
-
-# --- Lists ---
-
-
-def write_model(model: ListedModel) -> JsonObject:
-    """See `ClientWire.write_model`."""
-    return {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
-
-
-def write_models(models: Iterable[ListedModel]) -> JsonObject:
-    """See `ClientWire.write_models`."""
-    return {"object": "list", "data": [write_model(model) for model in models]}
-
-
-def write_token_count(tokens: int) -> JsonObject:
-    """See `ClientWire.write_token_count`."""
-    return {"object": "response.input_tokens", "input_tokens": tokens}

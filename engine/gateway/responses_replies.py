@@ -28,8 +28,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
 from callboard.bus.values.usage import StopReason
 
+from . import chat_replies
 from . import responses_output as output
-from .reading import FreeFormReader, free_form_text
+from .failures import Failure
 from .responses_output import (
     COMPLETED,
     CUSTOM_KIND,
@@ -47,7 +48,7 @@ from .responses_output import (
 )
 from .responses_requests import read_request
 from .responses_tools import FUNCTION, WireTool, call_fields
-from .wire import ClientRequest, ClientWire, Failure, ReplyInfo
+from .wire import ClientRequest, ClientWire, FreeFormReader, ReplyInfo, free_form_text
 
 _PING = b": ping\n\n"
 
@@ -409,8 +410,9 @@ WIRE = ClientWire(
     writer=ResponsesWriter,
     write_reply=output.write_reply,
     write_failure=output.write_failure,
-    write_models=output.write_models,
-    write_model=output.write_model,
-    write_token_count=output.write_token_count,
+    # the addresses of models belong to Chat Completions
+    write_models=chat_replies.write_models,
+    write_model=chat_replies.write_model,
+    write_token_count=chat_replies.write_token_count,
 )
 """The wire of OpenAI's Responses API."""

@@ -15,10 +15,23 @@ from callboard.adapters import AdapterCapabilities, CanonicalRequest, ToolChoice
 from callboard.adapters.requests.settings import CUSTOM, EFFORTS, put
 from callboard.bus.values.base import Json, JsonObject
 
-from .reading import a_list, an_object, missing, wrong_type, wrong_value
+from .failures import BadRequest
 from .responses_items import InputReader, brings_tools, is_reference
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, ToolTable
-from .wire import BadRequest, ClientRequest
+from .wire import (
+    ClientRequest,
+    a_flag,
+    a_list,
+    a_number,
+    an_integer,
+    first_text,
+    missing,
+    model_of,
+    object_in,
+    rest_of,
+    wrong_type,
+    wrong_value,
+)
 
 SESSION_HEADERS = (
     "session_id",
@@ -78,9 +91,7 @@ class _Reader:
 
     def read(self, model: str | None, stream: bool) -> ClientRequest:
         body = self.body
-        name = model or self._str("model")
-        if not name:
-            raise BadRequest("you must provide a model parameter", param="model")
+        name = model_of(body, model)
         self.tools.add(body.get("tools"), "tools")
         reader = InputReader(self.tools)
         messages = reader.read(self._input())
@@ -89,7 +100,7 @@ class _Reader:
         effort = self._reasoning()
         verbosity, schema = self._text()
         self._include()
-        limit = self._limit()
+        limit = an_integer(body.get("max_output_tokens"), "max_output_tokens", least=1)
         for field in ("background", "store"):
             self._bool(field)
         if self.tools.hosted:
@@ -105,8 +116,8 @@ class _Reader:
             tools=definitions,
             tool_choice=choice,
             parallel_tool_calls=self._bool("parallel_tool_calls") if definitions else None,
-            temperature=self._number("temperature"),
-            top_p=self._number("top_p"),
+            temperature=a_number(body.get("temperature"), "temperature"),
+            top_p=a_number(body.get("top_p"), "top_p"),
             reasoning_effort=effort,
             verbosity=verbosity,
             output_schema=schema,
@@ -132,20 +143,7 @@ class _Reader:
         return value
 
     def _bool(self, name: str) -> bool | None:
-        value = self.body.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise wrong_type(name, "a boolean", value)
-        return value
-
-    def _number(self, name: str) -> float | None:
-        value = self.body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a decimal", value)
-        return value
-
-    def _object(self, name: str) -> JsonObject:
-        value = self.body.get(name)
-        return {} if value is None else an_object(value, name)
+        return a_flag(self.body.get(name), name)
 
     # --- Input ---
 
@@ -162,29 +160,12 @@ class _Reader:
 
     # --- Settings ---
 
-    def _limit(self) -> int | None:
-        limit = self.body.get("max_output_tokens")
-        if limit is None:
-            return None
-        if isinstance(limit, bool) or not isinstance(limit, int):
-            raise wrong_type("max_output_tokens", "an integer", limit)
-        if limit < 1:
-            raise BadRequest(
-                "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 1, but got "
-                f"{limit} instead.",
-                param="max_output_tokens",
-                code="integer_below_min_value",
-            )
-        return limit
-
     def _reasoning(self) -> str | None:
-        fields = self._object("reasoning")
+        fields = object_in(self.body, "reasoning")
         effort = fields.get("effort")
         if effort is not None and effort not in EFFORTS:
             raise wrong_value("reasoning.effort", effort, EFFORTS)
-        rest: JsonObject = {
-            name: value for name, value in fields.items() if name != "effort" and value is not None
-        }
+        rest = rest_of(fields, "effort")
         if rest:
             self.options["reasoning"] = rest
         for name in rest:
@@ -194,7 +175,7 @@ class _Reader:
 
     def _text(self) -> tuple[str | None, JsonObject | None]:
         """The verbosity and the output schema."""
-        fields = self._object("text")
+        fields = object_in(self.body, "text")
         verbosity, form = fields.get("verbosity"), fields.get("format")
         for name in fields:
             if name not in ("verbosity", "format"):
@@ -314,18 +295,13 @@ class _Reader:
         }
 
     def _session(self) -> str | None:
-        for name in SESSION_HEADERS:
-            if value := self.headers.get(name):
-                return value
-        for holder in (self.body.get("client_metadata"), self.body.get("metadata")):
-            named = holder.get("session_id") if isinstance(holder, dict) else None
-            if isinstance(named, str) and named:
-                return named
-        conversation = self.body.get("conversation")
-        if isinstance(conversation, dict):
-            conversation = conversation.get("id")
-        found = self.body.get("prompt_cache_key") or conversation
-        return found if isinstance(found, str) else None
+        client, metadata, conversation = map(self.body.get, ("client_metadata", "metadata", "conversation"))
+        return first_text(
+            *(self.headers.get(name) for name in SESSION_HEADERS),
+            *(holder.get("session_id") for holder in (client, metadata) if isinstance(holder, dict)),
+            self.body.get("prompt_cache_key"),
+            conversation.get("id") if isinstance(conversation, dict) else conversation,
+        )
 
     def _writer_options(self) -> JsonObject:
         options: JsonObject = {name: self.body[name] for name in _OF_WRITER if self.body.get(name) is not None}

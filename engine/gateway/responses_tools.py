@@ -16,7 +16,7 @@ from callboard.adapters import ToolDefinition
 from callboard.adapters.requests.settings import CUSTOM, digest
 from callboard.bus.values.base import Json, JsonObject
 
-from .reading import LossReport, a_list, a_text, an_object, free_form_schema, object_schema
+from .wire import LossReport, a_text, free_form_schema, object_schema, objects_in, rest_of
 
 FUNCTION = "function"
 NAMESPACE = "namespace"
@@ -139,17 +139,10 @@ class ToolTable:
         self._without_space: dict[tuple[str, str], list[str]] = {}  # names by kinds and names without namespaces
 
     def add(self, tools: Json, param: str, namespace: str | None = None) -> list[str]:
-        """Add tools. Returns their canonical names.
-
-        Raises:
-            BadRequest: They are not a list of tools.
-        """
-        if tools is None:
-            return []
+        """Add tools. Returns their canonical names."""
         names: list[str] = []
-        for number, tool in enumerate(a_list(tools, param)):
-            place = f"{param}[{number}]"
-            names += self._add(an_object(tool, place), place, namespace)
+        for tool, place in () if tools is None else objects_in(tools, param):
+            names += self._add(tool, place, namespace)
         return names
 
     def _add(self, tool: JsonObject, place: str, namespace: str | None) -> list[str]:
@@ -231,10 +224,7 @@ def _runs_at_client(kind: str, tool: JsonObject) -> bool:
 
 
 def _function(tool: JsonObject) -> JsonObject:
-    known_fields = ("type", "name", "description", "parameters", "strict")
-    rest: JsonObject = {
-        name: value for name, value in tool.items() if name not in known_fields and value is not None
-    }
+    rest = rest_of(tool, "type", "name", "description", "parameters", "strict")
     strict = tool.get("strict")
     return {
         "description": _description(tool),
@@ -251,12 +241,11 @@ def _description(tool: JsonObject) -> str:
 
 def _free_form(tool: JsonObject) -> JsonObject:
     """A custom tool as a function with one argument, the text. The description has the grammar."""
-    known_fields = ("name", "description")
     return {
         "description": _description(tool),
         "input_schema": free_form_schema(tool.get("format")),
         "strict": False,
-        "provider_options": {OPENAI: {name: value for name, value in tool.items() if name not in known_fields}},
+        "provider_options": {OPENAI: rest_of(tool, "name", "description")},
     }
 
 

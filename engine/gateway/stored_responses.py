@@ -19,11 +19,12 @@ from callboard.bus.values.base import Json, JsonObject
 
 from .conversations import Conversations, EarlierConversation, StoredResponse
 from .exchange import Exchange
+from .failures import BadRequest, Failure
 from .http import Incoming
 from .responses_items import is_reference
 from .responses_output import ResponseObject, error_object
 from .responses_requests import input_items, joined, with_tools_of
-from .wire import BadRequest, ClientRequest, ClientWire, Failure
+from .wire import ClientRequest, ClientWire
 
 if TYPE_CHECKING:
     from ..conversation.turn import Turn
@@ -52,12 +53,7 @@ class _Running(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses of one gateway.
-
-    Args:
-        runtime: The parts of the engine.
-        conversations: Keeps the responses.
-    """
+    """The stored responses of one gateway."""
 
     def __init__(self, runtime: Runtime, conversations: Conversations) -> None:
         self._runtime = runtime

@@ -21,7 +21,8 @@ from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, 
 from ..conversation.results import Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .wire import ClientRequest, Failure, ReplyWriter
+from .failures import Failure
+from .wire import ClientRequest, ReplyWriter
 
 _Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(_Members)
@@ -32,10 +33,9 @@ MODEL_PLACES: dict[str, tuple[str, ...]] = {
     "openai_compatible": ("model",),
     "gemini": ("modelVersion",),
 }
-"""The path of the model's name in a stream's events, by protocol. Some events do not have this path."""
-
-MODEL_FIELDS = {"anthropic": "model", "openai": "model", "openai_compatible": "model", "gemini": "modelVersion"}
-"""The field with the model's name in a whole reply."""
+"""The path of the model's name in a stream's events, by protocol. Some events do not have this path. In a whole
+reply, the last field is at the top.
+"""
 
 ENDS_IN_FAILURE = frozenset({"error", "response.failed", "response.error"})
 """The events with which a provider reports that a reply failed."""
@@ -58,14 +58,7 @@ class ClientTooSlow(Exception):
 
 
 class PassedReply:
-    """The events of a reply as received from the provider. Use `take_in` as `WireRequest.on_event`.
-
-    Args:
-        protocol: The protocol of client and provider.
-        client_request: The request.
-        model: Returns the provider's name of the serving model.
-        is_array: Whether the stream is one JSON array, not server-sent events.
-    """
+    """The events of a reply as received from the provider. Use `take_in` as `WireRequest.on_event`."""
 
     def __init__(
         self, protocol: str, client_request: ClientRequest, model: Callable[[], str], *, is_array: bool = False
@@ -134,7 +127,7 @@ class PassedReply:
         """The whole reply with the client's name of the model."""
         if self._model() == self._client_request.model:
             return self.body
-        return replaced(self.body, (MODEL_FIELDS[self._protocol],), self._client_request.model)
+        return replaced(self.body, self._place[-1:], self._client_request.model)
 
     def _renamed(self, name: str, data: bytes) -> bytes:
         if self._named and name not in _NAMING_EVENTS:
@@ -203,10 +196,6 @@ class TurnEvents:
 
     A reader of the log is not used: with a slow client, it could get folded events, but bytes that were already
     sent can't be changed.
-
-    Args:
-        runtime: The parts of the engine.
-        turn: A turn that has not started.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
@@ -267,38 +256,23 @@ class TurnEvents:
 
 
 class StreamWriter:
-    """Writes a stream: the provider's own bytes if the reply is passed through, otherwise with the client's wire.
-
-    Args:
-        passed: The provider's own bytes of the reply.
-        new_writer: Makes a writer of the client's wire.
-        own_words: Converts an event or a response to the client's protocol.
-    """
+    """Writes a stream with the client's wire, or the provider's own bytes if the reply is passed through."""
 
     def __init__(
         self, passed: PassedReply, new_writer: Callable[[], ReplyWriter], own_words: Callable[[Any], Any]
     ) -> None:
         self.started = False
         """Whether the reply has started."""
-        self._maybe_passed = passed
+        self._passed = passed
         self._new_writer = new_writer
         self._own_words = own_words
-        self._passed: PassedReply | None = None
         self._writer: ReplyWriter | None = None
 
     def write(self, batch: Sequence[object]) -> bytes:
         """The bytes of some events. The first bytes include the reply's start. Raises ClientTooSlow."""
-        start = b""
-        if not self.started:
-            self.started = True
-            if self._maybe_passed.has_content:
-                self._passed = self._maybe_passed
-            else:
-                self._writer = self._new_writer()
-                start = self._writer.start()
-        if self._passed is not None:
+        start = b"" if self.started else self._begin(passes=self._passed.has_content)
+        if self._writer is None:
             return self._passed.take()
-        assert self._writer is not None
         write = self._writer.write
         # a gateway's turn runs no tools and gets no steering messages
         events: list[StreamEvent] = [
@@ -308,21 +282,22 @@ class StreamWriter:
 
     def finish(self, response: CanonicalResponse) -> bytes:
         """The bytes for the end of the reply."""
-        if self._passed is not None:
+        start = b"" if self.started else self._begin(passes=False)
+        if self._writer is None:
             return self._passed.take() + self._passed.end
-        start = b"" if self._writer is not None else self._begin()
-        assert self._writer is not None
         return start + self._writer.finish(self._own_words(response))
 
     def fail(self, failure: Failure) -> bytes:
         """The bytes for the end of a reply that failed after the status was sent."""
-        if self._passed is not None:
+        start = b"" if self.started else self._begin(passes=False)
+        if self._writer is None:
             rest = self._passed.take()
             return rest if self._passed.failed else rest + self._new_writer().fail(failure)
-        start = b"" if self._writer is not None else self._begin()
-        assert self._writer is not None
         return start + self._writer.fail(failure)
 
-    def _begin(self) -> bytes:
+    def _begin(self, *, passes: bool) -> bytes:
+        self.started = True
+        if passes:
+            return b""
         self._writer = self._new_writer()
         return self._writer.start()

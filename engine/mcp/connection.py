@@ -58,15 +58,7 @@ class ServerGone(CallboardError):
 
 
 class Connection:
-    """One connection to a server.
-
-    Args:
-        name: The server's name, for logs and errors.
-        settings: The server's settings.
-        callbacks: The functions for the server's requests.
-        server: An object of the client library, instead of the command or URL in the settings.
-        auth: The authentication of HTTP requests, an object of the client library's HTTP library.
-    """
+    """One connection to a server."""
 
     def __init__(
         self,
@@ -104,16 +96,7 @@ class Connection:
         return self.client is not None and not self._gone
 
     async def live(self, up: Callable[[], object], changed: Callable[[], object]) -> None:
-        """Connect, and stay connected until cancelled.
-
-        Args:
-            up: Called when the server's tools are known.
-            changed: Called when the list of tools was read again.
-
-        Raises:
-            ServerGone: The server has ended.
-            Exception: The server could not be reached, with the library's own error.
-        """
+        """Connect, and stay connected until cancelled."""
         try:
             async with AsyncExitStack() as stack:
                 client = await self._connected(stack)

@@ -36,11 +36,7 @@ _VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Resources:
-    """The resources of a program. The mapping may change, because it is read again for each request.
-
-    Raises:
-        ConfigurationError: A function's parameters differ from the variables of its template.
-    """
+    """The resources of a program. The mapping may change, because it is read again for each request."""
 
     def __init__(self, resources: Mapping[str, object]) -> None:
         self._by_uri = resources

@@ -53,16 +53,7 @@ current_call: contextvars.ContextVar[CallInProgress | None] = contextvars.Contex
 
 
 class Callbacks:
-    """The functions that the client library calls for one server.
-
-    Args:
-        server: The server's name.
-        elicit: Asks the user.
-        sampling: Gets a model's reply.
-        roots: Returns the current roots.
-        on_log: Receives log messages, which are also logged.
-        log_level: The lowest requested level of log messages.
-    """
+    """The functions that the client library calls for one server."""
 
     def __init__(
         self,

@@ -147,11 +147,7 @@ Given: TypeAlias = "str | Path | Mapping[str, McpServerSettings | Mapping[str, A
 
 
 def settings_of(servers_or_path: Given) -> dict[str, McpServerSettings]:
-    """The enabled servers by their names.
-
-    Raises:
-        ConfigurationError: The file is missing or wrong, a server's settings are wrong, or a variable is not set.
-    """
+    """The enabled servers by their names."""
     where = ""
     servers: Mapping[str, Any]
     if isinstance(servers_or_path, Mapping):

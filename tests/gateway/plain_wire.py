@@ -8,13 +8,8 @@ import msgspec
 
 from callboard.adapters import CanonicalRequest, CanonicalResponse, Message, StreamEvent, TextDelta
 from callboard.bus.values.base import JsonObject
-from callboard.engine.gateway.wire import (
-    BadRequest,
-    ClientRequest,
-    ClientWire,
-    Failure,
-    ReplyInfo,
-)
+from callboard.engine.gateway.failures import BadRequest, Failure
+from callboard.engine.gateway.wire import ClientRequest, ClientWire, ReplyInfo
 
 STATUS = {
     "invalid_request": 400, "context_overflow": 400, "content_filter": 400, "authentication": 401, "budget": 402,

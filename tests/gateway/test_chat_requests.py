@@ -28,7 +28,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from callboard.engine.gateway.chat_replies import WIRE
-from callboard.engine.gateway.wire import BadRequest
+from callboard.engine.gateway.failures import BadRequest
 
 from ..support.canonical_requests import canonical_requests
 from .chat_kit import (

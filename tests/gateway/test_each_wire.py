@@ -38,7 +38,8 @@ from callboard.bus.values.content import ContentBlock, TextBlock, ToolResultBloc
 from callboard.bus.values.messages import ToolChoice
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine.gateway import chat_replies, gemini_replies, messages_replies, responses_replies
-from callboard.engine.gateway.wire import BadRequest, ClientRequest, Failure, FailureKind, ListedModel, ReplyInfo
+from callboard.engine.gateway.failures import BadRequest, Failure, FailureKind
+from callboard.engine.gateway.wire import ClientRequest, ListedModel, ReplyInfo
 from tests.support.canonical_requests import canonical_requests
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.json_values import JSON_VALUES

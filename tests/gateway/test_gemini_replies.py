@@ -25,7 +25,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.engine.gateway.gemini_fields import real_signature, token_of
+from callboard.engine.gateway.gemini_contents import real_signature, token_of
 
 from ..support.canonical_requests import MESSAGES, PNG
 from ..support.wires.gemini import USAGE, chunk, text

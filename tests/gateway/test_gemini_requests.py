@@ -20,12 +20,10 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice
-from callboard.engine.gateway.gemini_fields import json_schema, token_of
+from callboard.engine.gateway.failures import BadRequest
+from callboard.engine.gateway.gemini_contents import token_of
 from callboard.engine.gateway.gemini_replies import WIRE
-from callboard.engine.gateway.gemini_requests import DEFAULT_OUTPUT, effort_of
-from callboard.engine.gateway.wire import (
-    BadRequest,
-)
+from callboard.engine.gateway.gemini_requests import DEFAULT_OUTPUT, effort_of, json_schema
 
 from ..support.canonical_requests import PNG
 from ..support.wires.gemini import text, thought

@@ -26,8 +26,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import TokenUsage, UsageSource
+from callboard.engine.gateway.embeddings import read_gemini, write_gemini
 from callboard.engine.gateway.gemini_replies import WIRE
-from callboard.engine.gateway.gemini_requests import read_embeddings, write_embeddings
 from tests.support.json_values import differences
 
 from ..support.canonical_requests import canonical_requests
@@ -164,20 +164,11 @@ def test_embeddings_are_read_and_written_as_the_adapter_does() -> None:
         request_id="", model="gemini:gemini-embedding-001", inputs=("a", "b"), dimensions=2, input_type="query"
     )
     body = msgspec.json.decode(embeddings.write(request, "gemini").body)
-    asked = read_embeddings(body, model="gemini-embedding-001", single=False)
+    asked = read_gemini(body, model="gemini-embedding-001", single=False)
     assert [msgspec.structs.replace(one, model=request.model) for one in asked.requests] == [request]
     reply = embeddings.read(msgspec.json.encode({"embeddings": [{"values": [0.5, 1]}, {"values": [0, 2]}]}), {})
-    answered = [_embedded(*reply.vectors)]
-    found = embeddings.read(msgspec.json.encode(write_embeddings(asked, answered)), {})
+    found = embeddings.read(msgspec.json.encode(write_gemini(asked, reply.vectors, TokenUsage(3))), {})
     assert (list(found.vectors), found.input_tokens) == (list(reply.vectors), 3)
-
-
-def _embedded(*vectors: Any) -> Any:
-    from callboard.adapters.embeddings import EmbeddingResponse
-
-    return EmbeddingResponse(
-        request_id="", model="m", provider="gemini", usage=TokenUsage(input_tokens=3), vectors=vectors
-    )
 
 
 def test_texts_with_other_settings_are_requests_of_their_own() -> None:
@@ -188,7 +179,7 @@ def test_texts_with_other_settings_are_requests_of_their_own() -> None:
         "requests": [asks_for("a", task_type="RETRIEVAL_QUERY"), asks_for("b", taskType="RETRIEVAL_QUERY"),
             asks_for("c", title="T", taskType="RETRIEVAL_DOCUMENT")],
     }  # fmt: skip
-    asked = read_embeddings(body, model="models/m", single=False)
+    asked = read_gemini(body, model="models/m", single=False)
     assert [(one.inputs, one.input_type) for one in asked.requests] == [
         (("a", "b"), "query"),
         (("c",), "document"),
@@ -202,8 +193,8 @@ def test_texts_with_other_settings_are_requests_of_their_own() -> None:
 def test_one_text_has_one_vector() -> None:
     from array import array
 
-    asked = read_embeddings({"content": {"parts": [{"text": "a"}]}}, model="m", single=True)
-    assert write_embeddings(asked, [_embedded(array("f", [0.5]))])["embedding"] == {"values": [0.5]}
+    asked = read_gemini({"content": {"parts": [{"text": "a"}]}}, model="m", single=True)
+    assert write_gemini(asked, [array("f", [0.5])], TokenUsage(3))["embedding"] == {"values": [0.5]}
 
 
 # -- Recorded traffic

@@ -31,7 +31,7 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.usage import StopReason, TokenUsage
-from callboard.engine.gateway.messages_fields import IMAGE_LEFT_OUT, canonical_tool_id, client_tool_id
+from callboard.engine.gateway.messages_content import IMAGE_LEFT_OUT, canonical_tool_id, client_tool_id
 from callboard.engine.gateway.messages_replies import WIRE
 
 from .messages_kit import (

@@ -17,8 +17,8 @@ from callboard.bus.values.content import (
     ToolResultBlock,
 )
 from callboard.bus.values.messages import Message, Role
+from callboard.engine.gateway.failures import BadRequest
 from callboard.engine.gateway.messages_replies import WIRE
-from callboard.engine.gateway.wire import BadRequest
 
 from .messages_kit import (
     HELLO,

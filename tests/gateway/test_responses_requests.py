@@ -28,8 +28,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role, ToolChoice
 from callboard.bus.values.usage import StopReason
+from callboard.engine.gateway.failures import BadRequest
 from callboard.engine.gateway.responses_requests import joined, read_request, with_tools_of
-from callboard.engine.gateway.wire import BadRequest
 
 from .responses_cases import (
     APPLY_PATCH,

@@ -19,8 +19,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.engine.gateway.failures import BadRequest
 from callboard.engine.gateway.responses_requests import read_request
-from callboard.engine.gateway.wire import BadRequest, ClientRequest
+from callboard.engine.gateway.wire import ClientRequest
 
 from ..support.canonical_requests import canonical_requests
 from ..support.conversations import bodies

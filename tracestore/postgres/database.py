@@ -102,15 +102,12 @@ class Database:
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish work in progress that takes at most a few seconds, and close the connections. Closing twice is
-        harmless.
-        """
+        """Finish work in progress within a few seconds, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
-        """Return all rows of one statement that writes nothing."""
         self._check_open()
         if self.before_reading is not None:
             await self.before_reading()
@@ -134,9 +131,7 @@ class Database:
         *,
         patience: Patience | None = None,
     ) -> _T:
-        """Run `work` in one transaction, which is committed when `work` returns and undone when it raises. A
-        caller that is cancelled still waits for the end of the transaction.
-        """
+        """Run `work` in one transaction. A caller that is cancelled still waits for the end of the transaction."""
         self._check_open()
         if self.readonly:
             raise StoreError(f"{self.name} was opened for reading only")
@@ -226,9 +221,7 @@ class ServerReachability:
         self._ask_at = 0.0
 
     def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
-        """Return the result of `make`. While the server is treated as unreachable, raise the last error instead.
-        Raises psycopg's errors.
-        """
+        """Return the result of `make`, or raise the last error while the server is treated as unreachable."""
         import psycopg
 
         started = time.monotonic()
@@ -245,7 +238,6 @@ class ServerReachability:
         return made
 
     def hangs(self) -> None:
-        """Record that the server has not answered in time."""
         import psycopg
 
         self._failed = psycopg.OperationalError(_NO_ANSWER)
@@ -272,8 +264,6 @@ class Link:
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` on one state of the database. It may only write to temporary tables."""
-
         def transaction(connection: psycopg.Connection) -> Callable[[], _T]:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             return lambda: self._to_its_end(connection, work)
@@ -283,9 +273,7 @@ class Link:
     async def transaction(
         self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
     ) -> _T:
-        """Run `work` in a transaction that does not overlap with the transactions of other writers, and commit
-        it.
-        """
+        """Run `work` in a transaction that does not overlap with those of other writers, and commit it."""
 
         def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -307,7 +295,6 @@ class Link:
         return await self._run(lambda: self._to_its_end(self._twice(started), work))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
-        """Run `work` with the connection itself, outside of a transaction."""
         return await self._run(lambda: self._twice(work))
 
     async def close(self) -> None:
@@ -329,9 +316,7 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Make the work in progress fail, because the server has not answered in time. The work is retried
-        later.
-        """
+        """Make the work in progress fail, because the server has not answered in time. It is retried later."""
         self._reach.hangs()
         self.cut()
 
@@ -423,19 +408,14 @@ class Link:
 
 
 @asynccontextmanager
-async def own_connection(database: Database) -> AsyncIterator[Database]:
-    """The database over a separate connection, which is closed after the block."""
-    if database.pooled:
-        raise StoreError(
-            f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
-            f"drops them. Use the address of the server itself, without pooler=transaction"
-        )
-    single = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
-    await single.open()
+async def separate_connection(dsn: str, schema: str, *, readonly: bool = True) -> AsyncIterator[Database]:
+    """A database over one connection of its own, which is closed after the block."""
+    database = Database(dsn, schema=schema, readonly=readonly, single=True)
+    await database.open()
     try:
-        yield single
+        yield database
     finally:
-        await single.close()
+        await database.close()
 
 
 # --- Free SQL statements ---
@@ -492,7 +472,6 @@ def _plain(value: Any) -> SqlValue:
 def _rows(
     connection: psycopg.Connection, sql: str, parameters: Sequence[SqlValue], limit: int
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The columns and the first rows of one statement."""
     query = cast("Any", translated(sql) if parameters else sql)
     if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
         cursor: Any = connection.cursor(binary=True)  # the binary protocol allows only one statement

@@ -219,7 +219,6 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:
-    """Rows as text."""
     missing = {name: column.count(None) for name, column in zip(names, columns, strict=True)}
     some = [place for place, name in enumerate(names) if missing[name] < len(runs)] or [0]
     names, columns = tuple(names[place] for place in some), [columns[place] for place in some]
@@ -284,7 +283,6 @@ def packed(
     erased: int = 0,
     dead: Collection[str] = (),
 ) -> Shipment:
-    """Build the shipment of consecutive events."""
     runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
     of_runs = ranges(runs, seqs)
     sessions = ranges(read.columns[SESSION], moments)
@@ -372,7 +370,6 @@ def _event(topic: str, data: str) -> Event:
 def are_new(
     shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
 ) -> list[int]:
-    """The indexes of the events that are new to a server."""
     runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
     return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
 

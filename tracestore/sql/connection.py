@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -37,9 +37,7 @@ class PricingDialect(Protocol):
 
     @property
     def unknown_rate(self) -> int | float:
-        """The number that replaces an unknown rate. It is so large that the cost of one token exceeds
-        `priced_below`.
-        """
+        """The number for an unknown rate. With it, the cost of one token exceeds `priced_below`."""
         ...
 
     @property
@@ -73,9 +71,7 @@ class PricingDialect(Protocol):
         ...
 
     def plain_nano(self, pico: str) -> str:
-        """The SQL that rounds a sum of tokens times rates to nano-USD. An inexact result is at least
-        `priced_below`.
-        """
+        """The SQL that rounds a sum of tokens times rates to nano-USD; at least `priced_below` if inexact."""
         ...
 
     def exact(self, count: str) -> str:
@@ -99,9 +95,7 @@ class PricingDialect(Protocol):
         ...
 
     def each(self, details: str) -> str:
-        """The SQL for the counts in a JSON column of usage details, as rows ``d`` with the name in the column
-        ``key``.
-        """
+        """The SQL for the counts in a JSON column of usage details, as rows ``d`` with their names in ``key``."""
         ...
 
     @property
@@ -148,9 +142,7 @@ class Dialect(Protocol):
     """
 
     @property
-    def pricing(self) -> PricingDialect:
-        """The SQL for pricing many calls in one statement."""
-        ...
+    def pricing(self) -> PricingDialect: ...
 
     @property
     def moment(self) -> str:
@@ -177,9 +169,7 @@ class Dialect(Protocol):
         ...
 
     def tag(self, tags: str) -> str:
-        """The SQL for the value of one tag; NULL if there is none. `tags` is a column of JSON. The tag's name is a
-        parameter.
-        """
+        """The SQL for one tag's value in a JSON column; NULL if there is none. Its parameter is the tag's name."""
         ...
 
     def behind(self, text: str, sign: str) -> str:
@@ -200,9 +190,7 @@ class Dialect(Protocol):
 
 
 class Statements(Protocol):
-    """The operations that a function may use in the connection's thread. Don't store this object or use it
-    elsewhere.
-    """
+    """The operations of a function in the connection's thread. Don't use this object elsewhere."""
 
     @property
     def dialect(self) -> Dialect: ...
@@ -268,6 +256,16 @@ def at_most(rows: int | None) -> Sql:
 def placeholders(number: int) -> str:
     """A list of ``?`` parameters with commas between them."""
     return ", ".join("?" * number)
+
+
+AT_ONCE = 400
+"""The number of values in one statement. Old versions of SQLite accept at most 999 parameters."""
+
+
+def in_parts(values: Sequence[_T], size: int = AT_ONCE) -> Iterator[Sequence[_T]]:
+    """Yield the values in parts for one statement each."""
+    for place in range(0, len(values), size):
+        yield values[place : place + size]
 
 
 # --- Work that continues after its caller is cancelled ---
@@ -353,7 +351,6 @@ def read_statements(text: str) -> tuple[str, ...]:
 
 
 def read_steps(text: str) -> Steps:
-    """Read the steps in the text of a file."""
     _, *parts = _HEADING.split(text)
     steps = []
     for place, (number, name, body) in enumerate(zip(parts[::3], parts[1::3], parts[2::3], strict=True), 1):

@@ -191,7 +191,6 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """Delete captured content that no session uses any more."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return

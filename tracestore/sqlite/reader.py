@@ -74,9 +74,7 @@ async def take_in(path: Path) -> bool:
 
 
 async def _stored(path: Path, *, beside: Path | None = None, remove: bool = False) -> None:
-    """Store the events that are next to a trace in a file. If `remove` is set, remove the files that contained
-    them.
-    """
+    """Store the events that are next to a trace in a file. With `remove`, remove their files."""
     file = TraceFile(Database(path), SYSTEM_CLOCK)
     await file.open()
     try:
@@ -133,17 +131,14 @@ class WholeTrace(Database):
             raise
 
     async def close(self) -> None:
-        """Close the file. Closing twice is harmless."""
         self._ready = False
         await super().close()
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
-        """Return all rows of one statement that writes nothing."""
         await self._find_waiting()
         return await super().read(sql, parameters)
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in the connection's thread, without interruption. It may write only to temporary tables."""
         await self._find_waiting()
         return await super().look(work)
 

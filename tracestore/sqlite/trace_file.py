@@ -26,7 +26,7 @@ from ..sql.events import RunNumbers
 from ..sql.sums import SumKeeper
 from ..writing.overflow import is_unwritten
 from .database import Database
-from .files import RunLock, free_run_lock, remove_named_locks, run_locks
+from .files import RunLock, free_run_lock, remove_named_locks, remove_quietly, run_locks
 from .schema import inspect, migrate
 from .statements import Statements
 
@@ -34,9 +34,7 @@ _log = Log("tracestore.sqlite.store")
 
 
 class TraceFile:
-    """The opening, writing and closing of a `TraceStore`. Its methods of the same names describe the
-    guarantees.
-    """
+    """The opening, writing and closing of a `TraceStore`, whose methods describe the guarantees."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
@@ -51,8 +49,6 @@ class TraceFile:
         self._reopening = anyio.Lock()
 
     async def open(self) -> None:
-        """Open the file, and create or migrate it if needed."""
-
         async def prepare(database: Database) -> None:
             await migrate(database, self._clock.now_us())
 
@@ -68,7 +64,6 @@ class TraceFile:
                 raise
 
     async def close(self) -> None:
-        """Finish the work in progress, mark this process's runs as ended, and close the file."""
         self._reopens = False
         try:
             await self._living.end_all()
@@ -77,7 +72,6 @@ class TraceFile:
             await self._database.close()
 
     def hold_run(self, run_id: str) -> None:
-        """Mark a run as in progress until `close`."""
         try:
             self._living.hold(run_id)
         except StoreUnavailable:
@@ -85,7 +79,6 @@ class TraceFile:
             raise
 
     async def close_lost_runs(self, prices: PriceTable | None, delivered: Delivered | None) -> list[str]:
-        """End the calls and the runs of processes that died."""
         try:
             return await self._living.close_lost(prices, delivered)
         finally:
@@ -142,11 +135,7 @@ class TraceFile:
         A connection to a read-only, damaged or deleted file doesn't detect later changes of the file.
         """
         if self._database.is_moved:
-            _log.warning(
-                "file_replaced",
-                file=str(self._database.path),
-                note="earlier events are in the old one",
-            )
+            _log.warning("file_replaced", file=str(self._database.path), note="earlier events are in the old one")
         self.numbers.forget()
         with contextlib.suppress(StoreError):
             await self._database.close()
@@ -194,9 +183,7 @@ class Runs:
             self._locks[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
-        """Try again to lock runs that could not be locked before, or whose lock file was removed. Raises
-        StoreError.
-        """
+        """Lock the runs again that are not locked, or whose lock file was removed. Raises StoreError."""
         for run_id in self._to_lock:
             if run_id in self._locks and not self._locks[run_id].is_in_place:
                 self._locks.pop(run_id).close()
@@ -210,17 +197,16 @@ class Runs:
             with free_run_lock(path, run_id) as lock:
                 if lock is None or is_unwritten(path, run_id):
                     continue
-                calls = await self._close(run_id, prices, delivered)
-                lock.remove()
+                now = self._clock.now_us()
+                counts = await delivered_of(self._database, run_id, delivered)
+                calls = await self._database.write(
+                    partial(close_run, run_id=run_id, now_us=now, prices=prices, delivered=counts)
+                )
+                remove_quietly(lock)
             closed.append(run_id)
             _runs_log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
         await self._remove_strays()
         return closed
-
-    async def _close(self, run_id: str, prices: PriceTable | None, delivered: Delivered | None) -> int:
-        now = self._clock.now_us()
-        counts = await delivered_of(self._database, run_id, delivered)
-        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, counts))
 
     async def _remove_strays(self) -> None:
         """Remove lock files of processes that died before their first write or after their last write."""
@@ -231,7 +217,7 @@ class Runs:
             if run_id not in open_run_ids:
                 with free_run_lock(path, run_id) as lock:
                     if lock is not None:
-                        lock.remove()
+                        remove_quietly(lock)
 
     async def end_all(self) -> None:
         """Mark the locked runs as ended, and release their locks.

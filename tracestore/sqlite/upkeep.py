@@ -68,7 +68,6 @@ class FilePruning(pruning.Pruning):
         await self._file.vacuum()
 
     async def _give_back(self) -> None:
-        """Return free pages to the disk, if the file supports it."""
         ((mode,),) = await self._file.read("PRAGMA auto_vacuum")
         if mode != _INCREMENTAL:
             return
@@ -141,7 +140,6 @@ _PAGES_AT_ONCE = 1000
 
 
 async def backup(source: Path, target: Path | str, progress: Callable[[int, int], object] | None) -> None:
-    """See `TraceStore.backup`."""
     from anyio import from_thread
 
     def on_progress(done: int, pages: int) -> None:

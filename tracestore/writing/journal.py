@@ -60,7 +60,6 @@ class Waiting:
         self.size = self.size - _weigh(oldest) if self._events else 0
 
     def drop_newest(self) -> Envelope:
-        """Remove and return the newest event."""
         newest = self._events.pop()
         self.size -= _weigh([newest])
         return newest
@@ -101,8 +100,6 @@ class JournalFull(OSError):
 
 
 class _Part:
-    """One of the two files."""
-
     def __init__(self, path: Path) -> None:
         self.file = LineFile(path)
         self.events = 0

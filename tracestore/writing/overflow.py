@@ -171,7 +171,6 @@ class SpillFile:
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """The path of the spill file of a run."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 

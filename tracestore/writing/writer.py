@@ -113,9 +113,7 @@ class WriterCore:
         self._reason: str | None = None
         self._lost = 0
         self._lost_logged = 0
-        self._logged_at_close = (
-            0  # The number of lost events that were reported. A second `close` reports only later losses.
-        )
+        self._logged_at_close = 0  # the lost events that a `close` reported; a second one reports later losses
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._wake = anyio.Event()
@@ -267,9 +265,7 @@ class WriterCore:
             pass
 
     def _secured_to(self, mark: int) -> bool:
-        """Copy some of the waiting events. Return whether the events up to a mark are copied, or can't be
-        copied.
-        """
+        """Copy some waiting events. Return whether those up to a mark are copied, or can't be copied."""
         journal = self._journal
         if journal is None:
             return True
@@ -278,9 +274,7 @@ class WriterCore:
         return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
     async def adopted(self) -> bool:
-        """Wait until `run` has written the leftover events of earlier processes, or has failed. Return whether
-        they are written.
-        """
+        """Wait until `run` has handled the events of earlier processes. Return whether they are written."""
         await self._adopted.wait()
         return self._taken_over
 
@@ -305,9 +299,7 @@ class WriterCore:
                 self._journal.close()
 
     async def _wait(self) -> None:
-        """Wait until there are events to commit, and then a little longer, so that more events share the
-        commit.
-        """
+        """Wait for events to commit, and then a little longer, so that more events share the commit."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         options = self._options

@@ -8,20 +8,22 @@ convention, the input includes cache reads and cache writes. If these exceed the
 from __future__ import annotations
 
 import base64
-import gzip
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
+import anyio
+import anyio.to_thread
 import msgspec
 
+from callboard.bus import Clock
 from callboard.bus.values.base import Json, JsonObject
+from callboard.tracestore import Store
 
+from ..importer import Importer
 from ..source import START, ImportedCall, Item, Mark, SourceFile, UnreadablePart, nano_of, tags_of, why_not
 from .records import (
-    LARGEST_FILE,
     Record,
     amount_of,
     conversation,
@@ -50,12 +52,9 @@ _OUTPUT = (
 )
 _READ = (
     *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-    *(
-        "gen_ai.usage.input_tokens.cached",
-        "gen_ai.usage.cached_tokens",
-        "llm.token_count.prompt_details.cache_read",
-    ),
-    *("gen_ai.usage.details.cache_read_tokens", "ai.usage.cachedInputTokens"),
+    *("gen_ai.usage.input_tokens.cached", "gen_ai.usage.cached_tokens"),
+    *("llm.token_count.prompt_details.cache_read", "gen_ai.usage.details.cache_read_tokens"),
+    "ai.usage.cachedInputTokens",
 )
 _WRITTEN = (
     *("gen_ai.usage.cache_write.input_tokens", "gen_ai.usage.cache_creation.input_tokens"),
@@ -77,17 +76,10 @@ _SAID = (
     *("gen_ai.output.messages", "llm.output_messages", "gen_ai.completion", "ai.response.text", "output.value"),
 )
 _AROUND: Final = frozenset(
-    (
-        "invoke_agent",
-        "create_agent",
-        "execute_tool",
-        "invoke_workflow",
-        "plan",
-        "retrieval",
-        "agent",
-        "tool",
-        "chain",
-    )
+    {
+        *("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "plan", "retrieval"),
+        *("agent", "tool", "chain"),
+    }
 )
 """Operations that contain model calls. Their counts are sums over those calls."""
 
@@ -120,27 +112,37 @@ class Otlp:
                 yield record
 
 
-def read_otlp(
-    body: bytes, content_type: str, encoding: str | None = None, *, content: bool = False
-) -> Iterator[Item]:
-    """The calls in the body of a request to ``/v1/traces``.
+class SpanImports:
+    """Imports the calls in spans that arrive at ``/v1/traces``."""
 
-    Args:
-        body: The body, an ``ExportTraceServiceRequest``.
-        content_type: ``application/json`` or ``application/x-protobuf``.
-        encoding: ``gzip`` or ``deflate`` if the body is compressed. Its decompressed size must not exceed 64 MiB.
-        content: Whether to return the messages, too.
-    """
-    if encoding in ("gzip", "deflate"):
-        try:
-            unpacked = zlib.decompressobj(47 if encoding == "gzip" else 15)
-            body = unpacked.decompress(body, LARGEST_FILE)
-            if unpacked.unconsumed_tail:
-                yield UnreadablePart(line=0, why="the body is too large")
-                return
-        except (zlib.error, gzip.BadGzipFile):
-            yield UnreadablePart(line=0, why="the body can't be decompressed")
-            return
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._importer = Importer(store, "otlp", clock=clock)
+        self._importing = anyio.Lock()
+
+    async def take(self, body: bytes, kind: str, tags: Mapping[str, str]) -> bytes:
+        """Import the calls of one request, with these tags. Returns the body of its answer. Raises ValueError.
+
+        The body is an ``ExportTraceServiceRequest``. Its content type is ``application/json`` or
+        ``application/x-protobuf``.
+        """
+        found = await anyio.to_thread.run_sync(lambda: list(read_otlp(body, kind)))
+        unread = [item for item in found if isinstance(item, UnreadablePart)]
+        if unread and len(unread) == len(found):
+            raise ValueError(unread[0].why)
+        tagged = (
+            msgspec.structs.replace(item, tags={**item.tags, **tags}) if isinstance(item, ImportedCall) else item
+            for item in found
+        )
+        async with self._importing:
+            await self._importer.take(tagged, "POST /v1/traces")
+        if kind.partition(";")[0].strip() != "application/json":
+            return b""  # an empty message of Protobuf
+        partial = {"rejectedSpans": str(len(unread)), "errorMessage": unread[0].why} if unread else None
+        return msgspec.json.encode({} if partial is None else {"partialSuccess": partial})
+
+
+def read_otlp(body: bytes, content_type: str, *, content: bool = False) -> Iterator[Item]:
+    """The calls in the body of a request to ``/v1/traces``, and their messages if `content` is set."""
     if content_type.partition(";")[0].strip() == "application/json":
         yield from _of_json(body, 0, content=content)
         return
@@ -173,9 +175,8 @@ def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]
         if found is None:
             continue
         if content and isinstance(found, ImportedCall):
-            session = found.session or found.turn or found.identity
-            found = msgspec.structs.replace(found, session=session)
-            yield from conversation(session, found.started_at, _content_of(span, _ASKED), _content_of(span, _SAID))
+            found = msgspec.structs.replace(found, session=found.session or found.turn or found.identity)
+            yield from conversation(found, _content_of(span, _ASKED), _content_of(span, _SAID))
         yield found
 
 
@@ -196,8 +197,9 @@ def _content_of(span: Span, names: Sequence[str]) -> Json:
 
 def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
     named = span.attributes
-    model, vendor = (
-        next((text for each in names if (text := text_of(named.get(each)))), None) for names in (_MODEL, _VENDOR)
+    model, vendor, session = (
+        next((text for each in names if (text := text_of(named.get(each)))), None)
+        for names in (_MODEL, _VENDOR, _SESSION)
     )
     kind = named.get("gen_ai.operation.name") or named.get("openinference.span.kind")
     counted = any(each in named for each in (*_INPUT, *_OUTPUT))
@@ -236,7 +238,7 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
         latency_ms=latency if latency >= 0 else None,
         first_token_ms=int(first * 1000) if isinstance(first, int | float) and 0 <= first < 1e6 else None,
         stated_cost_nano_usd=nano_of(cost) or None,
-        session=_first(named, _SESSION),
+        session=session,
         turn=span.trace_id or None,
         response_id=text_of(named.get("gen_ai.response.id")),
         tags=tags_of(
@@ -245,11 +247,6 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
             user=text_of(named.get("user.id")) or text_of(named.get("enduser.id")),
         ),
     )
-
-
-def _first(named: Attributes, names: Sequence[str]) -> str | None:
-    """The first attribute with a text, among these names."""
-    return next((text for each in names if (text := text_of(named.get(each)))), None)
 
 
 # --- JSON ---

@@ -28,16 +28,10 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 from callboard.engine import Engine, ModelRegistry
 from callboard.engine.gateway import gateway
+from callboard.engine.gateway.embeddings import read_openai, write_openai
+from callboard.engine.gateway.failures import BadRequest
 from callboard.engine.gateway.http import FormField, form_fields
-from callboard.engine.gateway.openai_extras import (
-    read_embeddings,
-    read_image_edit,
-    read_image_edit_json,
-    read_images,
-    write_embeddings,
-    write_images,
-)
-from callboard.engine.gateway.wire import BadRequest
+from callboard.engine.gateway.images import read_image_edit, read_image_edit_json, read_images, write_images
 
 from ..support.engines import entry, model, serving
 from ..support.scripted import adapter_type
@@ -87,24 +81,24 @@ def test_an_embedding_request_of_the_adapter_is_read_as_itself(
     request = EmbeddingRequest(
         request_id="", model=MODEL, inputs=tuple(inputs), dimensions=dimensions, encoding=encoding
     )
-    asked = read_embeddings(json.loads(OpenAIEmbeddings().write(request, "openai").body))
-    assert asked.request == msgspec.structs.replace(request, encoding=None)
+    asked = read_openai(json.loads(OpenAIEmbeddings().write(request, "openai").body))
+    assert asked.requests == (msgspec.structs.replace(request, encoding=None),)
     assert asked.encoding == (encoding or "float")
     assert not asked.losses
 
 
 @given(vectors=_VECTORS, encoding=st.sampled_from(["base64", "float"]))
 def test_vectors_that_are_written_are_read_as_themselves(vectors: list[Any], encoding: str) -> None:
-    asked = read_embeddings({"model": MODEL, "input": "Hi", "encoding_format": encoding})
-    reply = OpenAIEmbeddings().read(msgspec.json.encode(write_embeddings(asked, vectors, USAGE)), {})
+    asked = read_openai({"model": MODEL, "input": "Hi", "encoding_format": encoding})
+    reply = OpenAIEmbeddings().read(msgspec.json.encode(write_openai(asked, vectors, USAGE)), {})
     assert list(reply.vectors) == vectors
     assert reply.input_tokens == 5
 
 
 def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None:
-    asked = read_embeddings({"model": MODEL, "input": "Hi", "input_type": "query", "user": "u", "truncate": "END"})
-    assert asked.request.input_type == "query"
-    assert asked.request.provider_options["openai"] == {"user": "u", "truncate": "END"}
+    asked = read_openai({"model": MODEL, "input": "Hi", "input_type": "query", "user": "u", "truncate": "END"})
+    assert asked.requests[0].input_type == "query"
+    assert asked.requests[0].provider_options["openai"] == {"user": "u", "truncate": "END"}
     assert [warning.message.split()[0] for warning in asked.losses] == ["truncate"]
 
 
@@ -125,7 +119,7 @@ def test_a_purpose_and_other_fields_go_to_the_providers_that_know_them() -> None
     ({"model": "m", "input": "Hi", "encoding_format": "hex"}, "Supported values are: 'float', 'base64'"),
 ])  # fmt: skip
 def test_a_wrong_request_for_embeddings_is_refused_in_the_vendors_words(body: JsonObject, said: str) -> None:
-    assert said in refusal(read_embeddings, body)
+    assert said in refusal(read_openai, body)
 
 
 @pytest.mark.parametrize(("tokens", "sent"), [([5, 6, 7], [[5, 6, 7]]), ([[5], [6, 7]], [[5], [6, 7]])])

@@ -1,25 +1,15 @@
-"""Reads and writes embeddings and images for OpenAI's clients. Pure.
+"""Images for OpenAI's clients: read the request, run it, and write the images.
 
-The reverse of `adapters.operations.openai_wires` and `adapters.operations.openai_media`.
+The reverse of `adapters.operations.openai_media`.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters.embeddings import (
-    INPUT_TYPES,
-    EmbeddingInput,
-    EmbeddingRequest,
-    Encoding,
-    InputType,
-    Vector,
-)
 from callboard.adapters.images import GeneratedImage, ImageRequest
 from callboard.adapters.requests.content import read_data_url, write_data_url
 from callboard.bus.values.base import Json, JsonObject, ShortRepr
@@ -27,153 +17,13 @@ from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
-from .http import FormField
-from .reading import LossReport, a_list, a_text, an_integer, kind_of, missing, wrong_value
-from .wire import BadRequest
-
-_PROTOCOLS = ("openai", "openai_compatible")
-"""The protocols with these endpoints."""
-
-
-def _model(body: JsonObject) -> str:
-    model = body.get("model")
-    if model is None or model == "":
-        raise BadRequest("you must provide a model parameter", param="model")
-    return a_text(model, "model")
-
-
-def _others(body: JsonObject, known_fields: Sequence[str], losses: LossReport) -> JsonObject:
-    """The fields of a body without a canonical equivalent, as provider options for these protocols."""
-    fields: JsonObject = {
-        name: value for name, value in body.items() if name not in known_fields and value is not None
-    }
-    for name in fields:
-        if name not in _HARMLESS:
-            losses.parameter(name)
-    return {protocol: dict(fields) for protocol in _PROTOCOLS} if fields else {}
-
-
-_HARMLESS = ("user", "safety_identifier")
-
-# --- Embeddings ---
-
-MOST_TOKEN = 2**31 - 1
-"""The maximum accepted token id. No vocabulary is that large."""
-
-
-class ClientEmbeddingRequest(ShortRepr, frozen=True, kw_only=True):
-    """A client's request for embeddings."""
-
-    model: str
-    """The model as the client names it."""
-    request: EmbeddingRequest
-    """The request in the canonical form. Its id is empty."""
-    encoding: Encoding = "float"
-    """The encoding of the vectors in the reply."""
-    losses: tuple[CallWarning, ...] = ()
-    """The parts without a canonical equivalent. If another protocol serves the request, the client gets these
-    warnings.
-    """
-
-
-def read_embeddings(body: JsonObject) -> ClientEmbeddingRequest:
-    """Read the body of ``POST /v1/embeddings``.
-
-    Raises:
-        BadRequest: The request can't be read.
-    """
-    model, losses = _model(body), LossReport()
-    dimensions = an_integer(body.get("dimensions"), "dimensions", least=1)
-    encoding = body.get("encoding_format")
-    if encoding not in (None, "float", "base64"):
-        raise wrong_value("encoding_format", encoding, ("float", "base64"))
-    purpose = body.get("input_type")
-    kind: InputType | None = next((each for each in INPUT_TYPES if each == purpose), None)
-    read = ("model", "input", "dimensions", "encoding_format", *(("input_type",) if kind else ()))
-    return ClientEmbeddingRequest(
-        model=model,
-        request=EmbeddingRequest(
-            request_id="",
-            model=model,
-            inputs=_inputs(body.get("input")),
-            dimensions=dimensions,
-            input_type=kind,
-            provider_options=_others(body, read, losses),
-        ),
-        encoding="base64" if encoding == "base64" else "float",
-        losses=tuple(losses),
-    )
-
-
-def _inputs(value: Json) -> tuple[EmbeddingInput, ...]:
-    """Texts, or tokens: one input, or an array of them."""
-    if value is None:
-        raise missing("input")
-    inputs: list[Json] = [value] if isinstance(value, str) else a_list(value, "input")
-    if not inputs:
-        raise BadRequest("Invalid 'input': input cannot be an empty array.", param="input", code="empty_array")
-    if isinstance(inputs[0], int):
-        return (_input(inputs, list),)
-    kind = type(inputs[0])
-    return tuple(_input(each, kind) for each in inputs)
-
-
-def _input(value: Json, kind: type) -> EmbeddingInput:
-    match value:
-        case str() if kind is str:
-            if not value:
-                raise BadRequest("Invalid 'input': input cannot be an empty string.", param="input")
-            return value
-        case list() if kind is list:
-            if not value:
-                raise BadRequest(
-                    "Invalid 'input': input cannot be an empty array.", param="input", code="empty_array"
-                )
-            tokens = tuple(token for token in value if type(token) is int and 0 <= token <= MOST_TOKEN)
-            if len(tokens) < len(value):
-                raise BadRequest("Invalid 'input': a token is not a valid integer.", param="input")
-            return tokens
-        case _:
-            message = (
-                "Invalid type for 'input': expected a string, an array of strings, an array of tokens, or an "
-                f"array of token arrays, but got {kind_of(value)}."
-            )
-            raise BadRequest(message, param="input", code="invalid_type")
-
-
-def write_embeddings(
-    client_request: ClientEmbeddingRequest, vectors: Sequence[Vector], usage: TokenUsage
-) -> JsonObject:
-    """The body of a reply.
-
-    Args:
-        client_request: The request.
-        vectors: The vectors in the order of the inputs.
-        usage: The tokens of all inputs.
-    """
-    tokens = usage.total_input_tokens
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": place, "embedding": _vector(vector, client_request.encoding)}
-            for place, vector in enumerate(vectors)
-        ],
-        "model": client_request.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-
-
-def _vector(vector: Vector, encoding: Encoding) -> Json:
-    if encoding == "float":
-        numbers: list[Json] = [*vector.tolist()]
-        return numbers
-    if sys.byteorder == "big":  # the wire's bytes are little-endian
-        vector = array("f", vector)
-        vector.byteswap()
-    return b64encode(vector.tobytes()).decode()
-
-
-# --- Images ---
+from ..engine import Engine
+from ..operations.embeddings import ImageOptions
+from .embeddings import OperationResult, openai_options
+from .exchange import models_of
+from .failures import BadRequest
+from .http import JSON_TYPE, FormField
+from .wire import LossReport, a_list, a_text, an_integer, missing, model_of, wrong_value
 
 
 class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
@@ -193,6 +43,42 @@ class ClientImageRequest(ShortRepr, frozen=True, kw_only=True):
     """
 
 
+async def make_images(
+    engine: Engine, client_request: ClientImageRequest, tags: Mapping[str, str]
+) -> OperationResult:
+    """Run ``POST /v1/images/generations`` and ``/v1/images/edits``."""
+    request = client_request.request
+    models = models_of(engine._runtime, client_request.model)
+    options = ImageOptions(
+        n=request.n,
+        size=request.size,
+        aspect_ratio=request.aspect_ratio,
+        quality=request.quality,
+        background=request.background,
+        output_format=request.output_format,
+        provider_options=request.provider_options,
+        tags=tags,
+    )
+    if request.images:
+        result = await engine.edit_image(
+            request.prompt, request.images, mask=request.mask, model=models, **options
+        )
+    else:
+        result = await engine.generate_image(request.prompt, model=models, **options)
+    created = engine.clock.now_us() // 1_000_000
+    if client_request.stream:
+        body, kind = write_image_stream(client_request, result.images, result.usage, created=created), _EVENTS
+    else:
+        written = write_images(client_request, result.images, result.usage, created=created)
+        body, kind = msgspec.json.encode(written), JSON_TYPE
+    warnings = (*client_request.losses, *result.warnings)
+    return OperationResult(body, result.usage, result.cost, result.request_id, warnings, kind)
+
+
+_EVENTS = b"text/event-stream"
+
+# --- Requests ---
+
 _READ = (
     *("model", "prompt", "n", "size", "aspect_ratio", "quality", "background", "output_format"),
     *("stream", "partial_images", "response_format"),
@@ -204,15 +90,9 @@ def read_images(
 ) -> ClientImageRequest:
     """Read the body of ``POST /v1/images/generations``. The value ``auto`` means the provider's default.
 
-    Args:
-        body: The body.
-        images: The images to edit.
-        mask: The mask of the first image.
-
-    Raises:
-        BadRequest: The request can't be read.
+    An edit has images, and may have a mask of the first one.
     """
-    model, losses = _model(body), LossReport()
+    model, losses = model_of(body), LossReport()
     prompt = a_text(body.get("prompt"), "prompt")
     if not prompt:
         raise BadRequest("Invalid 'prompt': prompt cannot be an empty string.", param="prompt")
@@ -228,7 +108,7 @@ def read_images(
             images=tuple(images),
             mask=mask,
             n=an_integer(body.get("n"), "n", least=1) or 1,
-            provider_options=_others(body, _READ, losses),
+            provider_options=openai_options(body, losses, *_READ),
             size=_word(body, "size"),
             aspect_ratio=_word(body, "aspect_ratio"),
             quality=_word(body, "quality"),
@@ -242,11 +122,7 @@ def read_images(
 
 
 def read_image_edit(fields: Sequence[FormField]) -> ClientImageRequest:
-    """Read the form of ``POST /v1/images/edits``.
-
-    Raises:
-        BadRequest: The request can't be read, or has no image.
-    """
+    """Read the form of ``POST /v1/images/edits``."""
     body: JsonObject = {}
     images: list[ImageBlock] = []
     mask: ImageBlock | None = None
@@ -257,22 +133,18 @@ def read_image_edit(fields: Sequence[FormField]) -> ClientImageRequest:
             mask = _file(name, data, media_type)
         else:
             body[name] = _value(data.decode("utf-8", "replace"))
-    return _edited(body, images, mask)
+    return _edit(body, images, mask)
 
 
 def read_image_edit_json(body: JsonObject) -> ClientImageRequest:
-    """Read the JSON of ``POST /v1/images/edits``. Images are data URLs, because nothing is fetched for a client.
-
-    Raises:
-        BadRequest: The request can't be read, or has no image.
-    """
+    """Read the JSON of ``POST /v1/images/edits``. Its images are data URLs, because no addresses are fetched."""
     rest = dict(body)
     entries, mask = rest.pop("images", None), rest.pop("mask", None)
     images = [_data_url(each, f"images[{at}]") for at, each in enumerate(a_list(entries or [], "images"))]
-    return _edited(rest, images, None if mask is None else _data_url(mask, "mask"))
+    return _edit(rest, images, None if mask is None else _data_url(mask, "mask"))
 
 
-def _edited(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | None) -> ClientImageRequest:
+def _edit(body: JsonObject, images: Sequence[ImageBlock], mask: ImageBlock | None) -> ClientImageRequest:
     if not images:
         raise missing("image")
     return read_images(body, images, mask)
@@ -306,16 +178,14 @@ def _word(body: JsonObject, name: str) -> str | None:
     return None if value is None or value == "auto" else a_text(value, name)
 
 
+# --- Replies ---
+
+
 def write_images(
     client_request: ClientImageRequest, images: Sequence[GeneratedImage], usage: TokenUsage, *, created: int
 ) -> JsonObject:
-    """The body of a reply.
-
-    Args:
-        client_request: The request.
-        images: The images.
-        usage: The tokens. If the provider bills by image, there are none.
-        created: Seconds since the epoch.
+    """The body of a reply. If the provider bills by image, there are no tokens. `created` is in seconds since the
+    epoch.
     """
     body: JsonObject = {
         "created": created,
