@@ -328,11 +328,8 @@ class Gathered:
 
     @property
     def usage(self) -> TokenUsage:
-        return sum((response.usage for response in self.responses[1:]), self._first_usage)
-
-    @property
-    def _first_usage(self) -> TokenUsage:
-        return self.responses[0].usage if self.responses else TokenUsage()
+        first, *others = [response.usage for response in self.responses] or [TokenUsage()]
+        return sum(others, first)
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:

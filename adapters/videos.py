@@ -421,7 +421,8 @@ class _Download:
     async def _continue(self) -> None:
         content = await self._adapter.open_video(self._job, self._variant, start=self._size, etag=self._etag)
         try:
-            if content.start != self._size or self._is_other(content):
+            changed = (content.total, content.etag) != (self._total, self._etag)
+            if content.start != self._size or (self._size and changed):
                 if content.start:
                     self._start_again()
                     raise StreamError("the file changed during the download")
@@ -435,12 +436,6 @@ class _Download:
                     self._on_progress(self._size, self._total)
         finally:
             await content.aclose()
-
-    def _is_other(self, content: VideoContent) -> bool:
-        """Whether the server's file has changed since the download started."""
-        if not self._size:
-            return False
-        return (content.total, content.etag) != (self._total, self._etag)
 
     def _start_again(self) -> None:
         self._file.seek(0)

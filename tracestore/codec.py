@@ -15,9 +15,10 @@ from typing import TypeVar
 import msgspec
 
 from callboard.bus.events.calls import LlmCallGuarded, ToolProgress
-from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, as_text, encode_part, fields_of
+from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, encode_part, fields_of
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
+from callboard.bus.values.base import as_utf8
 
 from .writing.content import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 
@@ -134,7 +135,7 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
     """
     plain = _STORED_AS_THEY_ARE
     try:
-        lines = as_text(
+        lines = as_utf8(
             _encoder.encode_lines(
                 [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
             )

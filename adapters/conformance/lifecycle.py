@@ -20,11 +20,11 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ..contract import AdapterCapabilities, AttemptReport, CanonicalRequest, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from .assertions import (
+from .checks import (
     SOON,
     StreamOutcome,
     calling,
-    check_stream,
+    check,
     first_event,
     keyed,
     listen,
@@ -36,8 +36,8 @@ from .assertions import (
     streaming,
     within,
 )
-from .checks import check
 from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from .streams import check_stream
 
 
 @check("3.1", "Model mapping defined")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from ..values.base import JsonObject
+from ..values.base import JsonObject, as_utf8
 from ..values.messages import MessageMetadata
 from . import calls, operation, sessions
 from .calls import LlmCallCompleted, LlmCallFailed
@@ -165,17 +165,10 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
     try:
         encoded = _encoder.encode(part)
         if not encoded.isascii():
-            encoded = as_text(encoded)
+            encoded = as_utf8(encoded)
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         encoded = _encode_the_hard_way(part, topic_of(event), error)
     return encoded if event.SCHEMA == 1 else with_schema(encoded, event.SCHEMA)
-
-
-def as_text(encoded: bytes) -> bytes:
-    """Convert encoded JSON to valid UTF-8. A provider's usage object is stored as received, so it may contain
-    invalid bytes.
-    """
-    return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
 
 
 def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:

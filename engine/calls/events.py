@@ -39,7 +39,7 @@ from callboard.bus import (
     LlmCallStarted,
 )
 from callboard.bus.errors import CancelledError
-from callboard.bus.log import current_trace
+from callboard.bus.events.calls import current_trace
 from callboard.bus.values.messages import CallSettings
 from callboard.bus.values.usage import UsageSource
 from callboard.tracestore import PriceTable

@@ -43,7 +43,7 @@ from callboard.bus import (
     TurnStatus,
 )
 from callboard.bus.errors import CancelledError, ConfigurationError
-from callboard.bus.log import current_trace
+from callboard.bus.events.calls import current_trace
 from callboard.bus.streams.channel import OWNER_TAG
 from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
 from callboard.tracestore import OpenReply

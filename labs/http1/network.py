@@ -175,7 +175,7 @@ class Network:
 
     def is_idle(self, wire: ServedWire) -> bool:
         """Whether a connection has no request in progress."""
-        return wire.connection.is_idle
+        return wire.connection._reply is None and not wire.connection.is_over
 
 
 def request_body(number: int) -> bytes:

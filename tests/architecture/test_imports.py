@@ -29,8 +29,8 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1_connection.py",),
-    "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
-    "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
+    "httpx": ("adapters/transport/httpx_transport.py",),
+    "httpcore": ("adapters/transport/httpx_transport.py",),
     "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),

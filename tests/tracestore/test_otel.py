@@ -36,8 +36,8 @@ from callboard.bus import (
     ToolUseBlock,
     UsageSource,
 )
+from callboard.bus.events.calls import current_trace
 from callboard.bus.events.codec import decode_envelope, encode_envelope
-from callboard.bus.log import current_trace
 from callboard.bus.values.content import AudioBlock, ImageBlock
 from callboard.bus.values.messages import MessageMetadata
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
