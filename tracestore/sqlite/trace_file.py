@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.log import Log
 
 from ..codec import storable_text
