@@ -225,16 +225,17 @@ class RecordingTransport:
         self.save()
 
     def _exchange(self, request: HttpRequest, reply: _RecordingReply) -> Exchange:
-        sent = {name: self._mask_text(text) for name, text in request.headers.items() if name in _REQUEST_HEADERS}
-        got = {name: self._mask_text(text) for name, text in reply.headers.items() if _is_kept(name)}
+        secrets = self._secrets
+        sent = {name: _mask(text, secrets) for name, text in request.headers.items() if name in _REQUEST_HEADERS}
+        got = {
+            name: _mask(text, secrets)
+            for name, text in reply.headers.items()
+            if name in _REPLY_HEADERS or name.startswith(_REPLY_HEADER_PREFIXES)
+        }
         chunks = tuple(_write_chunk(chunk) for chunk in self._mask_chunks(reply.chunks))
         return Exchange(
-            _recorded(request, sent, self._secrets),
-            RecordedReply(reply.status, got, chunks, self._mask_text(reply.end)),
+            _recorded(request, sent, secrets), RecordedReply(reply.status, got, chunks, _mask(reply.end, secrets))
         )
-
-    def _mask_text(self, text: str) -> str:
-        return _mask(text, self._secrets)
 
     def _mask_chunks(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
         """Mask keys, including a key that is split across two chunks. Each chunk keeps its length."""
@@ -364,7 +365,9 @@ def _recorded(request: HttpRequest, headers: dict[str, str], secrets: set[str]) 
         body = msgspec.json.decode(text)
     except msgspec.DecodeError:
         body = text
-    return RecordedRequest(request.method, _mask(_path_of(request.url), secrets), headers, body)
+    parts = urlsplit(request.url)
+    path = _SECRET_QUERY.sub(r"\1***", parts.path + (f"?{parts.query}" if parts.query else ""))
+    return RecordedRequest(request.method, _mask(path, secrets), headers, body)
 
 
 def _compared(request: RecordedRequest) -> JsonObject:
@@ -384,21 +387,12 @@ def _mask(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _path_of(url: str) -> str:
-    parts = urlsplit(url)
-    return _SECRET_QUERY.sub(r"\1***", parts.path + (f"?{parts.query}" if parts.query else ""))
-
-
 def _secrets_in(headers: Mapping[str, str]) -> Iterator[str]:
     for name, value in headers.items():
         if _SECRET_HEADER.search(name):
             for word in value.split():
                 if len(word) >= _SHORTEST_SECRET and word not in ("Bearer", "Basic"):
                     yield word
-
-
-def _is_kept(name: str) -> bool:
-    return name in _REPLY_HEADERS or name.startswith(_REPLY_HEADER_PREFIXES)
 
 
 def _write_chunk(chunk: bytes) -> str | Base64Chunk:

@@ -182,15 +182,10 @@ def vendors() -> tuple[Vendor, ...]:
 
 def published_vendor(name: str) -> str:
     """Callboard's name of a vendor, by its name in genai-prices."""
-    return _published().get(name, name)
+    return next((vendor.name for vendor in vendors() if vendor.genai_prices == name), name)
 
 
-@cache
-def _published() -> Mapping[str, str]:
-    return {vendor.genai_prices: vendor.name for vendor in vendors() if vendor.genai_prices is not None}
-
-
-# The table of a provider's models, a JSON file in its folder.
+# --- The table of a provider's models, a JSON file in its folder ---
 
 FILE_NAME = "models.json"
 
@@ -366,8 +361,6 @@ def _package(entry: EntryPoint) -> str:
 
 @cache
 def _load_adapter(plugin: Plugin) -> Loaded:
-    from importlib import import_module
-
     module, _, names = plugin.place.partition(":")
     try:
         found: object = import_module(module)

@@ -346,16 +346,8 @@ async def download_video_to(
 ) -> Path:
     """Download the file of a completed job to `path`. A file at this path is replaced.
 
-    Only the file's owner can read it. A failed download leaves no file.
-
-    Args:
-        adapter: The adapter of the job's provider.
-        job: The job.
-        path: The path of the file.
-        variant: The file of the job.
-        random: Returns numbers in [0, 1), for the jitter.
-        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
-        on_progress: Called with the bytes so far and the bytes in all (None if unknown).
+    Only the file's owner can read it. A failed download leaves no file. The arguments are as for
+    `download_video`.
 
     Raises:
         AdapterError: The download failed.
@@ -421,7 +413,8 @@ class _Download:
     async def _continue(self) -> None:
         content = await self._adapter.open_video(self._job, self._variant, start=self._size, etag=self._etag)
         try:
-            if content.start != self._size or self._is_other(content):
+            changed = (content.total, content.etag) != (self._total, self._etag)
+            if content.start != self._size or (self._size and changed):
                 if content.start:
                     self._start_again()
                     raise StreamError("the file changed during the download")
@@ -435,12 +428,6 @@ class _Download:
                     self._on_progress(self._size, self._total)
         finally:
             await content.aclose()
-
-    def _is_other(self, content: VideoContent) -> bool:
-        """Whether the server's file has changed since the download started."""
-        if not self._size:
-            return False
-        return (content.total, content.etag) != (self._total, self._etag)
 
     def _start_again(self) -> None:
         self._file.seek(0)

@@ -115,8 +115,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     factory: Callable[[], Actor]
     """A function that makes a new instance for every life."""
     restart: RestartType = "permanent"
-    """``permanent``: always restarted. ``transient``: restarted after a crash only. ``temporary``: never
-    restarted."""
+    """The ends after which the child is restarted; see `RestartType`."""
     policy: RestartPolicy | None = None
     """The policy for restarts; None uses the supervisor's policy."""
     on_limit: OnLimit = "escalate"
@@ -248,11 +247,6 @@ class Child:
         self.restarts = 0
         self.last_crash: str | None = None
         self.crashed_us: int | None = None
-
-    def crashed(self, error: str, now_us: int) -> None:
-        """Count a failure, and record its reason."""
-        self.failures += 1
-        self.last_crash, self.crashed_us = error, now_us
 
     @property
     def active(self) -> bool:

@@ -127,15 +127,3 @@ def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, 
     event = line["event"]
     words = " ".join([str(event), *(f"{name}={value!r}" for name, value in line.items() if name != "event")])
     return (words,), {"exc_info": exc_info, "stacklevel": _CALLER, "extra": {ROOT: dict(line)}}
-
-
-def current_trace() -> str | None:
-    """The host's current OpenTelemetry span; None if there is none."""
-    # not imported here: if OpenTelemetry is not loaded, there is no current span
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         ".call_columns": "CallFilter CallRow CallStatus",
-        ".export.otel": "OtelExporter",
+        ".otel": "OtelExporter",
         ".postgres.store": "PostgresStore",
         ".prices.rows": "PriceAlias PriceRow",
         ".prices.table": "Component Explanation PriceTable",

@@ -1,6 +1,6 @@
 # Written by scripts/make_stubs.py.
 from .call_columns import CallFilter, CallRow, CallStatus
-from .export.otel import OtelExporter
+from .otel import OtelExporter
 from .postgres.store import PostgresStore
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable

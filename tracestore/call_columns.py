@@ -144,9 +144,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     """The tokens of the attempt."""
     at_call_time: Cost | None = None
-    """The cost when the call was made. None while the call is in progress, and for a call that ended without a
-    cost.
-    """
+    """The cost when the call was made. None until the call ends, and for a call that ended without a cost."""
     cost: Cost | None = None
     """The cost under the requested price version, or under the current version if none is requested. If there is
     no such cost, the cost at call time.
@@ -267,14 +265,9 @@ IMPORTED = "imported"
 
 
 class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A search for captured messages."""
-
     text: str | None = None
-    """The words to find. All words must occur; ``"a phrase"``, ``start*`` and ``-not`` are possible. None means
-    any words.
-    """
+    """The words, which must all occur; ``"a phrase"``, ``start*`` and ``-not`` are possible. None means any."""
     session_id: str | None = None
-    """The id of the messages' session."""
     since_us: int | None = None
     """The time from which messages are found, in microseconds UTC."""
     until_us: int | None = None
@@ -290,9 +283,7 @@ MOST_CALLS = 2000
 
 
 class TurnTree(msgspec.Struct, kw_only=True):
-    """A turn, with the turns and calls that its tools made. A call outside of any turn is also a node, without
-    children.
-    """
+    """A turn, or a call outside of any turn, with the turns and calls that its tools made."""
 
     id: str
     """The id of the turn, or of the request if the call has no turn."""

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import msgspec
 
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.calls import LlmCallGuarded, ToolProgress
-from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, as_text, encode_part, fields_of
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, encode_part, fields_of
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
+from callboard.bus.values.base import as_utf8
 
 from .writing.content import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 
@@ -50,8 +51,6 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
 
 class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
-    """A `SessionConfigured` without its setup, as it is stored."""
-
     history: int
     begins: bool
     setup: None = None
@@ -136,7 +135,7 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
     """
     plain = _STORED_AS_THEY_ARE
     try:
-        lines = as_text(
+        lines = as_utf8(
             _encoder.encode_lines(
                 [envelope if type(envelope.data) in plain else _line_of(envelope) for envelope in envelopes]
             )
@@ -150,7 +149,6 @@ def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
 
 
 def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
-    """Convert an envelope to the form that is encoded as a line."""
     event = envelope.data
     if type(event) is SessionMessageAppended:  # two such events in every turn
         return msgspec.structs.replace(envelope, data=_bare_message(event))
@@ -222,35 +220,16 @@ KEPT = frozenset(
     (
         # models and providers
         *("provider", "model", "requested_model", "served_model", "priced_as", "requested", "resolved_by"),
-        *(
-            "previous",
-            "current",
-            "fallback_of",
-            "service_tier",
-            "server_address",
-            "reasoning_effort",
-            "output_type",
-        ),
+        *("previous", "current", "fallback_of", "service_tier", "server_address", "reasoning_effort"),
+        "output_type",
         # ids
         *("forked_from", "batch_id", "call_id", "job_id", "response_id", "provider_request_id", "tool_use_id"),
         *("trace_parent", "node", "digest", "message_id", "id"),
         *("parent_call_id", "parent_tool_use_id", "parent_turn_id", "root_turn_id"),
         # words of a fixed list
         *("operation", "reason", "stop_reason", "raw_stop_reason", "status", "error_class", "error_type", "code"),
-        *(
-            "provider_code",
-            "warnings",
-            "action",
-            "scope",
-            "why",
-            "how",
-            "kind",
-            "size",
-            "role",
-            "type",
-            "source",
-            "origin",
-        ),
+        *("provider_code", "warnings", "action", "scope", "why", "how", "kind", "size", "role", "type"),
+        *("source", "origin"),
         # configuration
         *("pricing_version", "key", "guardrail"),
     )
@@ -264,15 +243,12 @@ host.
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-_BARE = (SessionMessageAppended, SessionConfigured)
-"""Events that never have content in the trace."""
-
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
     """The event without all fields that may quote content."""
     if isinstance(event, UnknownEvent):
         return UnknownEvent(topic=event.topic, raw=msgspec.Raw(msgspec.json.encode({"type": event.topic})))
-    if isinstance(event, _BARE):
+    if isinstance(event, SessionMessageAppended | SessionConfigured):  # they never have content in the trace
         return event
     bare = _without_text(event, ("tags", "value") if keeps_tags else ())
     if isinstance(event, SessionTurnCompleted) and event.error is not None:
@@ -302,17 +278,10 @@ def _bare_value(value: object, field: msgspec.structs.FieldInfo) -> object:
             return _without_text(value)
         case tuple() if value and all(isinstance(each, msgspec.Struct) for each in value):
             return tuple(_without_text(each) for each in value)
-        case tuple() | dict() if all(isinstance(each, int | float) for each in _values(value)):
+        case tuple() if all(isinstance(each, int | float) for each in value):
             return value
-        case _:
-            return _nothing(value, field)
-
-
-def _values(value: tuple[object, ...] | dict[object, object]) -> tuple[object, ...]:
-    return tuple(value.values()) if isinstance(value, dict) else value
-
-
-def _nothing(value: object, field: msgspec.structs.FieldInfo) -> object:
+        case dict() if all(isinstance(each, int | float) for each in value.values()):
+            return value
     if field.default is not msgspec.NODEFAULT:
         return field.default
     if field.default_factory is not msgspec.NODEFAULT:

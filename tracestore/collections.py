@@ -45,15 +45,13 @@ _SCHEMA = """
 """
 _APPLICATION = 0x43424543
 _VERSION = 1
+_ITEMS = "items AS i JOIN collections AS c ON c.id = i.collection"
 _CHUNK = 1000
 """The number of vectors that are compared at a time."""
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """A collection in the file."""
-
     name: str
-    """The name of the collection."""
     model: str
     """The model of the collection's vectors, as ``provider:name``."""
     space: str
@@ -63,7 +61,6 @@ class Collection(msgspec.Struct, frozen=True):
     asked_dimensions: int | None
     """The requested length of the vectors; None for the model's own."""
     items: int
-    """The number of items in the collection."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -74,7 +71,7 @@ class Item(msgspec.Struct, frozen=True):
     hash: bytes
     """The hash of the item's text, to recognise an unchanged text."""
     vector: bytes
-    """The vector, see `similarity.packed`."""
+    """The vector, as `packed` makes it."""
     text: str | None = None
     """The text; None if it is not stored."""
     metadata: str | None = None
@@ -85,7 +82,6 @@ class Similar(msgspec.Struct, frozen=True):
     """An item that a search found."""
 
     id: str
-    """The id of the item."""
     score: float
     """The cosine similarity, from -1 to 1."""
     text: str | None
@@ -164,16 +160,13 @@ class CollectionFile:
         return [Collection(*row) for row in rows]
 
     def collection(self, name: str) -> Collection | None:
-        """A collection; None if there is none of that name."""
         return next((each for each in self.collections() if each.name == name), None)
 
     def hashes(self, name: str) -> dict[str, bytes]:
         """The hashes of a collection's texts by the ids of its items."""
         with self._translated():
             rows = self._connection.execute(
-                "SELECT i.id, i.hash FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ?",
-                (name,),
+                f"SELECT i.id, i.hash FROM {_ITEMS} WHERE c.name = ?", (name,)
             ).fetchall()
         return dict(rows)
 
@@ -242,12 +235,9 @@ class CollectionFile:
             return self._connection.total_changes - before
 
     def vector(self, name: str, item: str) -> bytes | None:
-        """The vector of an item; None if there is none."""
         with self._translated():
             row = self._connection.execute(
-                "SELECT vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ? AND i.id = ?",
-                (name, item),
+                f"SELECT vector FROM {_ITEMS} WHERE c.name = ? AND i.id = ?", (name, item)
             ).fetchone()
         return None if row is None else row[0]
 
@@ -257,8 +247,7 @@ class CollectionFile:
         best: list[tuple[float, str]] = []
         with self._translated():
             cursor = self._connection.execute(
-                "SELECT i.id, i.vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
-                " WHERE c.name = ? AND i.id IS NOT ? ORDER BY i.id",
+                f"SELECT i.id, i.vector FROM {_ITEMS} WHERE c.name = ? AND i.id IS NOT ? ORDER BY i.id",
                 (name, without),
             )
             while rows := cursor.fetchmany(_CHUNK):
@@ -268,9 +257,7 @@ class CollectionFile:
 
     def _found(self, name: str, item: str, score: float) -> Similar:
         text, metadata = self._connection.execute(
-            "SELECT i.text, i.metadata FROM items AS i JOIN collections AS c ON c.id = i.collection"
-            " WHERE c.name = ? AND i.id = ?",
-            (name, item),
+            f"SELECT i.text, i.metadata FROM {_ITEMS} WHERE c.name = ? AND i.id = ?", (name, item)
         ).fetchone()
         return Similar(item, score, text, None if metadata is None else msgspec.Raw(metadata.encode()))
 

@@ -18,8 +18,6 @@ from .call_columns import COLUMNS, CallRow
 
 
 class Column(NamedTuple):
-    """One column of a table."""
-
     meaning: str
     """The content of the column, in a sentence."""
     in_python: str | None = None
@@ -27,12 +25,9 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One table of a trace."""
-
     meaning: str
     """The content of a row, in a sentence."""
     columns: Mapping[str, Column]
-    """The columns by name, in their order."""
 
 
 def _same(**meanings: str) -> dict[str, Column]:
@@ -40,9 +35,7 @@ def _same(**meanings: str) -> dict[str, Column]:
 
 
 def _sentences() -> dict[str, str]:
-    """The docstring of each field of `CallRow`, read from the source, because Python does not store these
-    docstrings.
-    """
+    """The docstring of each field of `CallRow`, read from the source, because Python does not store them."""
     (row,) = ast.parse(textwrap.dedent(inspect.getsource(CallRow))).body
     assert isinstance(row, ast.ClassDef)
     return {
@@ -115,9 +108,7 @@ _CURRENT = {
 
 
 def _call_rows() -> dict[str, Column]:
-    """The columns of the view `call_rows`: the columns of the table `calls`, with their names in an export, and
-    the current cost.
-    """
+    """The columns of the view `call_rows`: those of `calls` by their names in an export, and the current cost."""
     then = {column.in_python: column.meaning for column in _CALLS.values()}
     total = "All input tokens: fresh, read from the cache and written to it."
     return {

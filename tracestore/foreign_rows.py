@@ -24,14 +24,7 @@ def foreign_rows(
 ) -> Iterator[Mapping[str, Any]]:
     """The rows of a table, one at a time. A row with a value above 16 MiB is empty.
 
-    Args:
-        path: The file.
-        table: The name of the table.
-        columns: The columns to read. A column that the table lacks is left out.
-        order: The columns to sort by, if the table has them.
-
-    Raises:
-        OSError: The file can't be read as a database, or lacks the table. The text quotes no content of the file.
+    Raises OSError if the file can't be read as a database, or lacks the table. The text quotes no content.
     """
     import sqlite3
 

@@ -7,20 +7,19 @@ with pruned calls.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from callboard.bus.values.base import ShortRepr
 
-from .sql.connection import SqlValue, Statements, placeholders
+from .sql.connection import Row, SqlValue, Statements, in_parts, placeholders
 
 ClientWindow: TypeAlias = Literal["hour", "day", "month"]
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client of the gateway."""
-
     name: str
     """The client's name, which is also the value of the tag ``client`` in the trace."""
     budget_nano_usd: int | None = None
@@ -49,7 +48,6 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     hash: bytes
     """The SHA-256 of the key."""
     client: str
-    """The client's name."""
     prefix: str
     """The start of the key, by which people recognise the key."""
     created_us: int
@@ -63,15 +61,12 @@ KeptKind: TypeAlias = Literal["reply", "chain", "response"]
 
 
 class ConversationEntry(ShortRepr, frozen=True, kw_only=True):
-    """One entry of a conversation."""
-
     client: str
     """The client's name; empty for a gateway without keys."""
     kind: KeptKind
     key: bytes
     """The hash or the id that identifies the entry."""
     session_id: str
-    """The session of the conversation."""
     body: bytes
     """The content, encoded by the gateway."""
     ts_us: int
@@ -89,9 +84,6 @@ class GatewayChanges(msgspec.Struct, frozen=True):
 
 _T = TypeVar("_T")
 
-KEYS_AT_ONCE = 500
-"""The number of keys in one query. Old versions of SQLite accept at most 999 parameters."""
-
 
 class Work(Protocol):
     """Runs a function on the database, either only for reading or in one transaction."""
@@ -102,9 +94,7 @@ class Work(Protocol):
 class GatewayTables:
     """The tables of gateways in one store. Every method raises StoreError if the store can't be used.
 
-    Args:
-        look: Runs work that only reads.
-        write: Runs work in one transaction, which may overlap with the writers of the trace.
+    `write` runs work in one transaction, which may overlap with the writers of the trace.
     """
 
     def __init__(self, look: Work, write: Work) -> None:
@@ -112,7 +102,6 @@ class GatewayTables:
         self._write = write
 
     async def changes(self) -> GatewayChanges:
-        """The counts of changes by any process."""
         rows = await self._look(lambda statements: statements.run("SELECT what, number FROM gateway_changes"))
         return GatewayChanges(**dict(rows))
 
@@ -176,9 +165,7 @@ class GatewayTables:
         return await self._write(work)
 
     async def rotate_key(self, key: ClientKey, expires_us: int) -> bool:
-        """Add a key, and set the time at which the client's other keys expire. Returns False for an unknown
-        client.
-        """
+        """Add a key, and let the client's other keys expire at a time. Returns False for an unknown client."""
 
         def work(statements: Statements) -> bool:
             if not statements.run(
@@ -199,9 +186,7 @@ class GatewayTables:
         return await self._write(work)
 
     async def revoke_client(self, name: str, at_us: int) -> bool:
-        """Revoke a client and delete its keys. Returns False if the client does not exist or is already
-        revoked.
-        """
+        """Revoke a client and delete its keys. Returns False if there is no such client, or no longer."""
 
         def work(statements: Statements) -> bool:
             revoked = statements.change(
@@ -217,7 +202,6 @@ class GatewayTables:
     # --- Conversations ---
 
     async def keep(self, some: Sequence[ConversationEntry]) -> None:
-        """Store entries of conversations."""
         rows: list[tuple[SqlValue, ...]] = [
             (each.client, each.kind, each.key, each.session_id, each.body, len(each.body), each.ts_us)
             for each in some
@@ -238,31 +222,21 @@ class GatewayTables:
         """The entries of a client under some keys, in the order of storing."""
 
         def work(statements: Statements) -> list[ConversationEntry]:
-            found: list[tuple[int, ConversationEntry]] = []
-            for start in range(0, len(keys), KEYS_AT_ONCE):
-                some = keys[start : start + KEYS_AT_ONCE]
-                rows = statements.run(
+            rows: list[Row] = []
+            for some in in_parts(keys):
+                rows += statements.run(
                     f"""
                     SELECT id, key, session_id, body, ts_us FROM gateway_kept
                      WHERE client = ? AND kind = ? AND key IN ({placeholders(len(some))})
                     """,
                     (client, kind, *some),
                 )
-                found += [
-                    (
-                        number,
-                        ConversationEntry(
-                            client=client,
-                            kind=kind,
-                            key=bytes(key),
-                            session_id=session_id,
-                            body=bytes(body),
-                            ts_us=ts_us,
-                        ),
-                    )
-                    for number, key, session_id, body, ts_us in rows
-                ]
-            return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+            return [
+                ConversationEntry(
+                    client=client, kind=kind, key=bytes(key), session_id=session_id, body=bytes(body), ts_us=ts_us
+                )
+                for _, key, session_id, body, ts_us in sorted(rows, key=itemgetter(0))
+            ]
 
         return await self._look(work)
 
@@ -270,13 +244,7 @@ class GatewayTables:
         """Delete the entries under a key. Returns whether there were any."""
 
         def work(statements: Statements) -> bool:
-            with statements.erasing():
-                gone = statements.change(
-                    "DELETE FROM gateway_kept WHERE client = ? AND kind = ? AND key = ?", (client, kind, key)
-                )
-            if gone:
-                _note(statements, "forgotten")
-            return bool(gone)
+            return bool(_forget(statements, "client = ? AND kind = ? AND key = ?", (client, kind, key)))
 
         return await self._write(work)
 
@@ -330,19 +298,17 @@ def _note(statements: Statements, what: str) -> None:
 
 def forget_kept_of(statements: Statements, sessions: Sequence[str]) -> int:
     """Delete and erase the entries of some sessions. The caller holds a transaction."""
-    with statements.erasing():
-        gone = statements.change(
-            f"DELETE FROM gateway_kept WHERE session_id IN ({placeholders(len(sessions))})", sessions
-        )
-    if gone:
-        note_forgotten(statements)
-    return gone
+    return _forget(statements, f"session_id IN ({placeholders(len(sessions))})", sessions)
 
 
 def forget_kept_before(statements: Statements, before_us: int) -> int:
     """Delete and erase entries from before a given time. The caller holds a transaction."""
+    return _forget(statements, "ts_us < ?", (before_us,))
+
+
+def _forget(statements: Statements, which: str, values: Sequence[SqlValue]) -> int:
     with statements.erasing():
-        gone = statements.change("DELETE FROM gateway_kept WHERE ts_us < ?", (before_us,))
+        gone = statements.change(f"DELETE FROM gateway_kept WHERE {which}", values)
     if gone:
         note_forgotten(statements)
     return gone

@@ -12,8 +12,6 @@ from .sqlite.statements import needs_file_lock, sqlite_version
 
 __all__ = ["FileFacts", "file_facts", "sqlite_version"]
 
-BESIDE = ("", "-wal", "-shm", ".lock")
-
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that the file system reports about a trace file at one time."""
@@ -31,7 +29,6 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     """The free space of the disk in bytes."""
     sqlite_version: str
-    """The version of the SQLite library."""
     file_lock: bool
     """Whether writers lock ``<file>.lock`` around each transaction, for the reason in `locking`."""
     locking: str
@@ -42,7 +39,8 @@ def file_facts(path: Path) -> FileFacts:
     """Examine the file and its folder. Nothing is opened or created."""
     import shutil  # lazy: it imports five compression libraries
 
-    folder = _existing(path.parent)
+    folder = next((parent for parent in path.parents if parent.exists()), path.parent)
+    beside = [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm", ".lock")]
     exists = os.path.lexists(path)
     writable = os.access(folder, os.W_OK | os.X_OK) and (not exists or os.access(path, os.W_OK))
     return FileFacts(
@@ -51,25 +49,16 @@ def file_facts(path: Path) -> FileFacts:
         size=path.lstat().st_size if exists else 0,
         folder=folder,
         writable=writable,
-        open_to_others=tuple(file for file in _files(path) if _open_to_others(file)),
+        open_to_others=tuple(
+            file
+            for file in beside
+            if os.name == "posix" and file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077
+        ),
         free_bytes=shutil.disk_usage(folder).free,
         sqlite_version=sqlite_version(),
         file_lock=needs_file_lock(),
         locking=_locking(path),
     )
-
-
-def _existing(folder: Path) -> Path:
-    return next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
-
-
-def _files(path: Path) -> list[Path]:
-    beside = (path.with_name(path.name + ending) for ending in BESIDE)
-    return [file for file in beside if file.exists()]
-
-
-def _open_to_others(path: Path) -> bool:
-    return os.name == "posix" and bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 
 def _locking(path: Path) -> str:

@@ -34,7 +34,6 @@ def published_table(home: Path) -> PriceTable:
 
 
 def published_snapshot(home: Path) -> Snapshot:
-    """The snapshot in the home folder, or the shipped snapshot if there is none."""
     from .prices.files import read, shipped_snapshot
 
     path = home / SNAPSHOT_NAME

@@ -10,8 +10,8 @@ import anyio
 import msgspec
 
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.codec import decode_as
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.subscription import check_pattern, topic_matches
 
 from .sqlite.database import Database
@@ -139,9 +139,7 @@ class _Pages:
 
 
 def _glob(topics: Sequence[str]) -> str | None:
-    """A pattern that matches at least all events of the topics, so that the store reads fewer events; None if
-    there is no such pattern.
-    """
+    """A pattern that matches at least all events of the topics; None if there is none."""
     if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
         return None
     return topics[0].replace(">", "*")

@@ -104,7 +104,6 @@ def retry_delay(failures: int, options: WriterOptions) -> float:
 
 
 def after_failure(state: StoreState, failures: int, options: WriterOptions, *, may_spill: bool) -> StoreState:
-    """The state after failures in a row."""
     match state:
         case "ok":
             return "retrying"
@@ -320,9 +319,7 @@ class CurrentPrices(msgspec.Struct, frozen=True):
     """The repricings that set the current costs."""
 
     runs: tuple[int, ...]
-    """The runs in order of precedence. A call has the cost of the first run that covers it, or else the cost at
-    call time.
-    """
+    """The runs in order of precedence. The first one that covers a call sets its cost."""
     versions: tuple[str, ...]
     """The price versions of `runs`, in the same order."""
     run: RepriceRun | None
@@ -378,9 +375,7 @@ class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a pruning can return empty pages to the disk without rewriting the file."""
 
     def leftovers(self, where: str) -> list[Check]:
-        """The check that reports data of dead processes. Such data is no problem, because the next start handles
-        it.
-        """
+        """The check that reports data of dead processes. It is no problem, because the next start handles it."""
         lost = f", {self.lost} lost with {self.open_calls} calls without an end" if self.lost else ", none lost"
         spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in self.spilled)
         start = f"The next start that writes to {where}"

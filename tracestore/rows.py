@@ -41,9 +41,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Output tokens, `reasoning_tokens` included."""
     cost_nano_usd: int
-    """The cost of the calls that have a cost, in nano-USD: the current cost, or the cost under the requested
-    version.
-    """
+    """The cost of the calls that have one, in nano-USD: current, or under the requested version."""
     at_call_time_nano_usd: int
     """The cost at call time of the calls that had a cost, in nano-USD."""
     unpriced: int
@@ -360,11 +358,8 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """The number of the slot, from 0."""
     unknown: bool
-    """Whether the row sums calls with unknown usage. Such calls are counted with the amount that was reserved for
-    them.
-    """
+    """Whether the row sums calls with unknown usage, counted with the amount reserved for them."""
     calls: int
-    """The number of attempts."""
     nano_usd: int
     """The sum of the known costs, in nano-USD."""
     tokens: int
@@ -389,7 +384,6 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The name of the import source that read the file."""
     path: str
-    """The path of the file."""
     size: int
     """The size of the file when it was read, in bytes."""
     mtime_ns: int
@@ -414,11 +408,9 @@ class Revision(NamedTuple):
     """A change of a call's revision in the ledger of imports."""
 
     request_id: str
-    """The id of the call."""
     before: int | None
     """The revision in the ledger when the caller read it; None for a new call."""
     after: int
-    """The new revision."""
 
 
 class Imported(NamedTuple):

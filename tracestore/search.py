@@ -17,8 +17,9 @@ from callboard.bus.values.messages import Message
 
 from .call_columns import SearchFilter
 from .rows import FoundMessage
-from .sql.connection import Database, Row, SqlValue, Statements
-from .writing.content import Bodies, message_of
+from .sql.connection import Database, SqlValue, Statements
+from .sql.content import BodyReader
+from .writing.content import message_of
 
 _AT_ONCE = 500
 """The number of messages that one transaction indexes."""
@@ -29,25 +30,20 @@ class Index(Protocol):
 
     def make(self, statements: Statements) -> None:
         """Create the index if there is none. The caller holds a transaction."""
-        ...
 
     @property
     def missing(self) -> str:
         """A condition on ``content AS c`` for a body that is not in the index yet."""
-        ...
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
         """Put the words of bodies into the index, by the numbers of the bodies."""
-        ...
 
     @property
     def join(self) -> str:
         """The join of the index to ``content AS c``."""
-        ...
 
     def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
         """The condition for matching messages, with its values. At least one term is required."""
-        ...
 
 
 async def search(database: Database, index: Index, where: SearchFilter) -> list[FoundMessage]:
@@ -71,8 +67,8 @@ def _take_in(statements: Statements, index: Index) -> bool:
          ORDER BY c.id LIMIT {_AT_ONCE}
         """
     )
-    fetch = _Fetch(statements)
-    index.put(statements, [(number, " ".join(words_of(fetch.text(body)))) for number, body in rows])
+    fetch = BodyReader(statements)
+    index.put(statements, [(number, " ".join(words_of(_role_and_text(body, fetch)[1]))) for number, body in rows])
     return len(rows) == _AT_ONCE
 
 
@@ -96,41 +92,20 @@ def _find(statements: Statements, index: Index, where: SearchFilter, terms: Sequ
         """,
         (*values, where.limit),
     )
-    fetch = _Fetch(statements)
-    return [_found(row, fetch) for row in rows]
+    fetch = BodyReader(statements)
+    return [
+        FoundMessage(session_id, position, message_id, ts_us, *_role_and_text(body, fetch))
+        for session_id, position, message_id, ts_us, body in rows
+    ]
 
 
-def _found(row: Row, fetch: _Fetch) -> FoundMessage:
-    session_id, position, message_id, ts_us, body = row
-    role, text = fetch.role_and_text(body)
-    return FoundMessage(session_id, position, message_id, ts_us, role, text)
-
-
-class _Fetch:
-    """Reads messages and their bodies. Unreadable content is treated as empty."""
-
-    def __init__(self, statements: Statements) -> None:
-        self._statements = statements
-        self._bodies: Bodies = {}
-
-    def text(self, body: bytes) -> str:
-        return self.role_and_text(body)[1]
-
-    def role_and_text(self, body: bytes) -> tuple[str, str]:
-        """The role and the words of a message."""
-        try:
-            message = message_of(bytes(body), self._body)
-        except (ValueError, KeyError):
-            return "", ""
-        return str(message.role), text_of(message)
-
-    def _body(self, digest: bytes) -> bytes:
-        if digest not in self._bodies:
-            rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
-            if not rows:
-                raise KeyError(digest.hex())
-            self._bodies[digest] = rows[0][0]
-        return self._bodies[digest]
+def _role_and_text(body: bytes, fetch: BodyReader) -> tuple[str, str]:
+    """The role and the words of a message. Unreadable content is treated as empty."""
+    try:
+        message = message_of(bytes(body), fetch)
+    except (ValueError, KeyError):
+        return "", ""
+    return str(message.role), text_of(message)
 
 
 # --- Words and search terms ---
@@ -166,15 +141,14 @@ def words_of(text: str) -> list[str]:
 
 def terms_of(question: str) -> tuple[Term, ...]:
     """The terms of a query. A text without words has none."""
-    return tuple(_terms(question))
-
-
-def _terms(question: str) -> Iterator[Term]:
+    terms = []
     for found in _TERM.finditer(question):
         text = found["phrase"] if found["phrase"] is not None else found["word"]
         words = tuple(words_of(text))
         if words:
-            yield Term(words, begins=found["phrase"] is None and text.endswith("*"), absent=bool(found["no"]))
+            begins = found["phrase"] is None and text.endswith("*")
+            terms.append(Term(words, begins=begins, absent=bool(found["no"])))
+    return tuple(terms)
 
 
 def text_of(message: Message) -> str:
@@ -186,8 +160,6 @@ def text_of(message: Message) -> str:
                 parts.append(block.text)
             case ToolUseBlock():
                 parts += [block.name, *_texts(block.input)]
-            case _:
-                pass
     return "\n".join(parts)
 
 
@@ -203,8 +175,6 @@ def _texts(value: object) -> Iterator[str]:
                 yield from _texts(inner)
         case int() | float():
             yield str(value)
-        case _:
-            pass
 
 
 def excerpt(text: str, terms: tuple[Term, ...], length: int = 160) -> str:

@@ -1,4 +1,4 @@
-"""The interface of a store, by subject. Engine, writer and exports use a store only through it.
+"""The interface of a store. Engine, writer and exports use a store only through it.
 
 `TraceStore`, the trace in a SQLite file, is one implementation. A time is given in microseconds since the epoch,
 UTC, or as an aware datetime. A naive datetime raises ValueError. Every method raises StoreError if the store can't
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.values.messages import Message
 
 from .call_columns import CallFilter, CallRow, SearchFilter
@@ -48,8 +48,13 @@ from .rows import (
 )
 
 
-class Opening(Protocol):
-    """Opening and closing a store in this process."""
+class Store(Protocol):
+    """A trace: the events of calls and sessions, and the tables that are derived from them.
+
+    Events are the source of truth and append-only. All other rows are derived from events in the same transaction,
+    so they always agree with the events. Events are stored without content: an appended message has only its
+    position, role and id. Captured content is stored in its own tables. A store belongs to one event loop.
+    """
 
     @property
     def path(self) -> Path:
@@ -57,12 +62,10 @@ class Opening(Protocol):
 
         While the store fails, a writer spills events to files next to this path.
         """
-        ...
 
     @property
     def is_open(self) -> bool:
         """True between `open` and `close`."""
-        ...
 
     async def open(self) -> None:
         """Open the store, and create or upgrade it as needed. Does nothing if the store is open.
@@ -71,14 +74,12 @@ class Opening(Protocol):
             StoreError: The store isn't Callboard's or has a newer version. The store is not changed.
             StoreUnavailable: The store can't be used now. Each `write` tries again until the store is closed.
         """
-        ...
 
     async def close(self) -> None:
         """Finish the work in progress, mark this process's runs as ended, and close the store.
 
         Closing twice is harmless.
         """
-        ...
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -89,9 +90,7 @@ class Opening(Protocol):
     ) -> None:
         await self.close()
 
-
-class Writing(Protocol):
-    """Storing runs and their events."""
+    # --- Writing: runs and their events ---
 
     def hold_run(self, run_id: str) -> None:
         """Mark a run as alive until the store is closed or the process dies.
@@ -99,7 +98,6 @@ class Writing(Protocol):
         A process calls this before it writes events of calls in progress. When a writer starts, it treats every
         run without a mark as lost. After StoreUnavailable, the next `write` tries again.
         """
-        ...
 
     async def close_lost_runs(
         self, prices: PriceTable | None = None, delivered: Delivered | None = None
@@ -113,7 +111,6 @@ class Writing(Protocol):
         Returns:
             The ids of the runs that were ended.
         """
-        ...
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         """Store events, and the changes to calls and sessions that they report, in one transaction.
@@ -125,11 +122,9 @@ class Writing(Protocol):
             StoreError: The store can't be written. Nothing is written.
             Exception: An event can't be stored. Nothing is written.
         """
-        ...
 
     async def committed_seq(self, run_id: str) -> int:
         """The highest sequence number of a run that is committed; 0 if there is none."""
-        ...
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         """A context that excludes all other users of this trace under the same name, in any process.
@@ -139,23 +134,17 @@ class Writing(Protocol):
         Args:
             name: Any text.
         """
-        ...
 
-
-class Importing(Protocol):
-    """Importing calls that other programs recorded."""
+    # --- Importing calls that other programs recorded ---
 
     async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
         """The given calls that were imported before, including pruned calls."""
-        ...
 
     async def imported_files(self, source: str) -> dict[str, ImportedFile]:
         """The files that a source has read, by their paths."""
-        ...
 
     async def deleted_sessions(self, session_ids: Sequence[str]) -> set[str]:
         """Return those of the given sessions that were deleted with `delete_session`."""
-        ...
 
     async def write_import(
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
@@ -171,11 +160,8 @@ class Importing(Protocol):
             False if nothing was written. The reason is one of three: another importer has written one of these
                 calls, one of the calls was pruned, or one of the events belongs to a deleted session.
         """
-        ...
 
-
-class Queries(Protocol):
-    """Calls, events and jobs, one by one."""
+    # --- Calls, events and jobs, one by one ---
 
     async def calls(
         self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None
@@ -187,7 +173,6 @@ class Queries(Protocol):
             limit: The largest number of attempts. None means all of them.
             under: The price version for `CallRow.cost`. None means the current one.
         """
-        ...
 
     async def calls_after(
         self, call_id: int, where: CallFilter | None = None, limit: int = 1000, *, under: str | None = None
@@ -201,7 +186,6 @@ class Queries(Protocol):
             limit: The largest number of attempts.
             under: The price version, as in `calls`.
         """
-        ...
 
     async def events(
         self,
@@ -229,7 +213,6 @@ class Queries(Protocol):
             after_id: The number in the trace after which to start.
             limit: The largest number of events. None means all of them.
         """
-        ...
 
     async def numbered_events(
         self,
@@ -247,7 +230,6 @@ class Queries(Protocol):
 
         At most `limit` events are returned. Pass the last number as `after_id` to continue.
         """
-        ...
 
     async def run_events(self, run_id: str, after_seq: int = 0, limit: int = 1000) -> list[Envelope]:
         """The stored events of one run with a `seq` above a number, in the order of `seq`.
@@ -257,7 +239,6 @@ class Queries(Protocol):
             after_seq: The `seq` after which to start.
             limit: The largest number of events.
         """
-        ...
 
     async def run_positions(self, since: int | datetime) -> dict[str, int]:
         """The highest committed `seq` of each run, by the ids of the runs.
@@ -265,15 +246,12 @@ class Queries(Protocol):
         Args:
             since: A time. Runs that ended before it may be left out.
         """
-        ...
 
     async def last_event_id(self) -> int:
         """The number of the last event in the trace; 0 if there is none."""
-        ...
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
         """The stored data of a job at a provider, such as a video."""
-        ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
         """Background replies of processes that have ended, in the order of their calls.
@@ -283,19 +261,15 @@ class Queries(Protocol):
             owned: Whether the session belongs to the caller. If so, the store doesn't check whether the process
                 has ended, because in a cluster this may be detected late.
         """
-        ...
 
     async def batch(self, batch_id: str) -> StoredBatch | None:
         """The stored data of a batch; None if nothing is stored."""
-        ...
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:
         """At most `limit` batches, the latest first."""
-        ...
 
     async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
         """The given calls that have ended, by their ids."""
-        ...
 
     async def sql(
         self,
@@ -317,18 +291,16 @@ class Queries(Protocol):
             StoreError: The statement doesn't only read, or takes too long.
             ValueError: The limit is negative, or the time limit is not positive.
         """
-        ...
 
-
-class Statistics(Protocol):
-    """Sums and percentiles over calls, grouped by dimensions: day (UTC), provider, model, session_id, turn_id,
-    status, served_model, error_class, stop_reason, operation, or ``tag:KEY``.
-    """
+    # --- Sums and percentiles over calls ---
 
     async def costs(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",), *, under: str | None = None
     ) -> list[CostRow]:
         """The tokens and costs of calls, summed by dimensions, the most expensive group first.
+
+        The dimensions are day (UTC), provider, model, session_id, turn_id, status, served_model, error_class,
+        stop_reason, operation, key, root, origin, or ``tag:KEY``.
 
         Args:
             where: A filter for the calls.
@@ -338,21 +310,18 @@ class Statistics(Protocol):
         Raises:
             ValueError: The dimension is unknown.
         """
-        ...
 
     async def statistics(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
     ) -> list[StatisticsRow]:
-        """Latency, first token, speed, cache hits and outcomes by dimensions.
+        """Latency, first token, speed, cache hits and outcomes by dimensions, as in `costs`.
 
         Raises:
             ValueError: The dimension is unknown.
         """
-        ...
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts, grouped by class and model. The most frequent group is first."""
-        ...
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
         """The sums for budgets, all read from one state of the trace.
@@ -364,11 +333,8 @@ class Statistics(Protocol):
         Raises:
             ValueError: The dimension is unknown.
         """
-        ...
 
-
-class Sessions(Protocol):
-    """Sessions and their captured content."""
+    # --- Sessions and their captured content ---
 
     async def sessions(
         self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
@@ -379,19 +345,15 @@ class Sessions(Protocol):
             limit: The largest number of sessions; None means all.
             tags: Tags that every session must have.
         """
-        ...
 
     async def saved_session(self, session_id: str) -> SavedSession | None:
         """A session with its content, and a list of the parts that are missing; None if nothing is stored."""
-        ...
 
     async def was_answered(self, session_id: str) -> bool:
         """Whether a model has, or may have, answered in a session. False for a deleted session."""
-        ...
 
     async def messages(self, session_id: str) -> list[Message]:
         """The stored messages of a session, in order. `saved_session` lists missing messages."""
-        ...
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
         """Messages with captured content, the latest first. The first search for words builds an index of all
@@ -401,7 +363,6 @@ class Sessions(Protocol):
         Raises:
             StoreError: The text has no word, or the database has no text search.
         """
-        ...
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
         """Make a run the owner of a stored session.
@@ -417,14 +378,12 @@ class Sessions(Protocol):
         Returns:
             False if the stored history has another length.
         """
-        ...
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
         """The run that owns a stored session, and the last committed number of `run_id`.
 
         The run is None if the session has no owner.
         """
-        ...
 
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session, and the content that no other session shares.
@@ -439,7 +398,6 @@ class Sessions(Protocol):
         Returns:
             False if nothing of the session is stored.
         """
-        ...
 
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last used before a given time.
@@ -451,11 +409,8 @@ class Sessions(Protocol):
         Returns:
             The number of deleted bodies.
         """
-        ...
 
-
-class Repricing(Protocol):
-    """Price tables, and the costs of stored calls under them."""
+    # --- Price tables, and the costs of stored calls under them ---
 
     async def reprice(
         self,
@@ -484,7 +439,6 @@ class Repricing(Protocol):
         Raises:
             StoreError: The store has no such version, or can't be used.
         """
-        ...
 
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
@@ -498,7 +452,6 @@ class Repricing(Protocol):
         Raises:
             StoreError: The repricing does not exist.
         """
-        ...
 
     async def undo_reprice(self) -> RepriceRun:
         """Undo the latest repricing. The previous costs become current again.
@@ -506,7 +459,6 @@ class Repricing(Protocol):
         Raises:
             StoreError: There is no repricing to undo.
         """
-        ...
 
     async def use_prices(self, version: str | None) -> None:
         """Choose the current costs: the costs of an earlier repricing. With None, the costs at call time.
@@ -514,15 +466,12 @@ class Repricing(Protocol):
         Raises:
             StoreError: The store has no such version.
         """
-        ...
 
     async def current_prices(self) -> CurrentPrices:
         """The repricings that set the current costs, and the latest repricing. Any process may change them."""
-        ...
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if these are the costs at call time."""
-        ...
 
     async def price_table(self, version: str) -> PriceTable:
         """One of the store's price tables.
@@ -530,19 +479,14 @@ class Repricing(Protocol):
         Raises:
             StoreError: The store has no such version. The error lists the versions that it has.
         """
-        ...
 
     async def price_tables(self) -> list[PriceTable]:
         """The store's price tables, in the order in which they were added."""
-        ...
 
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""
-        ...
 
-
-class Upkeep(Protocol):
-    """The health of a store, retention, and copies."""
+    # --- Health, retention and copies ---
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         """The faults that the database finds in itself; empty if there are none. The check may read the whole
@@ -552,15 +496,12 @@ class Upkeep(Protocol):
         Raises:
             TimeoutError: The check took longer than `seconds`.
         """
-        ...
 
     async def condition(self) -> StoreCondition:
         """The running and lost runs, the files that dead writers left for adoption, and the size of the trace."""
-        ...
 
     async def journal_mode(self) -> str:
         """``wal``, unless the file system doesn't support such a log, for example a network share."""
-        ...
 
     async def prune(
         self,
@@ -582,7 +523,6 @@ class Upkeep(Protocol):
             vacuum: Whether to rewrite the file afterwards, which makes writers wait.
             progress: Called after every step with the counts so far.
         """
-        ...
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         """Copy the current trace to a new path. Writers can continue during the copy.
@@ -597,13 +537,3 @@ class Upkeep(Protocol):
         Raises:
             StoreError: The path exists, or the copy failed.
         """
-        ...
-
-
-class Store(Opening, Writing, Importing, Queries, Statistics, Sessions, Repricing, Upkeep, Protocol):
-    """A trace: the events of calls and sessions, and the tables that are derived from them.
-
-    Events are the source of truth and append-only. All other rows are derived from events in the same transaction,
-    so they always agree with the events. Events are stored without content: an appended message has only its
-    position, role and id. Captured content is stored in its own tables. A store belongs to one event loop.
-    """

@@ -10,12 +10,30 @@ let pytest run it:
 See docs/adding-a-provider.md for a worked example. Nothing else imports this package.
 """
 
-from . import lifecycle, streams, requests, failures  # noqa: I001  (they fill CHECKS, in this order)
-from .assertions import check_stream
+from . import failures, lifecycle, requests, streams
 from .checks import CHECKS, SECTIONS, Check, Outcome, checklist, checks_of, run_check, run_checks, table
 from .http_kit import HANG, FakeReply, FakeTransport, HttpKit, ServedKit, arguments, halves, write_event
-from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .kit import FakeClock, VirtualLoop, run_virtual
+from .kit import (
+    CALLS,
+    CONDITIONS,
+    KEY,
+    TOOLS,
+    Fails,
+    FakeClock,
+    Kit,
+    NotShown,
+    Says,
+    Scene,
+    Silent,
+    Stage,
+    Unreachable,
+    VirtualLoop,
+    run_virtual,
+)
+from .streams import check_stream
+
+_ORDER = [module.__name__ for module in (lifecycle, streams, requests, failures)]
+CHECKS.sort(key=lambda each: _ORDER.index(each.body.__module__))
 
 del failures, lifecycle, requests, streams
 

@@ -1,15 +1,26 @@
-"""Checks, their results, and the table and checklist of results."""
+"""The checks of an adapter: their registration, steps and requirements, and the table of their results."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import anyio
+import msgspec
 
-from .kit import Kit, NotShown, run_virtual
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ContentBlock, TextBlock, ToolUseBlock
+
+from ..config import RetryPolicy
+from ..contract import AdapterStream, CanonicalRequest, CanonicalResponse
+from .http_kit import HttpKit
+from .kit import CALLS, Kit, NotShown, Says, Stage, run_virtual
+
+T = TypeVar("T")
 
 LIMIT_SECONDS = 3600.0
 """The virtual seconds after which a check is reported as hanging."""
@@ -100,6 +111,190 @@ def _only(error: BaseException) -> BaseException:
     return next((each for each in inner if isinstance(each, AssertionError)), inner[0])
 
 
+# --- Steps of checks ---
+
+
+def require(condition: object, message: str) -> None:
+    """Raise an AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+PATIENCE_SECONDS = 30.0
+"""The virtual time in seconds within which a cancelled call or a closed adapter must end."""
+
+SOON = RetryPolicy(base_delay=0.01, jitter=False)
+"""A retry policy with short waits, for checks that don't measure the waits."""
+
+
+@contextmanager
+def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Fail with the name of the step if the step takes longer than `seconds`."""
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise AssertionError(f"{what} hangs")
+
+
+@dataclass
+class StreamOutcome:
+    """The events of a stream, and its exception."""
+
+    events: list[StreamEvent] = field(default_factory=list)
+    error: AdapterError | None = None
+    """The exception after the events; None if there was none."""
+
+
+async def listen(stream: AsyncIterator[StreamEvent], outcome: StreamOutcome | None = None) -> StreamOutcome:
+    """Read a stream to its end, or to an AdapterError."""
+    outcome = outcome or StreamOutcome()
+    try:
+        async for event in stream:
+            outcome.events.append(event)
+    except AdapterError as error:
+        outcome.error = error
+    return outcome
+
+
+async def read_stream(at: Stage, request: CanonicalRequest | None = None) -> StreamOutcome:
+    return await listen(at.adapter.stream(request or at.request()))
+
+
+async def read_events(at: Stage, request: CanonicalRequest | None = None) -> list[StreamEvent]:
+    """Read a whole stream that must not fail."""
+    outcome = await read_stream(at, request)
+    require(outcome.error is None, f"the stream raised {outcome.error!r}")
+    return outcome.events
+
+
+async def timed(work: Awaitable[T]) -> tuple[T, float]:
+    """Return the result and the time that it took, in seconds."""
+    before = anyio.current_time()
+    result = await work
+    return result, anyio.current_time() - before
+
+
+async def first_event(stream: AdapterStream) -> StreamEvent:
+    """The first event of a stream that must have one."""
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise AssertionError("the stream has no events") from None
+
+
+async def failure(at: Stage, *, streamed: bool, request: CanonicalRequest | None = None) -> AdapterError:
+    """The AdapterError of a call that must fail before anything is delivered."""
+    if streamed:
+        outcome = await read_stream(at, request)
+        require(
+            not outcome.events,
+            f"a call that failed before its reply must have no events, but the events are {outcome.events}",
+        )
+        if outcome.error is None:
+            raise AssertionError("stream() raised nothing")
+        return outcome.error
+    try:
+        response = await at.adapter.complete(request or at.request())
+    except AdapterError as error:
+        return error
+    raise AssertionError(f"complete() returned {response!r}")
+
+
+def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
+    """The content without ids and opaque data, for comparisons."""
+    short: list[object] = []
+    for block in content:
+        match block:
+            case TextBlock():
+                short.append(block.text)
+            case ToolUseBlock():
+                short.append((block.name, block.input, block.incomplete))
+            case _:
+                short.append(type(block).__name__)
+    return short
+
+
+def expected_in_short(scene: Says) -> list[object]:
+    """The expected content of a scene, without reasoning."""
+    text: list[object] = [scene.text] if scene.text else []
+    return text + [(name, arguments, False) for name, arguments in CALLS[: scene.calls]]
+
+
+def in_short(response: CanonicalResponse) -> tuple[list[object], str]:
+    """Return the content without ids, and the stop reason."""
+    return content_in_short(response.content), str(response.stop_reason)
+
+
+def with_one_id(events: Sequence[StreamEvent]) -> list[bytes]:
+    """Events as JSON, for comparisons: the random ids of tool calls are replaced by numbers."""
+    numbers: dict[str, str] = {}
+    texts: list[bytes] = []
+    for event in events:
+        text = msgspec.json.encode(event).decode()
+        for block in getattr(event, "final_content", ()):
+            if isinstance(block, ToolUseBlock):
+                numbers.setdefault(block.id, f"call {len(numbers)}")
+        call_id = getattr(event, "tool_use_id", None)
+        if call_id:
+            numbers.setdefault(call_id, f"call {len(numbers)}")
+        for found, number in numbers.items():
+            text = text.replace(found, number)
+        texts.append(text.encode())
+    return texts
+
+
+# --- Requirements on the kit ---
+
+
+def over_http(kit: Kit) -> HttpKit:
+    """Return the kit, or skip the check if the adapter does not use HTTP."""
+    if not isinstance(kit, HttpKit):
+        raise NotShown("the adapter is not over HTTP")
+    return kit
+
+
+def streaming(kit: Kit) -> None:
+    """Skip the check if the adapter does not stream."""
+    if not kit.streams:
+        raise NotShown("the adapter does not stream")
+
+
+def keyed(kit: Kit) -> None:
+    """Skip the check if the provider has no keys."""
+    if not kit.takes_key:
+        raise NotShown("the provider needs no key")
+
+
+def waiting(kit: Kit) -> None:
+    """Skip the check if the kit runs in real time, because the check would take minutes."""
+    if kit.real_time:
+        raise NotShown("it waits for minutes and needs virtual time")
+
+
+def calling(at: Stage, calls: int = 1) -> None:
+    """Skip the check if the model makes fewer than `calls` tool calls in one reply."""
+    if not at.capabilities.supports_tools:
+        raise NotShown("supports_tools is False")
+    if calls > 1 and not at.capabilities.supports_parallel_tool_calls:
+        raise NotShown("supports_parallel_tool_calls is False")
+
+
+async def replies(kit: Kit) -> list[Says]:
+    """The replies that the models of this adapter can give."""
+    async with kit.stage() as at:
+        tools, parallel = at.capabilities.supports_tools, at.capabilities.supports_parallel_tool_calls
+    possible = [Says("Hello, ☃!"), Says("Once upon a", stop="length"), Says("")]
+    if tools:
+        possible += [Says("", calls=1, stop="tools"), Says("Let me look.", calls=1, stop="tools")]
+    if tools and parallel:
+        possible += [Says("", calls=2, stop="tools"), Says("Let me look.", calls=2, stop="tools")]
+    return possible
+
+
+async def longest(kit: Kit) -> Says:
+    return (await replies(kit))[-1]
+
+
 # --- Results for people ---
 
 SECTIONS = {
@@ -159,18 +354,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
         lines.append(head + wrapped[0])
         lines += [" " * len(head) + line for line in wrapped[1:]]
         if outcome.reason:
-            reason = f"{check.name}: {_short(outcome.reason)}" if outcome.result == "failed" else outcome.reason
+            reason = outcome.reason
+            if outcome.result == "failed":
+                reason = f"{check.name}: {reason if len(reason) <= 600 else reason[:600] + '...'}"
             lines += [" " * len(head) + f"  {line}" for line in textwrap.wrap(reason, WIDTH - len(head) - 2)]
-    counts = {result: sum(outcome.result == result for outcome in outcomes) for result in _RESULTS}
-    lines.append(", ".join(f"{count} {result}" for result, count in counts.items()))
+    results = [outcome.result for outcome in outcomes]
+    lines.append(", ".join(f"{results.count(result)} {result}" for result in ("passed", "failed", "skipped")))
     return "\n".join(lines)
-
-
-_RESULTS = ("passed", "failed", "skipped")
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= 600 else reason[:600] + "..."
 
 
 def checklist(outcomes: Iterable[Outcome]) -> str:

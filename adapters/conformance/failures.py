@@ -17,21 +17,10 @@ from callboard.bus.values.usage import StopReason
 
 from ..config import RetryPolicy
 from ..contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
-from .assertions import (
-    SOON,
-    check_stream,
-    failure,
-    over_http,
-    read_events,
-    read_stream,
-    require,
-    streaming,
-    timed,
-    waiting,
-)
-from .checks import check
+from .checks import SOON, check, failure, over_http, read_events, read_stream, require, streaming, timed, waiting
 from .http_kit import FakeReply
 from .kit import CONDITIONS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
+from .streams import check_stream
 
 ERRORS = "Error normalisation implemented"
 

@@ -110,7 +110,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         runs_blocking = caller.name == "AnyIO worker thread" or _works_in_threads(
             getattr(callback, "__globals__", {})
         )
-        if self.is_running() and not (runs_blocking or self._ending or _runs_here(self)):
+        runs_here = asyncio._get_running_loop() is self
+        if self.is_running() and not (runs_blocking or self._ending or runs_here):
             self._untracked_thread = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
 
@@ -134,21 +135,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _works_in_threads(module: Mapping[str, object]) -> bool:
-    """Whether a module's futures are completed by a thread, through a function of that module.
-
-    Callboard's own modules are marked.
-
-    Args:
-        module: The module's names.
+    """Whether a module's futures are completed by a thread, through a function of that module. Callboard's own
+    modules are marked.
     """
     return module.get("__name__") in ("asyncio.futures", "aiosqlite.core") or module.get(MARK) is True
-
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 class _ClockHeldByThreads:

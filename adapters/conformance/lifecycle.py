@@ -20,11 +20,11 @@ from callboard.bus.values.usage import StopReason, UsageSource
 
 from ..contract import AdapterCapabilities, AttemptReport, CanonicalRequest, ProviderAdapter
 from ..health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from .assertions import (
+from .checks import (
     SOON,
     StreamOutcome,
     calling,
-    check_stream,
+    check,
     first_event,
     keyed,
     listen,
@@ -36,8 +36,8 @@ from .assertions import (
     streaming,
     within,
 )
-from .checks import check
 from .kit import KEY, TOOLS, Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from .streams import check_stream
 
 
 @check("3.1", "Model mapping defined")
@@ -148,28 +148,19 @@ async def the_key_is_in_no_text(kit: Kit) -> None:
     require(not found, f"the key is in {', '.join(dict.fromkeys(found))}")
 
 
-class _Recorder(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-
 @contextlib.contextmanager
 def _listening() -> Iterator[Callable[[], str]]:
     """Capture everything that is logged or printed."""
-    recorder, printed = _Recorder(), io.StringIO()
-    root = logging.getLogger()
+    printed = io.StringIO()
+    root, handler = logging.getLogger(), logging.StreamHandler(printed)
     level = root.level
-    root.addHandler(recorder)
+    root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            yield lambda: printed.getvalue() + "\n".join(recorder.lines)
+            yield printed.getvalue
     finally:
-        root.removeHandler(recorder)
+        root.removeHandler(handler)
         root.setLevel(level)
 
 

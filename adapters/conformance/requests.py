@@ -22,9 +22,9 @@ from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from ..contract import CanonicalRequest
 from ..requests.settings import EFFORTS
 from ..transport.transport import HttpRequest
-from .assertions import calling, check_stream, content_in_short, over_http, read_events, require
-from .checks import check
+from .checks import calling, check, content_in_short, over_http, read_events, require
 from .kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
+from .streams import check_stream
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

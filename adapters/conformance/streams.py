@@ -1,25 +1,41 @@
-"""Sections 5.1 to 5.3 and 5.5: the form of a streamed reply."""
+"""The invariants of a stream, and sections 5.1 to 5.3 and 5.5: the form of a streamed reply."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 
 import anyio
 import msgspec
 
 from callboard.bus.errors import AdapterError
-from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
-from callboard.bus.values.content import ThinkingBlock
-from callboard.bus.values.usage import StopReason
+from callboard.bus.streams.events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from callboard.bus.values.messages import ended_well
+from callboard.bus.values.usage import StopReason, TokenUsage
 
-from .assertions import (
+from .checks import (
     calling,
-    check_blocks,
-    check_indexes,
-    check_order,
-    check_stream,
-    check_usage,
+    check,
     content_in_short,
     expected_in_short,
     first_event,
@@ -33,9 +49,164 @@ from .assertions import (
     streaming,
     with_one_id,
 )
-from .checks import check
 from .http_kit import HttpKit, arguments, halves, pieces
 from .kit import CALLS, STOPS, Kit, NotShown, Says
+
+# --- Invariants of a stream ---
+
+
+def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
+    """Check every invariant of a stream.
+
+    Returns:
+        The last event.
+
+    Raises:
+        AssertionError: An invariant is broken.
+    """
+    last = check_order(events)
+    check_indexes(events)
+    check_blocks(events)
+    check_usage(last.usage)
+    return last
+
+
+def check_order(events: Sequence[StreamEvent]) -> MessageComplete:
+    """Check that `message.start` is first and `message.complete` last, that each occurs once, and that all events
+    have the same id.
+    """
+    require(events, "the stream has no events")
+    first, *middle, _ = events
+    require(isinstance(first, MessageStart), f"the first event is not message.start: {first!r}")
+    last = _last_of(events)
+    again = [event for event in middle if isinstance(event, MessageStart | MessageComplete)]
+    require(not again, f"a message must start and end once, but between its start and its end is {again}")
+    ids = {event.message_id for event in events}
+    require(len(ids) == 1, f"a message must have one id, but the ids are {sorted(ids)}")
+    return last
+
+
+def check_indexes(events: Sequence[StreamEvent]) -> None:
+    """Check that indexes never decrease, and that each index is of a block in the final content."""
+    last = _last_of(events)
+    indexes = [index for event in events if (index := _index(event)) is not None]
+    require(indexes == sorted(indexes), f"content_block_index decreases: {indexes}")
+    size = len(last.final_content)
+    wrong = [index for index in indexes if not 0 <= index < size]
+    require(not wrong, f"content_block_index {wrong} has no block: the final content has {size}")
+
+
+def check_blocks(events: Sequence[StreamEvent]) -> None:
+    """Check that the events of each block add up to the block."""
+    last = _last_of(events)
+    inner = [event for event in events if _index(event) is not None]
+    blocks = {index: list(block) for index, block in itertools.groupby(inner, _index)}
+    for index, content in enumerate(last.final_content):
+        try:
+            _check_block(blocks.get(index, []), content, well=ended_well(last.stop_reason))
+        except AssertionError as error:
+            raise AssertionError(f"block {index} ({type(content).__name__}): {error}") from None
+    ids = [block.id for block in last.final_content if isinstance(block, ToolUseBlock)]
+    require(len(ids) == len(set(ids)), f"each tool call must have its own id, but the ids are {ids}")
+
+
+def check_usage(usage: TokenUsage) -> None:
+    """Check that no count is negative, and that no part exceeds its total."""
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_input_tokens,
+        usage.cache_creation_1h_input_tokens,
+    )
+    require(min(counts) >= 0, f"a count is negative: {usage}")
+    within = usage.cache_creation_1h_input_tokens <= usage.cache_creation_input_tokens
+    require(within, f"the writes for an hour are part of all cache writes: {usage}")
+    if usage.reasoning_tokens is not None:
+        within = 0 <= usage.reasoning_tokens <= usage.output_tokens
+        require(within, f"reasoning tokens are part of the output: {usage}")
+
+
+def _last_of(events: Sequence[StreamEvent]) -> MessageComplete:
+    last = events[-1]
+    if not isinstance(last, MessageComplete):
+        raise AssertionError(f"the last event is not message.complete: {last!r}")
+    return last
+
+
+def _index(event: StreamEvent) -> int | None:
+    return None if isinstance(event, MessageStart | MessageComplete) else event.content_block_index
+
+
+def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: bool) -> None:
+    match content:
+        case TextBlock():
+            texts = [event.text for event in events if isinstance(event, TextDelta)]
+            require(len(texts) == len(events), f"text must have only text.delta, but the events are {events}")
+            require(texts and all(texts), f"text must have deltas with text, but the texts are {texts}")
+            _same_text("its deltas", "".join(texts), content.text)
+        case ThinkingBlock():
+            deltas = [event for event in events if isinstance(event, ThinkingDelta)]
+            require(
+                len(deltas) == len(events), f"thinking must have only thinking.delta, but the events are {events}"
+            )
+            all_filled = all(delta.text or delta.signature is not None for delta in deltas)
+            require(all_filled, f"each delta must have text or the signature: {deltas}")
+            early = [delta for delta in deltas[:-1] if delta.signature is not None]
+            require(not early, f"only the last delta may be signed, but there is {early}")
+            _same_text("its deltas", "".join(delta.text for delta in deltas), content.text)
+            signature = deltas[-1].signature if deltas else None
+            require(signature == content.signature, f"signed {signature!r}, kept as {content.signature!r}")
+        case ToolUseBlock():
+            _check_tool(events, content, well=well)
+        case OpaqueBlock() | RedactedThinkingBlock():
+            match list(events):
+                case [ProviderBlock(raw=raw)] if content.provider_raw is not None:
+                    require(raw == content.provider_raw.data, f"{raw!r} is not {content.provider_raw.data!r}")
+                case _:
+                    raise AssertionError(
+                        f"a block outside the catalogue must be one event, but the events are {events}"
+                    )
+        case ImageBlock():
+            shown = len(events) == 1 and isinstance(events[0], ProviderBlock)
+            require(shown, f"an image must be one provider event, but the events are {events}")
+        case _:
+            raise AssertionError(f"a model can't return {content!r}")
+
+
+def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: bool) -> None:
+    match list(events):
+        case [ToolUseStart() as start, *middle, ToolUseEnd() as end]:
+            pass
+        case _:
+            raise AssertionError(
+                f"a call must be start, fragments and end, but the events are {[event.type for event in events]}"
+            )
+    deltas = [event for event in middle if isinstance(event, ToolUseInputDelta)]
+    require(len(deltas) == len(middle), f"between start and end of a call is {middle}")
+    fragments = [delta.partial_json for delta in deltas]
+    require(all(fragments), f"a fragment must not be empty: {fragments}")
+    ids = {start.tool_use_id, end.tool_use_id, *(delta.tool_use_id for delta in deltas)}
+    require(ids == {content.id}, f"the ids of its events are {sorted(ids)}, its own is {content.id}")
+    require(start.tool_name == content.name, f"started as {start.tool_name!r}, ended as {content.name!r}")
+    require(isinstance(end.final_input, dict), f"final_input is not an object: {end.final_input!r}")
+    require(end.final_input == content.input, f"ended with {end.final_input}, kept as {content.input}")
+    msgspec.json.encode(end.final_input)  # the input must be JSON, to be sent back
+    if well:
+        agree = end.incomplete == content.incomplete
+        require(agree, f"incomplete is {end.incomplete} at its end and {content.incomplete} in the final content")
+    else:
+        require(content.incomplete, "the reply was cut off, but one of its calls is not marked as incomplete")
+    if content.raw_arguments is not None:
+        _same_text("its fragments", "".join(fragments), content.raw_arguments)
+        require(content.incomplete, "invalid arguments must make the call incomplete")
+        require(content.input == {}, f"invalid arguments became {content.input}")
+
+
+def _same_text(what: str, found: str, expected: str) -> None:
+    require(found == expected, f"{what} add up to {found!r} instead of {expected!r}")
+
+
+# --- Checks ---
 
 STREAMING = "Streaming adapter implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"
@@ -242,8 +413,8 @@ async def an_error_in_a_stream_keeps_the_content_before_it(kit: Kit) -> None:
 def _ended_in_error(events: list[StreamEvent], error: AdapterError | None, when: str) -> None:
     if error is None:
         # the protocol may have ended before its last piece
-        ended_well = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
-        require(ended_well, f"{when}: nothing was raised, and the events are {events}")
+        well = bool(events) and check_stream(events).stop_reason is not StopReason.ERROR
+        require(well, f"{when}: nothing was raised, and the events are {events}")
         return
     if events:
         last = check_stream(events)

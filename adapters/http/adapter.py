@@ -35,7 +35,6 @@ from ..operations.answers import HttpEmbeddings, HttpImages
 from ..operations.batches import HttpBatches
 from ..operations.videos import HttpVideos
 from ..replies.whole import WholeStream
-from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.estimate import estimate_tokens
 from ..requests.history_target import WireCall
@@ -135,7 +134,7 @@ class HttpAdapter:
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         """The request as it would be sent. Raises the errors of `ChatWire.write_request`."""
-        return emulation.write_request(self.wire, request, stream=stream)
+        return self.wire.write(request, stream=stream)
 
     @ends_when_cancelled
     def complete(
@@ -152,7 +151,7 @@ class HttpAdapter:
 
     async def _emulated(self, call: HttpCall) -> CanonicalResponse:
         """The response of a wire without tool calls. Those of the model are read from its text."""
-        constrained = emulation.is_constrained(self.wire, call.request)
+        constrained = self.wire.is_constrained(call.request)
         response = await call.run(call.complete_once)
         return read_response(response, self.clock) if constrained else response
 
@@ -161,9 +160,9 @@ class HttpAdapter:
         """See `ProviderAdapter.stream`."""
         background = self._background
         if background is not None and background.wanted(request):
-            from ..operations.background import background_stream
+            from ..operations.background import BackgroundCall, BackgroundStream
 
-            return background_stream(self.client, background, request, on_attempt)
+            return BackgroundStream(BackgroundCall(self.client, background, request, on_attempt, stream=True))
         if self.can_stream(request):
             return HttpStream(HttpCall(self.client, request, on_attempt, stream=True))
         if request.wire is not None:  # the client expects events
@@ -180,7 +179,7 @@ class HttpAdapter:
         if not wire.can_stream(request) or (can is not None and not can.supports_streaming):
             return False
         try:
-            return not (wire.emulates_tools and emulation.is_constrained(wire, request))
+            return not wire.is_constrained(request)
         except AdapterError:
             return True  # the same error is raised later, when the request is written
 

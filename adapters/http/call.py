@@ -16,8 +16,8 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
-from ..replies.streamed import looks_like_events, reads_server_sent_events, without_done_mark
-from ..requests import emulation
+from ..replies.streamed import reads_server_sent_events
+from ..replies.whole import continued, looks_like_events, text_alone, without_done_mark
 from ..requests.content import repair_body
 from ..requests.estimate import at_most, estimate_tokens
 from ..requests.history_target import WireCall
@@ -82,8 +82,6 @@ class HttpCall(HttpAttempts):
         if self.broken is None:
             self.assembler = self.new_assembler()
         else:
-            from ..replies.whole import continued
-
             self.assembler = continued(self.broken, echoes=self.wire.echoes_beginning)
             if self._next_reason == "retry":
                 self._next_reason = "continued"
@@ -149,7 +147,7 @@ class HttpCall(HttpAttempts):
                 lambda: wire.learn_model(model, self.client.look_up), what="the server's facts about the model"
             )
         try:
-            written = emulation.write_request(wire, self._informed(), stream=self.streamed)
+            written = wire.write(self._informed(), stream=self.streamed)
             if self.repairs:
                 written = with_repairs(written, self.repairs)
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
@@ -167,13 +165,11 @@ class HttpCall(HttpAttempts):
 
     def continue_reply(self) -> bool:
         """Let the next attempt continue the reply that broke off. Return False if this is impossible."""
-        from ..replies.whole import text_alone
-
         if self.broken is None:
             self._whole_request = self.request
         rest = None
         if not self.out_of_time():
-            rest = continued(self.wire, self._whole_request, text_alone(self.assembler))
+            rest = _request_for_rest(self.wire, self._whole_request, text_alone(self.assembler))
         if rest is None:
             return False
         self.request, self.written, self.broken = rest, None, self.assembler
@@ -305,7 +301,7 @@ def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> 
     )
 
 
-def continued(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
+def _request_for_rest(wire: ChatWire, request: CanonicalRequest, received: str | None) -> CanonicalRequest | None:
     """A request for the rest of a broken reply; None if the reply can't be continued."""
     if received is None or not request.continue_broken or request.output_schema is not None:
         return None

@@ -31,9 +31,10 @@ from ..keys import Keyring, KnownKey
 from ..operations.wires import BackgroundWire, EmbeddingWire, VideoWire
 from ..replies.assembler import Assembler
 from ..replies.streamed import StreamNormaliser
+from ..requests import emulation
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get
-from ..requests.settings import SharedOptions
+from ..requests.settings import SharedOptions, check_demands
 from ..transport.connection_pool import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange, masked_headers
 from .errors import ErrorType, build_error, error_without_status, find_error, not_of_protocol, origin, read_error
@@ -123,6 +124,27 @@ class ChatWire(ABC):
             CapabilityError: The request needs an ability that the model lacks.
             InvalidRequestError: The request can't be expressed in this protocol.
         """
+
+    def write(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        """Write a request. A client's own request is sent as it is. Otherwise tools are emulated if the wire needs
+        that.
+
+        Raises the errors of `write_request`.
+        """
+        sent = self.client_request(request) if request.wire is not None else None
+        if sent is not None:
+            return self.write_as_sent(sent, request.wire_model, stream=stream)
+        emulated = emulation.emulate(request) if self.emulates_tools else None
+        if emulated is None:
+            return self.write_request(request, stream=stream)
+        check_demands(request, request.capabilities, self.name)  # the emulated request has no tools
+        call = self.write_request(emulated.request, stream=stream)
+        return emulation.with_losses(call, request, self.name)
+
+    def is_constrained(self, request: CanonicalRequest) -> bool:
+        """Whether the reply will be an emulated call or answer for `emulation.read_response`."""
+        emulated = emulation.emulate(request) if self.emulates_tools else None
+        return emulated is not None and emulated.constrained
 
     def client_request(self, request: CanonicalRequest) -> WireRequest | None:
         """Return the client's own request if this wire sends it in place of the canonical request. Otherwise

@@ -46,7 +46,6 @@ from ..http.attempts import HttpAttempts, fetch
 from ..http.call import HttpCall
 from ..http.retry import backoff_delay
 from ..http.wire import HttpClient
-from ..requests import emulation
 from ..requests.emulation import read_response
 from ..requests.history_target import WireCall
 from ..transport.transport import close_reply, read_error_body
@@ -81,7 +80,7 @@ class HttpBatches(HttpJobs):
             capabilities = request.capabilities or wire.get_capabilities(request.wire_model)
             request = msgspec.structs.replace(request, capabilities=capabilities, wire=None)
         try:
-            return Written(item.id, emulation.write_request(wire, request, stream=False))
+            return Written(item.id, wire.write(request, stream=False))
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
 
@@ -337,7 +336,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
     call.prepare_attempt()
     call.read_whole(body, _ReplyOfBatch())
     response = call.response(written, None)
-    if client.wire.emulates_tools and emulation.is_constrained(client.wire, request):
+    if client.wire.is_constrained(request):
         response = read_response(response, client.clock)
     _, geography = split_tier(response.usage.service_tier)
     usage = msgspec.structs.replace(response.usage, service_tier=tier_in(BATCH_TIER, geography))

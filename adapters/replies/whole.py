@@ -41,6 +41,20 @@ from .assembler import Assembler, Key
 from .block import ReplyBlock
 
 
+def looks_like_events(body: bytes) -> bool:
+    """Whether a body starts like server-sent events. The content type is ignored."""
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+        (b"data:", b"data ", b"data{", b"event:", b"error:", b"id:", b"retry:", b":")
+    )
+
+
+def without_done_mark(body: bytes) -> bytes:
+    """Remove the end mark of a stream from a whole JSON body, because some gateways append it."""
+    if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
+        return body
+    return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
+
+
 class WholeStream:
     """A stream over a whole reply; see `adapters.contract.AdapterStream`.
 

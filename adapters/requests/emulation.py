@@ -10,7 +10,6 @@ answer as text. The calls of the history are also written as text, because such 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -23,11 +22,10 @@ from callboard.bus.values.messages import CallWarning, Message, Role, ToolChoice
 from callboard.bus.values.usage import StopReason
 
 from ..contract import CanonicalRequest, CanonicalResponse
-from ..http.wire import ChatWire
 from ..replies.block import parse_object
 from .content import as_text
 from .history_target import Loss, WireCall, block_type
-from .settings import check_demands, check_tool_choice
+from .settings import check_tool_choice
 
 WARNING = CallWarning(
     WarningCode.TOOLS_EMULATED, "this model does not support tools. Its calls are emulated with constrained output"
@@ -220,34 +218,13 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
     return msgspec.structs.replace(response, content=(*other_blocks, call), stop_reason=stop)
 
 
-def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) -> WireCall:
-    """Write a request. A client's own request is sent as it is. Otherwise tools are emulated if the wire needs
-    that.
-
-    Raises the wire's errors.
-    """
-    sent = wire.client_request(request) if request.wire is not None else None
-    if sent is not None:
-        return wire.write_as_sent(sent, request.wire_model, stream=stream)
-    emulated = emulate(request) if wire.emulates_tools else None
-    if emulated is None:
-        return wire.write_request(request, stream=stream)
-    check_demands(request, request.capabilities, wire.name)  # check now, because the emulated request has no tools
-    call = wire.write_request(emulated.request, stream=stream)
-    losses = (*_losses(request, wire.name), *call.losses)
-    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
-
-
-def _losses(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
-    """Yield a loss for each call and result in the history, because both are sent as text."""
+def with_losses(call: WireCall, request: CanonicalRequest, provider: str) -> WireCall:
+    """The written request with its warning, and a loss for each call and result, because both are sent as text."""
     reason = "tools are emulated, so it is sent as text"
-    for message in request.messages:
-        for block in message.content:
-            if isinstance(block, ToolUseBlock | ToolResultBlock):
-                yield Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
-
-
-def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:
-    """Whether the reply will be an emulated call or answer for `read_response`."""
-    emulated = emulate(request) if wire.emulates_tools else None
-    return emulated is not None and emulated.constrained
+    losses = [
+        Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
+        for message in request.messages
+        for block in message.content
+        if isinstance(block, ToolUseBlock | ToolResultBlock)
+    ]
+    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=(*losses, *call.losses))

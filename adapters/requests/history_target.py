@@ -281,7 +281,7 @@ def refusal_in_result(block: ImageBlock | DocumentBlock | OpaqueBlock, target: T
     """The reason why a tool's result can't contain a block; None if it can."""
     if reason := refusal(block, target):
         return reason
-    kind = str(type(block).__struct_config__.tag)
+    kind = block_type(block)
     what = block.kind if isinstance(block, OpaqueBlock) else kind
     return None if kind in target.results_carry else f"a tool result can't have {what} here"
 
@@ -307,22 +307,19 @@ def foreign(block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock, target: 
 def is_own_image(block: ImageBlock, target: Target) -> bool:
     """Whether the target made an image, and accepts it back as its own image."""
     raw = block.provider_raw
-    if not target.replays_images or raw is None or not _is_own(raw, target):
+    if not target.replays_images or raw is None or raw.provider != target.provider:
         return False
     return None in (raw.model, target.model) or raw.model == target.model
 
 
 def keeps_blank(block: TextBlock, target: Target) -> bool:
-    return target.keeps_own_blanks and _is_own(block.provider_raw, target)
+    raw = block.provider_raw
+    return target.keeps_own_blanks and raw is not None and raw.provider == target.provider
 
 
 def has_fields(block: TextBlock, target: Target) -> bool:
     raw = block.provider_raw
-    return _is_own(raw, target) and raw is not None and bool(raw.data)
-
-
-def _is_own(raw: ProviderRaw | None, target: Target) -> bool:
-    return raw is not None and raw.provider == target.provider
+    return raw is not None and raw.provider == target.provider and bool(raw.data)
 
 
 class WireCall(msgspec.Struct, frozen=True):

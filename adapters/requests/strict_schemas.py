@@ -75,7 +75,9 @@ class _Writer:
         if depth > MAX_DEPTH:
             raise NotStrict(f"{path}: more than {MAX_DEPTH} levels")
         schema = move_to_description(schema, _is_for_words)
-        self._check_keys(schema, path)
+        for key in schema:
+            if key in _SHAPES:
+                raise NotStrict(f"{path}: strict mode has no {key!r}")
         if "$ref" in schema:
             return _reference(schema, path)
         if "allOf" in schema:
@@ -85,18 +87,15 @@ class _Writer:
         if alternatives is not None:
             return self._write_alternatives(schema, strict, alternatives, path, depth)
         self._write_enum(strict)
-        kinds = _kinds(strict, path)
+        kinds = _as_list(strict.get("type"))
+        if not kinds or not all(isinstance(name, str) for name in kinds):
+            raise NotStrict(f"{path}: strict mode needs a type")
         if "array" in kinds:
             items = schema.get("items")
             strict["items"] = self.write(_schema(items, f"{path}.items"), f"{path}.items", depth + 1)
         if "object" in kinds:
             self._write_object(schema, strict, path, depth)
         return strict
-
-    def _check_keys(self, schema: JsonObject, path: str) -> None:
-        for key in schema:
-            if key in _SHAPES:
-                raise NotStrict(f"{path}: strict mode has no {key!r}")
 
     def _write_alternatives(
         self, schema: JsonObject, strict: JsonObject, alternatives: Json, path: str, depth: int
@@ -221,13 +220,6 @@ def _takes_null(schema: JsonObject, root: JsonObject, budget: int = MAX_DEPTH) -
     )
 
 
-def _kinds(strict: JsonObject, path: str) -> list[Json]:
-    kinds = _as_list(strict.get("type"))
-    if not kinds or not all(isinstance(name, str) for name in kinds):
-        raise NotStrict(f"{path}: strict mode needs a type")
-    return kinds
-
-
 def _as_list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else [value]
 
@@ -267,24 +259,17 @@ def _clean(value: Json, schema: Json, root: JsonObject, budget: int) -> Json:
     return value
 
 
-def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: int) -> Json:
-    match value:
-        case dict():
-            properties, required = _mapping(schema.get("properties")), _required(schema)
-            return {
-                name: _clean(inner, properties.get(name), root, budget - 1)
-                for name, inner in value.items()
-                if inner is not None or name in required or not _left_out(properties.get(name), root)
-            }
-        case list():
-            return [_clean(inner, schema.get("items"), root, budget - 1) for inner in value]
-        case _:
-            return value
-
-
-def _left_out(original: Json, root: JsonObject) -> bool:
-    """Whether null means a missing property, because the original schema does not allow null."""
-    return isinstance(original, dict) and not _takes_null(original, root)
+def _clean_variant(value: JsonObject | list[Json], schema: JsonObject, root: JsonObject, budget: int) -> Json:
+    if isinstance(value, list):
+        return [_clean(inner, schema.get("items"), root, budget - 1) for inner in value]
+    properties, required = _mapping(schema.get("properties")), _required(schema)
+    cleaned: JsonObject = {}
+    for name, inner in value.items():
+        original = properties.get(name)
+        added = inner is None and name not in required and isinstance(original, dict)
+        if not added or _takes_null(_mapping(original), root):  # otherwise null means a missing property
+            cleaned[name] = _clean(inner, original, root, budget - 1)
+    return cleaned
 
 
 def _variants(schema: JsonObject, root: JsonObject, budget: int) -> Iterator[JsonObject]:
@@ -327,19 +312,15 @@ def _fits(value: Json, schema: JsonObject, root: JsonObject, budget: int) -> boo
     if isinstance(values := schema.get("enum"), list) and value not in values:
         return False
     if isinstance(value, dict):
-        return _fits_object(value, schema, root, budget)
+        properties = _mapping(schema.get("properties"))
+        return (
+            all(name in value for name in _required(schema) if isinstance(name, str))
+            and all(name in properties for name in value)
+            and all(_fits_any(inner, properties[name], root, budget - 1) for name, inner in value.items())
+        )
     if isinstance(value, list) and isinstance(items := schema.get("items"), dict):
         return all(_fits_any(inner, items, root, budget - 1) for inner in value)
     return True
-
-
-def _fits_object(value: JsonObject, schema: JsonObject, root: JsonObject, budget: int) -> bool:
-    properties = _mapping(schema.get("properties"))
-    if not all(name in value for name in _required(schema) if isinstance(name, str)):
-        return False
-    if not all(name in properties for name in value):
-        return False
-    return all(_fits_any(inner, properties[name], root, budget - 1) for name, inner in value.items())
 
 
 def _fits_any(value: Json, schema: Json, root: JsonObject, budget: int) -> bool:

@@ -341,8 +341,9 @@ class Pool:
     def _forget(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
-        if not self._idle:
-            self._stop_timer()
+        if not self._idle and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _expire(self) -> None:
         self._timer = None
@@ -351,11 +352,6 @@ class Pool:
             connection.close()
         if self._idle:
             self._timer = self._loop.call_at(min(each.kept_until for each in self._idle), self._expire)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class Http1Transport:

@@ -303,10 +303,6 @@ class Connection(asyncio.Protocol):
         """Whether the connection can send no more requests."""
         return self._ended
 
-    @property
-    def is_idle(self) -> bool:
-        return self._reply is None and not self._ended
-
     # --- Calls of a task ---
 
     async def exchange(self, method: str, head: bytes, body: bytes) -> Reply:

@@ -1,22 +1,26 @@
 """Requests over httpx and httpcore, for proxies, trio and a host's own client.
 
 On trio, requests use httpcore's connections in Callboard's own pools. If the environment has proxies, a whole
-httpx client is used, which selects the proxy.
+httpx client is used, which selects the proxy. This module is imported when a program needs one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 import anyio
+import httpcore
+import httpx
 
+from callboard.bus.backend import on_asyncio
 from callboard.bus.errors import AdapterError, NetworkError, RequestTimeoutError
 
-from .addresses import UrlKind, check_literal, has_proxy, host_of, kind_of
+from .addresses import UrlKind, check_literal, has_proxy, host_of, kind_of, public_addresses
 from .transport import (
     ClosableReply,
     HttpReply,
@@ -33,12 +37,7 @@ from .transport import (
 )
 
 if TYPE_CHECKING:
-    import ssl
-
-    import httpcore
-    import httpx
-
-    from .httpx_connections import ConnectionPool
+    from httpcore import SOCKET_OPTION
 
 
 # --- Errors of HTTP libraries ---
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 
 def translate(error: Exception, url: str = "") -> AdapterError:
     """The most specific AdapterError for a transport's exception. The text never contains request headers."""
-    import httpcore
-    import httpx
-
     if isinstance(error, AdapterError):
         return error
     reason, host = str(error) or type(error).__name__, host_of(url)
@@ -85,12 +81,226 @@ def translate(error: Exception, url: str = "") -> AdapterError:
 
 def without_secrets(error: Exception) -> Exception | None:
     """The error to use as a cause; None if its text may quote a header with a key."""
-    import httpcore
-    import httpx
-
     quoting = httpx.LocalProtocolError | httpcore.LocalProtocolError | UnicodeError | ValueError
     return None if isinstance(error, quoting) else error
 
+
+# --- Connections of httpcore ---
+
+KEPT_SECONDS = 5.0
+"""Seconds for which an idle connection is kept."""
+
+
+class AgedConnectionError(httpcore.NetworkError):
+    """A used connection broke before the server answered a request.
+
+    The server may have closed it before the request arrived.
+    """
+
+
+class ConnectionPool:
+    """Connections to any number of servers: one for each request in progress, and some idle ones.
+
+    No request waits in this pool. httpcore's own pool uses three cancel scopes per request and walks twice over
+    all requests and connections. This takes 5 % of a call's time.
+
+    Args:
+        context: The settings of TLS; None if the pool is never used for https.
+        idle: The number of idle connections that are kept.
+        public_only: Whether to connect to public addresses only, see `public_addresses`.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None, idle: int, *, public_only: bool = False) -> None:
+        self._context = context
+        self._public_only = public_only
+        self._most_idle = idle
+        self._idle: list[_Connection] = []  # the most recently used is last
+        self._busy: set[_Connection] = set()
+
+    @property
+    def connections(self) -> list[_Connection]:
+        return [*self._busy, *self._idle]
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        """Send a request. Its connection is in use until the response is closed. Raises httpcore's errors."""
+        connection = await self._pick(request.url.origin)
+        self._busy.add(connection)
+        try:
+            response = await connection.handle_async_request(request)
+        except BaseException:
+            await self.take_back(connection)
+            raise
+        response.stream = _Body(response.stream, self, connection)
+        return response
+
+    async def take_back(self, connection: _Connection) -> None:
+        """Keep a connection after its response, if it can be used again."""
+        self._busy.discard(connection)
+        if connection.is_closed():
+            return
+        if not connection.is_idle():  # closing was cancelled halfway
+            await _close([connection])
+            return
+        self._idle.append(connection)
+        if len(self._idle) > self._most_idle:
+            await _close([self._idle.pop(0)])
+
+    async def aclose(self) -> None:
+        """Close all connections, including those in use."""
+        connections = self.connections
+        self._idle, self._busy = [], set()
+        await _close(connections)
+
+    async def _pick(self, origin: httpcore.Origin) -> _Connection:
+        """The most recently used connection, or a new one."""
+        expired = [connection for connection in self._idle if connection.has_expired()]
+        if expired:
+            self._idle = [connection for connection in self._idle if connection not in expired]
+            await _close(expired)
+        for at in range(len(self._idle) - 1, -1, -1):
+            if self._idle[at].can_handle_request(origin):
+                return self._idle.pop(at)
+        return self._new(origin)
+
+    def _new(self, origin: httpcore.Origin) -> _Connection:
+        return _Connection(origin, self._context, public_only=self._public_only)
+
+
+async def _close(connections: Iterable[_Connection]) -> None:
+    with anyio.CancelScope(shield=True):
+        for connection in connections:
+            await connection.aclose()
+
+
+class _Body:
+    """The body of a response. Closing it returns the connection."""
+
+    def __init__(self, stream: object, pool: ConnectionPool, connection: _Connection) -> None:
+        self._stream = cast("_Stream", stream)
+        self._pool = pool
+        self._connection = connection
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._pool.take_back(self._connection)
+
+
+class _Stream(Protocol):
+    """The body of an httpcore response."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def aclose(self) -> None: ...
+
+
+class _Connection(httpcore.AsyncHTTPConnection):
+    """A connection that raises AgedConnectionError if it broke after it was kept idle for too long."""
+
+    def __init__(self, origin: httpcore.Origin, context: ssl.SSLContext | None, *, public_only: bool) -> None:
+        self._watched = _WatchedSockets()
+        sockets = PublicSockets(self._watched) if public_only else self._watched
+        super().__init__(origin, context, keepalive_expiry=KEPT_SECONDS, network_backend=sockets)
+        self._used = False
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        self._watched.received = False
+        reused, self._used = self._used, True
+        try:
+            return await super().handle_async_request(request)
+        except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as error:
+            if reused and not self._watched.received:
+                raise AgedConnectionError(str(error)) from error
+            raise
+
+
+class _WatchedSockets(httpcore.AsyncNetworkBackend):
+    """Opens httpcore's sockets, and records what they read."""
+
+    def __init__(self) -> None:
+        self.received = False
+        """Whether a byte has arrived since this attribute was last set to False."""
+        self._sockets = httpcore.AnyIOBackend() if on_asyncio() else httpcore.TrioBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._sockets.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _WatchedStream(stream, self)
+
+
+class _WatchedStream(httpcore.AsyncNetworkStream):
+    def __init__(self, stream: httpcore.AsyncNetworkStream, watched: _WatchedSockets) -> None:
+        self._stream = stream
+        self._watched = watched
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        if data:
+            self._watched.received = True
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _WatchedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._watched)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
+
+class PublicSockets(httpcore.AsyncNetworkBackend):
+    """Opens connections to public addresses only. Raises StreamError for any other."""
+
+    def __init__(self, sockets: httpcore.AsyncNetworkBackend) -> None:
+        self._sockets = sockets
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        failure: Exception = httpcore.ConnectError("the name has no address")
+        for address in await _public_addresses(host, port, timeout):
+            try:
+                return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+async def _public_addresses(host: str, port: int, timeout: float | None) -> list[str]:
+    try:
+        with anyio.fail_after(timeout):
+            return await public_addresses(host, port)
+    except TimeoutError as error:
+        raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time") from error
+    except OSError as error:
+        raise httpcore.ConnectError(str(error)) from error
+
+
+# --- Connections on trio, and in an environment with proxies ---
 
 CALLS_PER_CLIENT = 16
 """The largest number of concurrent calls in one connection pool, because httpcore's bookkeeping is quadratic in
@@ -112,23 +322,12 @@ class Client:
         self.single_use = single_use
 
 
-class _Address(NamedTuple):
-    """A URL in the pool's form, and the `host` header."""
-
-    url: httpcore.URL
-    host: tuple[bytes, bytes]
-
-
 @lru_cache(maxsize=128)
-def _address_of(url: str) -> _Address:
-    import httpcore
-    import httpx
-
+def _checked_url(url: str) -> httpx.URL:
     parsed = httpx.URL(url)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise httpx.UnsupportedProtocol("the URL needs http:// or https://, and a host")
-    target = httpcore.URL(scheme=parsed.raw_scheme, host=parsed.raw_host, port=parsed.port, target=parsed.raw_path)
-    return _Address(target, (b"Host", parsed.netloc))
+    return parsed
 
 
 class HttpxTransport:
@@ -166,9 +365,6 @@ class HttpxTransport:
         try:
             return await self._send_on(self._pick(kind), request)
         except Exception as error:
-            # Not at the top: at this point the module is already loaded.
-            from .httpx_connections import AgedConnectionError
-
             if not isinstance(error, AgedConnectionError):
                 raise
             if request.on_resend is not None:
@@ -176,8 +372,6 @@ class HttpxTransport:
         return await self._send_on(Client(self._open_client(kind), single_use=True), request)
 
     async def _send_on(self, home: Client, request: HttpRequest) -> HttpReply:
-        import httpx
-
         timeouts = {"timeout": {"connect": request.connect_timeout}}
         if isinstance(home.pool, httpx.AsyncClient):
             headers = sendable(request)
@@ -188,30 +382,19 @@ class HttpxTransport:
         home.calls += 1
         try:
             check_sendable(request.headers)
-            address = _address_of(request.url)
-            return await self._send_to_pool(home, home.pool, request, address, timeouts)
+            url = _checked_url(request.url)
+            pairs = [(b"Host", url.netloc), (b"Content-Length", b"%d" % len(request.body))]
+            for name, value in {**_ACCEPTED, **request.headers}.items():
+                pairs.append((name.encode("ascii"), value.encode("ascii")))
+            target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+            response = await home.pool.handle_async_request(
+                httpcore.Request(request.method, target, headers=pairs, content=request.body, extensions=timeouts)
+            )
         except BaseException:
             await _release(home)
             raise
-
-    async def _send_to_pool(
-        self,
-        home: Client,
-        pool: ConnectionPool,
-        request: HttpRequest,
-        address: _Address,
-        timeouts: dict[str, dict[str, float]],
-    ) -> HttpReply:
-        from .httpx_connections import Request
-
-        headers = [address.host, (b"Content-Length", b"%d" % len(request.body))]
-        for name, value in {**_ACCEPTED, **request.headers}.items():
-            headers.append((name.encode("ascii"), value.encode("ascii")))
-        response = await pool.handle_async_request(
-            Request(request.method, address.url, headers, request.body, timeouts)
-        )
-        body = cast("_Closable", response.stream)  # closing it closes the response
-        return _Reply(response.status, response.headers, body, body, home)
+        body = cast("_Body", response.stream)  # closing it closes the response
+        return _Reply(response.status, response.headers, body, body.aclose, home)
 
     def _pick(self, kind: UrlKind) -> Client:
         clients = self._clients.setdefault(kind, [])
@@ -223,10 +406,6 @@ class HttpxTransport:
         return home
 
     def _open_client(self, kind: UrlKind, *, public_only: bool = False) -> httpx.AsyncClient | ConnectionPool:
-        import httpx
-
-        from .httpx_connections import ConnectionPool
-
         if kind.secure and self._context is None:
             self._context = httpx.create_ssl_context()
         if has_proxy(kind):
@@ -247,14 +426,12 @@ class HttpxTransport:
 def sendable(request: HttpRequest) -> dict[str, str]:
     """The headers of a request for an httpx client. Raises httpx's errors for its address."""
     check_sendable(request.headers)
-    _address_of(request.url)
+    _checked_url(request.url)
     return {**_ACCEPTED, **request.headers}
 
 
 async def send_built(home: Client, client: httpx.AsyncClient, built: httpx.Request) -> HttpReply:
     """Send over a whole httpx client. Raises httpx's errors."""
-    import httpx
-
     home.calls += 1
     try:
         response = await client.send(built, stream=True, follow_redirects=False)
@@ -263,8 +440,8 @@ async def send_built(home: Client, client: httpx.AsyncClient, built: httpx.Reque
         raise
     if response.is_stream_consumed:  # a hook of the client has read and unpacked it
         plain = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
-        return _Reply(response.status_code, plain, httpx.ByteStream(response.content), response, home)
-    return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
+        return _Reply(response.status_code, plain, httpx.ByteStream(response.content), response.aclose, home)
+    return _Reply(response.status_code, response.headers.raw, response.stream, response.aclose, home)
 
 
 async def _release(home: Client) -> None:
@@ -274,23 +451,19 @@ async def _release(home: Client) -> None:
             await home.pool.aclose()
 
 
-class _Closable(Protocol):
-    async def aclose(self) -> None: ...
-
-
 class _Reply(ClosableReply):
     def __init__(
         self,
         status: int,
         headers: Sequence[tuple[bytes, bytes]],
         stream: object,
-        response: _Closable,
+        close: Callable[[], Awaitable[None]],
         home: Client,
     ) -> None:
         self.status = status
         self.headers: Mapping[str, str] = _as_dict(headers)
         self._stream = cast("AsyncIterable[bytes]", stream)
-        self._response = response
+        self._close = close
         self._home = home
         self._body: AsyncIterator[bytes] | None = None
 
@@ -311,7 +484,7 @@ class _Reply(ClosableReply):
             self.closed = True
             try:
                 with contextlib.suppress(Exception):  # if closing fails, the connection is closed anyway
-                    await self._response.aclose()
+                    await self._close()
             finally:
                 await _release(self._home)
 
@@ -362,8 +535,6 @@ class ClientTransport:
         self._closed = True
 
     def _built(self, request: HttpRequest) -> httpx.Request:
-        import httpx
-
         return self._client.build_request(
             request.method,
             request.url,

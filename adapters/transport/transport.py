@@ -1,7 +1,7 @@
 """The protocol of transports: HTTP requests, replies, their bodies and failures.
 
 A transport is not bound to a server. A transport limits only the time to connect; the caller limits each read.
-`client` makes transports.
+`connection_pool` makes transports.
 
 Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts the
 bytes, and other tasks run between two pieces.
@@ -13,6 +13,7 @@ import logging
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -100,7 +101,7 @@ class Unpacker:
         """The decoded bytes, piece by piece. Raises StreamError if they are corrupt."""
         pieces: Iterator[bytes] = iter((data,))
         for inflater in self._inflaters:
-            pieces = _each(inflater, pieces)
+            pieces = chain.from_iterable(map(inflater.unpack, pieces))
         try:
             yield from pieces
         except zlib.error as error:
@@ -115,11 +116,6 @@ async def unpacked(header: str, stream: AsyncIterable[bytes]) -> AsyncIterator[b
             if number:
                 await anyio.lowlevel.checkpoint()
             yield piece
-
-
-def _each(inflater: _Inflater, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield from inflater.unpack(piece)
 
 
 class FormPart(NamedTuple):
@@ -180,8 +176,12 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
         each: _clean(keys, f"{name}: keys[{each!r}]") if isinstance(keys, str) else keys
         for each, keys in config.keys.items()
     }
+    for header in config.extra_headers:
+        if not _NAME.fullmatch(header):
+            raise ConfigurationError(f"{name}: extra_headers has an invalid header name: {header[:40]!r}")
     headers = {
-        header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
+        header: _clean(value, f"{name}: extra_headers[{header!r}]")
+        for header, value in config.extra_headers.items()
     }
     if key == config.api_key and headers == config.extra_headers and keys == config.keys:
         return config
@@ -193,13 +193,6 @@ def check_sendable(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
             raise InvalidRequestError(f"the header {name!r} has {fault_of(value)}, which can't be sent")
-
-
-def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
-    for header in config.extra_headers:
-        if not _NAME.fullmatch(header):
-            raise ConfigurationError(f"{name}: extra_headers has an invalid header name: {header[:40]!r}")
-    return list(config.extra_headers.items())
 
 
 def _clean(value: str, field: str) -> str:

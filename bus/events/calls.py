@@ -5,6 +5,7 @@ Each attempt of a call has one start and exactly one end: completed or failed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -13,9 +14,21 @@ import msgspec
 from ..values.content import ContentBlock
 from ..values.messages import CallSettings, Message, RoutingDecision, ToolDefinition
 from ..values.usage import Cost, StopReason, TokenUsage
-from .envelope import Event
+from . import Event
 
 # --- Calls: `llm.*` ---
+
+
+def current_trace() -> str | None:
+    """The host's current OpenTelemetry span, in the format of `trace_parent`; None if there is none."""
+    # not imported here: if OpenTelemetry is not loaded, there is no current span
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):

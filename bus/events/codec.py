@@ -14,11 +14,10 @@ from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from ..values.base import JsonObject
+from ..values.base import JsonObject, as_utf8
 from ..values.messages import MessageMetadata
-from . import calls, operation, sessions
+from . import Envelope, Event, UnknownEvent, calls, operation, sessions
 from .calls import LlmCallCompleted, LlmCallFailed
-from .envelope import Envelope, Event, UnknownEvent
 from .sessions import SessionMessageAppended
 
 # --- Catalogue of events ---
@@ -100,14 +99,10 @@ _OPENING = b'{"@schema":'
 _fields_decoder: msgspec.json.Decoder[JsonObject] = msgspec.json.Decoder(JsonObject)
 
 
-def with_schema(encoded: bytes, schema: int) -> bytes:
-    """Add the schema version to an event's JSON object, unless it is 1."""
-    return encoded if schema == 1 else b"%b%d,%b" % (_OPENING, schema, encoded[1:])
-
-
 def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
     """Convert an event's JSON to the version `schema`. Raises ValueError for a newer version."""
-    if schema == 1 and not _has_schema(data):
+    has_schema = data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
+    if schema == 1 and not has_schema:
         return data
     fields = _fields_decoder.decode(data)
     number = fields.pop(_KEY, 1)
@@ -118,10 +113,6 @@ def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
         if step is not None:
             fields = step(fields)
     return msgspec.json.encode(fields)
-
-
-def _has_schema(data: bytes | str) -> bool:
-    return data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
 
 
 # --- Encoding and decoding ---
@@ -165,17 +156,10 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
     try:
         encoded = _encoder.encode(part)
         if not encoded.isascii():
-            encoded = as_text(encoded)
+            encoded = as_utf8(encoded)
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         encoded = _encode_the_hard_way(part, topic_of(event), error)
-    return encoded if event.SCHEMA == 1 else with_schema(encoded, event.SCHEMA)
-
-
-def as_text(encoded: bytes) -> bytes:
-    """Convert encoded JSON to valid UTF-8. A provider's usage object is stored as received, so it may contain
-    invalid bytes.
-    """
-    return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
+    return encoded if event.SCHEMA == 1 else b"%b%d,%b" % (_OPENING, event.SCHEMA, encoded[1:])
 
 
 def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:

@@ -29,6 +29,13 @@ def json_size(value: Json) -> int:
         return len(str(value))
 
 
+def as_utf8(encoded: bytes) -> bytes:
+    """Convert encoded JSON to valid UTF-8. A provider's usage object is stored as received, so it may contain
+    invalid bytes.
+    """
+    return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
+
+
 T = TypeVar("T")
 S = TypeVar("S")
 

@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from ..generation.objects import ObjectSchema
 
 
-# --- Standard output --- A separate thread writes the output, so that neither a full pipe nor a stopped terminal
-# blocks the call. If the reader closes the pipe, the call is cancelled immediately. The same thread writes
-# thoughts to standard error, so that a terminal shows both in order.
-
-Output: TypeAlias = Literal["stdout", "stderr"]
+# --- Standard output ---
+# A separate thread writes the output, so that neither a full pipe nor a stopped terminal blocks the call. If the
+# reader closes the pipe, the call is cancelled immediately. The same thread writes thoughts to standard error, so
+# that a terminal shows both in order.
 
 
 class ReplyOutput:
@@ -63,17 +62,15 @@ class ReplyOutput:
     """
 
     def __init__(self, on_closed: Callable[[], object]) -> None:
-        self.closed = False
-        """Whether the reader has closed the output, or the output can't be written."""
-        self.last = ""
-        """The last character passed to `write`."""
+        self.closed = False  # whether the reader has closed the output, or the output can't be written
+        self.last = ""  # the last character passed to `write`
         self._error: OSError | None = None
         self._on_closed = on_closed
-        self._clean = sanitize if sys.stdout.isatty() else _as_it_is
+        self._clean: Callable[[str], str] = sanitize if sys.stdout.isatty() else str
         self._shows_thoughts = sys.stderr.isatty()
         self._dim, self._undim = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         self._thinks = False  # the line that is being written
-        self._pieces: SimpleQueue[tuple[Output, str] | None] = SimpleQueue()
+        self._pieces: SimpleQueue[tuple[Literal["stdout", "stderr"], str] | None] = SimpleQueue()
         self._thread = Thread(target=self._write_all, name="callboard-stdout", daemon=True)
         self._thread.start()
 
@@ -127,10 +124,6 @@ class ReplyOutput:
                 self._error = error if isinstance(error, OSError) else BrokenPipeError()
                 self.closed = True
                 self._on_closed()
-
-
-def _as_it_is(text: str) -> str:
-    return text
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -201,7 +194,8 @@ class Pace(NamedTuple):
 
 
 def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, replies: int = 1) -> str:
-    parts = [f"{usage.total_input_tokens:,} in{_cached(usage)}", f"{usage.output_tokens:,} out"]
+    cached = f" ({usage.cached_input_tokens:,} cached)" if usage.cached_input_tokens else ""
+    parts = [f"{usage.total_input_tokens:,} in{cached}", f"{usage.output_tokens:,} out"]
     if (rate := per_second(usage.output_tokens, pace, replies)) is not None:
         parts.append(f"{rate:,.0f} tokens a second" if rate >= 10 else f"{rate:.1f} tokens a second")
     if pace.first is not None:
@@ -222,27 +216,23 @@ def per_second(tokens: int, pace: Pace, replies: int) -> float | None:
     return (tokens - 1) / (pace.ended - pace.first)
 
 
-def _cached(usage: TokenUsage) -> str:
-    return f" ({usage.cached_input_tokens:,} cached)" if usage.cached_input_tokens else ""
-
-
 class Question(NamedTuple):
     """A question, and what to do with its reply."""
 
-    content: str | Sequence[ContentBlock]  # the prompt, or blocks
-    model: str | None  # the model; None uses the model of the continued session
-    system: str | None  # the system prompt
-    options: TurnOptions  # the options of the turn
+    content: str | Sequence[ContentBlock]
+    model: str | None  # None uses the model of the continued session
+    system: str | None
+    options: TurnOptions
     tools: Sequence[str] = ()  # the tools, as words of the command line
     asks_always: bool = False  # whether every tool call needs the user's approval
-    schema: JsonObject | None = None  # the schema of the reply
+    schema: JsonObject | None = None
     extract: Which | None = None  # the block of code to write; None for the whole reply
     session_id: str | None = None  # the session to continue or to start under this id; None for a new one
     must_exist: bool = False  # whether the session must already exist
-    saved: bool = True  # Whether the conversation is saved.
-    streamed: bool = True  # whether the reply is streamed
+    saved: bool = True
+    streamed: bool = True
     shows_thoughts: bool = True  # whether a terminal shows the model's reasoning
-    shows_usage: bool = False  # Whether tokens, pace and cost are shown at the end.
+    shows_usage: bool = False  # whether tokens, pace and cost are shown at the end
     as_json: bool = False  # whether the reply is written as one JSON object with its usage and cost
     key: str | None = None  # the name of the adapter's key to send
     tags: dict[str, str] | None = None  # the tags of the calls
@@ -301,12 +291,10 @@ class _Answering:
         """Start an engine, answer one question, and close the engine. Returns the exit code."""
         self._loop = asyncio.get_running_loop()
         with first_signal(lambda number: self._loop_calls(self._stop, number)), anyio.CancelScope() as self._scope:
-            async with self._engine() as engine, AsyncExitStack() as life:
+            engine = Engine(models=self._registry, capture_content=self._question.saved)
+            async with engine, AsyncExitStack() as life:
                 return await self._ask(engine, life)
         return self._stopped()
-
-    def _engine(self) -> Engine:
-        return Engine(models=self._registry, capture_content=self._question.saved)
 
     # --- The question ---
 
@@ -333,23 +321,18 @@ class _Answering:
     async def _open(self, engine: Engine, tools: Sequence[ToolLike]) -> Session:
         question = self._question
         approve = approver(tools, asks_always=question.asks_always) if tools else None
-        if question.session_id is None:
-            return engine.session(
-                question.model or first_model(self._registry),
-                system_prompt=question.system,
-                tools=tools,
-                tags=question.tags,
-                approve=approve,
-                key=question.key,
-                name=question.name,
-            )
         options: _UnstoredOptions = {
             "system_prompt": question.system,
             "tools": tools,
             "approve": approve,
             "key": question.key,
         }
-        if question.must_exist or await _is_stored(engine, question.session_id):
+        if question.session_id is None:
+            model = question.model or first_model(self._registry)
+            return engine.session(model, tags=question.tags, name=question.name, **options)
+        store = engine.store
+        stored = store is not None and await store.saved_session(question.session_id) is not None
+        if question.must_exist or stored:
             return await engine.resume(question.session_id, model=question.model, **options)
         model = question.model or first_model(self._registry)
         return await engine.open_session(question.session_id, model=model, tags=question.tags, **options)
@@ -384,7 +367,8 @@ class _Answering:
             text = wanted_text(reply, self._schema, question.extract, as_json=question.as_json)
         except ValueError as error:
             print_error(str(error))
-            note_text(reply.text)
+            if reply.text:  # stdout is only for the requested text
+                sys.stderr.write(sanitize(reply.text).rstrip("\n") + "\n")
             return FAILED
         if self._writes_at_end:
             self.reply_output.write(text)
@@ -429,15 +413,9 @@ class _Answering:
     def _stopped(self, error: CancelledError | None = None) -> int:
         """The exit code after a signal. Shows the cost of the cancelled call."""
         if self._stopped_by and error is not None:
-            arrived = (
-                "the part that arrived is above, and" if self.reply_output.last else "no output arrived; the call"
-            )
-            note(f"stopped; {arrived} cost {cost_text(error.cost)}")
+            some, none = "the part that arrived is above, and", "no output arrived; the call"
+            note(f"stopped; {some if self.reply_output.last else none} cost {cost_text(error.cost)}")
         return SIGNALLED + (self._stopped_by or SIGINT)
-
-
-async def _is_stored(engine: Engine, session_id: str) -> bool:
-    return engine.store is not None and await engine.store.saved_session(session_id) is not None
 
 
 def replies_of_turn(messages: Sequence[Message]) -> list[MessageMetadata]:
@@ -457,10 +435,15 @@ def replies_of_turn(messages: Sequence[Message]) -> list[MessageMetadata]:
 def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which | None, *, as_json: bool) -> str:
     """The text to write for a complete reply."""
     if schema is not None:
-        value = _read(reply.text, schema)
+        from ..generation.objects import read_json
+
+        try:
+            value = schema.read(read_json(reply.text))
+        except ValueError as error:
+            raise ValueError(f"the reply does not follow the schema: {error}") from error
         if as_json:
             return json_text({"output": value, **reply.to_dict()})
-        return json_text(value) if not sys.stdout.isatty() else _in_lines(value)
+        return msgspec.json.format(json_text(value), indent=2) if sys.stdout.isatty() else json_text(value)
     if as_json:
         return json_text(reply.to_dict())
     if extract is None:
@@ -469,22 +452,3 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
     if block is None:
         raise ValueError("the reply has no code block")
     return block
-
-
-def _read(text: str, schema: ObjectSchema[Json]) -> Json:
-    from ..generation.objects import read_json
-
-    try:
-        return schema.read(read_json(text))
-    except ValueError as error:
-        raise ValueError(f"the reply does not follow the schema: {error}") from error
-
-
-def _in_lines(value: Json) -> str:
-    return msgspec.json.format(json_text(value), indent=2)
-
-
-def note_text(text: str) -> None:
-    """Write a reply of several lines to stderr. stdout is only for the requested text."""
-    if text:
-        sys.stderr.write(sanitize(text).rstrip("\n") + "\n")

@@ -13,7 +13,7 @@ from .. import load_registry
 from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_tools_and_options, last_session
-from .inputs import Pipe, as_json_options, attached, content_of, joined, options_of, schema_of, takes_pipe
+from .inputs import PIPE, Pipe, as_json_options, attachment, content_of, options_of, schema_of
 from .options import add_key, add_model, add_models_file, add_tag, repeated, short
 from .sanitize import note
 from .templates import Template, load, save
@@ -112,10 +112,11 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
     """Make the question from the arguments. They take precedence over a template."""
     template = _template(arguments)
     sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
-    piped = "" if takes_pipe(sources) else pipe.text()
-    text = joined(piped, " ".join(arguments.prompt))
+    piped = "" if any(source == PIPE for source, _ in sources) else pipe.text()  # or it is an attachment
+    text = "\n\n".join(part for part in (piped, " ".join(arguments.prompt)) if part.strip())
     filled = template.filled(text, dict(arguments.parameters))
-    content = content_of(filled.prompt, attached(sources, pipe))
+    attached = [attachment(source, media_type, pipe.read) for source, media_type in sources]
+    content = content_of(filled.prompt, attached)
     last = last_session() if arguments.goes_on else LastSession("")
     options = [*template.options.items(), *map(tuple, arguments.options)]
     continued = arguments.goes_on or arguments.session is not None  # which is saved despite the variable

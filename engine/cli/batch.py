@@ -24,6 +24,7 @@ from .command_line import FAILED
 from .options import (
     add_action,
     add_key,
+    add_limit,
     add_model,
     add_models_file,
     on_engine,
@@ -43,10 +44,8 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_submit(inner)
-    listing = add_action(inner, "list", list_batches, "List the latest batches", "List the latest batches.")
-    listing.add_argument(
-        "--limit", type=positive, default=20, metavar="N", help="show at most N batches (default: 20)"
-    )
+    listing = add_action(inner, "list", list_batches, "List the latest batches")
+    add_limit(listing, 20, "batches")
     add_format(listing, "for each batch")
     add_models_file(listing)
     wait = add_action(
@@ -102,7 +101,6 @@ def submit_one(arguments: argparse.Namespace) -> int:
     lines = _lines(arguments.file)
     model = load_registry(arguments.models_file).resolve(arguments.model).model.id
     requests = requests_in(lines, model=model, max_tokens=arguments.max_tokens)
-
     batch = on_engine(
         arguments,
         lambda engine: engine.create_batch(
@@ -199,8 +197,7 @@ def _write(results: Iterable[BatchResult], *, missing: int) -> int:
 
 def cancel_one(arguments: argparse.Namespace) -> int:
     async def work(engine: Engine) -> bool:
-        batch = await engine.resume_batch(arguments.id)
-        return await batch.cancel()
+        return await (await engine.resume_batch(arguments.id)).cancel()
 
     if not on_engine(arguments, work):
         raise CallboardError(f"batch {arguments.id} has already ended")
@@ -377,8 +374,6 @@ def list_replies(arguments: argparse.Namespace) -> int:
 
 
 def read_reply(arguments: argparse.Namespace) -> int:
-    registry = load_registry(arguments.models_file)
-
     async def work(engine: Engine) -> tuple[str, Cost | None]:
         found = await engine.open_replies()
         matching = [each for each in found if arguments.id in (None, each.request_id, each.response_id)]
@@ -387,7 +382,7 @@ def read_reply(arguments: argparse.Namespace) -> int:
             raise CallboardError(f"{named} is waiting: see `callboard background list`")
         return await _read_reply(engine, matching[-1])
 
-    text, cost = on_engine(arguments, work, make=lambda: Engine(models=registry, capture_content=True))
+    text, cost = on_engine(arguments, work, capture_content=True)
     echo(text)
     if cost is not None:
         note(f"{cost.usd} USD")

@@ -43,9 +43,8 @@ HELP: Mapping[str, str] = {
 """The help text of each command."""
 
 SHORT_HELP = (
-    '/help shows the commands. """ starts and ends a message of several lines. Ctrl-C stops a reply, '
-    "Ctrl-D "
-    "leaves."
+    '/help shows the commands. """ starts and ends a message of several lines. '
+    "Ctrl-C stops a reply, Ctrl-D leaves."
 )
 
 
@@ -212,19 +211,17 @@ def history_path() -> Path:
     return home_folder() / "chat-history"
 
 
-def forget_lines(texts: set[str]) -> bool:
-    """Delete a deleted session's lines from the history. Returns whether there were any."""
+def forget_lines(texts: set[str]) -> None:
+    """Delete a deleted session's lines from the history."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
     except FileNotFoundError:
-        return False
+        return
     remaining = [entry for entry in _entries(lines) if _text_of(entry) not in texts]
     new_content = "".join(line for entry in remaining for line in entry)
-    if new_content == "".join(lines):
-        return False
-    write_private(path, new_content.encode())
-    return True
+    if new_content != "".join(lines):
+        write_private(path, new_content.encode())
 
 
 def _entries(lines: list[str]) -> Iterator[list[str]]:

@@ -25,7 +25,7 @@ from ..gateway.clients import ClientSpending, check_client, issue_key, spending_
 from ..stores import store_to_write
 from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
 from .sanitize import echo, note, write_json
-from .table import Column, add_format, figure, json_text, moment_text, usd, write_rows
+from .table import Column, add_format, count, figure, json_text, moment_text, usd, write_rows
 
 T = TypeVar("T")
 
@@ -160,21 +160,16 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 # --- Values ---
 
 
-class _Budget(msgspec.Struct, frozen=True):
-    nano_usd: int | None
-    window: str | None
-
-
-def budget(text: str) -> _Budget:
-    """Parse an amount in USD and a window."""
+def budget(text: str) -> tuple[int | None, str | None]:
+    """Parse an amount in USD and a window. Returns nano-USD and the window."""
     if text == "none":
-        return _Budget(None, None)
+        return None, None
     sum_text, slash, window = text.partition("/")
     if slash and window not in _WINDOWS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a budget such as 5/day: the windows are {', '.join(_WINDOWS)}"
         )
-    return _Budget(amount(sum_text), window or None)
+    return amount(sum_text), window or None
 
 
 def grace(text: str) -> int:
@@ -188,7 +183,7 @@ def _changed(client: Client, arguments: argparse.Namespace) -> Client:
     """The client with the settings of the arguments. Raises ConfigurationError."""
     fields: dict[str, object] = {}
     if (budget := getattr(arguments, "budget", None)) is not None:
-        fields |= {"budget_nano_usd": budget.nano_usd, "window": budget.window}
+        fields["budget_nano_usd"], fields["window"] = budget
     if (patterns := getattr(arguments, "models", None)) is not None:
         fields["models"] = () if "*" in patterns else tuple(patterns)
     for name in ("zone", "requests_per_minute", "tokens_per_minute", "unpriced"):
@@ -224,16 +219,19 @@ def change(arguments: argparse.Namespace) -> int:
 
 def change_budget(arguments: argparse.Namespace) -> int:
     client = _change(arguments)
-    echo(f"The budget of {client.name} is now {_budget_text(client) or 'unlimited'}.")
+    limit = _budget_text(client.budget_nano_usd, client.window) or "unlimited"
+    echo(f"The budget of {client.name} is now {limit}.")
     return 0
 
 
 def _change(arguments: argparse.Namespace) -> Client:
     async def work(tables: GatewayTables) -> Client:
-        client = _changed(await _stored_client(tables, arguments.name), arguments)
-        if not await tables.change_client(client):
-            raise _unknown(arguments.name)  # the client was revoked during this command
-        return client
+        for stored in await tables.clients():
+            if stored.name == arguments.name and stored.revoked_us is None:
+                client = _changed(stored, arguments)
+                if await tables.change_client(client):  # unless the client was revoked during this command
+                    return client
+        raise _unknown(arguments.name)
 
     return _on_tables(arguments, work)
 
@@ -259,10 +257,9 @@ def revoke(arguments: argparse.Namespace) -> int:
 
 
 def list_clients(arguments: argparse.Namespace) -> int:
-    async def work(store: Store) -> list[ClientSpending]:
-        return await spending_of(store, _tables_of(store), SYSTEM_CLOCK.now_us())
-
-    found = [each for each in from_trace(arguments, work) if arguments.all or each.client.revoked_us is None]
+    now_us = SYSTEM_CLOCK.now_us()
+    spending = from_trace(arguments, lambda store: spending_of(store, _tables_of(store), now_us))
+    found = [each for each in spending if arguments.all or each.client.revoked_us is None]
     return write_rows(
         arguments.format,
         ClientLine,
@@ -270,20 +267,17 @@ def list_clients(arguments: argparse.Namespace) -> int:
         [
             Column("client", lambda line: line.name, folds=True),
             Column("key", lambda line: ", ".join(f"{key}…" for key in line.keys) or "revoked", may_go=3),
-            Column("budget", _budget_of_line),
+            Column("budget", lambda line: _budget_text(line.budget_nano_usd, line.window) or "-"),
             figure("spent", lambda line: "-" if line.spent_nano_usd is None else usd(line.spent_nano_usd)),
             figure("left", lambda line: "-" if line.left_nano_usd is None else usd(line.left_nano_usd)),
             Column("models", lambda line: ", ".join(line.models) or "all", folds=True, may_go=2),
-            Column("a minute", _rates_of_line, may_go=1),
-            figure("calls", lambda line: f"{line.calls:,}"),
+            Column("a minute", lambda line: _rates(line) or "-", may_go=1),
+            count("calls", lambda line: line.calls),
             figure("cost", lambda line: usd(line.cost_nano_usd)),
         ],
         empty="There are no clients. Add one with `callboard clients add NAME`.",
         below="spent, left: in the budget's current window. calls, cost: so far.",
     )
-
-
-# --- Helpers ---
 
 
 def _on_tables(arguments: argparse.Namespace, work: Callable[[GatewayTables], Awaitable[T]]) -> T:
@@ -300,13 +294,6 @@ def _on_tables(arguments: argparse.Namespace, work: Callable[[GatewayTables], Aw
 def _tables_of(store: Store) -> GatewayTables:
     tables: GatewayTables = store.gateway  # type: ignore[attr-defined]
     return tables
-
-
-async def _stored_client(tables: GatewayTables, name: str) -> Client:
-    for client in await tables.clients():
-        if client.name == name and client.revoked_us is None:
-            return client
-    raise _unknown(name)
 
 
 def _unknown(name: str) -> CallboardError:
@@ -343,29 +330,17 @@ def _line(found: ClientSpending) -> ClientLine:
     )
 
 
-def _budget_text(client: Client) -> str:
-    return _budget_words(client.budget_nano_usd, client.window)
-
-
-def _budget_words(nano_usd: int | None, window: str | None) -> str:
+def _budget_text(nano_usd: int | None, window: str | None) -> str:
     if nano_usd is None:
         return ""
     return f"${Decimal(nano_usd).scaleb(-9).normalize():f}" + (f"/{window}" if window else "")
 
 
-def _budget_of_line(line: ClientLine) -> str:
-    return _budget_words(line.budget_nano_usd, line.window) or "-"
-
-
-def _rates_of_line(line: ClientLine) -> str:
-    return _rate_words(line.requests_per_minute, line.tokens_per_minute) or "-"
-
-
-def _rate_words(requests: int | None, tokens: int | None) -> str:
-    limits = [f"{requests:,} requests"] if requests is not None else []
-    return ", ".join([*limits, *([f"{tokens:,} tokens"] if tokens is not None else [])])
+def _rates(limited: Client | ClientLine) -> str:
+    limits = ((limited.requests_per_minute, "requests"), (limited.tokens_per_minute, "tokens"))
+    return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None)
 
 
 def _limits(client: Client) -> str:
-    rates = _rate_words(client.requests_per_minute, client.tokens_per_minute)
+    rates = _rates(client)
     return f"models {', '.join(client.models) or 'all'}; {f'{rates} a minute' if rates else 'any rate'}"

@@ -170,14 +170,11 @@ def _main(words: Sequence[str]) -> int:
     words = _meant(words)
     arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
-    return _run_bare(arguments) if getattr(arguments, "bare", False) else _run(arguments)
-
-
-def _run_bare(arguments: argparse.Namespace) -> int:
-    """Run a command that does not import the library and raises no errors of Callboard."""
-    code: int = arguments.run(arguments)
-    sys.stdout.flush()
-    return code
+    if getattr(arguments, "bare", False):  # it does not import the library, and raises no errors of Callboard
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:

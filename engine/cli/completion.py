@@ -70,19 +70,13 @@ def proposals(words: Sequence[str]) -> list[str]:
     command = before[0] if before else None
     if command is None and not word.startswith("-"):
         return _beginning(word, (*COMMANDS, "help", *plugin_names()))
-    found = completions(_parser_with(command), before, word)
-    if found.source is None:
-        return _beginning(word, found.words)
-
-    more = values_of(found.source)
-    return _beginning(word, (*found.words, *more))
-
-
-def _parser_with(command: str | None) -> argparse.ArgumentParser:
     if command is not None and command in COMMANDS:
-        return build_parser([command])
-    added = None if command is None else plugin_command(command)
-    return build_parser((), () if added is None else [added])
+        parser = build_parser([command])
+    else:
+        added = None if command is None else plugin_command(command)
+        parser = build_parser((), () if added is None else [added])
+    found = completions(parser, before, word)
+    return _beginning(word, (*found.words, *(() if found.source is None else values_of(found.source))))
 
 
 def _beginning(word: str, words: Sequence[str]) -> list[str]:
@@ -111,8 +105,6 @@ _FILES = ("FILE", "PATH", "FOLDER")
 
 
 class Completions(NamedTuple):
-    """The possible words at a position."""
-
     words: Sequence[str] = ()  # the words from the parser: commands, options, choices
     source: Source | None = None  # the source of more values; None if there is none
 

@@ -28,6 +28,7 @@ from .table import (
     Column,
     FittingTable,
     add_format,
+    count,
     figure,
     moment_text,
     plural,
@@ -93,10 +94,8 @@ def run_cost(arguments: argparse.Namespace) -> int:
         return 0
     _show_costs(rows, by)
     for row in imported:
-        make_console().print(
-            f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}.",
-            style="dim",
-        )
+        text = f"Imported from {row.key[0]}: {plural(row.calls, 'call')}, {_amount(_now(row))}."
+        make_console().print(text, style="dim")
     return 0
 
 
@@ -120,36 +119,24 @@ def _cost_record(row: CostRow) -> dict[str, Any]:
 
 def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     console = make_console()
-    calls = sum(row.calls for row in rows)
-    if not calls:
+    if not any(row.calls for row in rows):
         console.print("No matching calls.")
         return
     total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
     columns: list[Column[CostRow]] = [
         *_by_columns(by, "all"),
-        figure("calls", lambda row: f"{row.calls:,}", may_go=3, footer=f"{calls:,}"),
-        figure(
-            "in",
-            lambda row: f"{row.total_input_tokens:,}",
-            may_go=4,
-            footer=f"{sum(row.total_input_tokens for row in rows):,}",
-        ),
+        count("calls", lambda row: row.calls, may_go=3, summed=rows),
+        count("in", lambda row: row.total_input_tokens, may_go=4, summed=rows),
         figure("cached", lambda row: rate(row.cache_hit_rate), may_go=6),
-        figure(
-            "out",
-            lambda row: f"{row.output_tokens:,}",
-            may_go=5,
-            footer=f"{sum(row.output_tokens for row in rows):,}",
-        ),
+        count("out", lambda row: row.output_tokens, may_go=5, summed=rows),
         figure("cost", lambda row: _amount(_now(row)), footer=_amount(total_now)),
         figure("at call time", lambda row: _amount(_then(row)), may_go=1, footer=_amount(total_then)),
-        figure("unpriced", lambda row: _count(row.unpriced), footer=_count(total_now.unpriced)),
+        count("unpriced", lambda row: row.unpriced, summed=rows, zero=""),
     ]
     if total_now.unknown:
-        columns.append(figure("unknown", lambda row: _count(row.unknown), footer=_count(total_now.unknown)))
+        columns.append(count("unknown", lambda row: row.unknown, summed=rows, zero=""))
     if total_now.estimated:
-        estimated = _count(total_now.estimated)
-        columns.append(figure("estimated", lambda row: _count(row.estimated), may_go=2, footer=estimated))
+        columns.append(count("estimated", lambda row: row.estimated, may_go=2, summed=rows, zero=""))
     console.print(FittingTable(columns, rows))
     if not total_now.complete or total_now.estimated:
         console.print()
@@ -158,14 +145,14 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
 
 def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
     """A column for each field by which rows are grouped."""
+
+    def key(place: int, row: CostRow | StatisticsRow) -> str:
+        return row.key[place] or "-"
+
     return [
-        Column(name, partial(_key, place), folds=True, footer="" if place else total)
+        Column(name, partial(key, place), folds=True, footer="" if place else total)
         for place, name in enumerate(by)
     ]
-
-
-def _key(place: int, row: CostRow | StatisticsRow) -> str:
-    return row.key[place] or "-"
 
 
 def _now(row: CostRow) -> CostSum:
@@ -174,10 +161,6 @@ def _now(row: CostRow) -> CostSum:
 
 def _then(row: CostRow) -> CostSum:
     return CostSum(row.at_call_time_nano_usd, row.calls, row.estimated, row.at_call_time_unpriced, row.unknown)
-
-
-def _count(calls: int) -> str:
-    return f"{calls:,}" if calls else ""
 
 
 def _amount(total: CostSum) -> str:
@@ -189,6 +172,10 @@ def _amount(total: CostSum) -> str:
 
 # --- Budgets ---
 # The accounts of a budget, as a new engine would count them. In a cluster also the nodes' slices.
+
+
+_UNLIMITED = 2**62
+"""The tokens of a budget without a limit. It only counts."""
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
@@ -226,25 +213,20 @@ def run_budget(arguments: argparse.Namespace) -> int:
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:
-    unlimited = arguments.max_cost_usd is None and arguments.max_tokens is None
-    window = arguments.window
+    limited = arguments.max_cost_usd is not None or arguments.max_tokens is not None
+    window = arguments.window  # Budget validates the value
     try:
-        return _new_budget(arguments, window, unlimited)
+        return Budget(
+            max_cost_usd=arguments.max_cost_usd,
+            max_tokens=arguments.max_tokens if limited else _UNLIMITED,
+            per=arguments.per,
+            of=arguments.of,
+            window=timedelta(seconds=float(window)) if window and window[0].isdigit() else window,
+            zone=arguments.zone,
+            follows_repricing=arguments.current,
+        )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-
-
-def _new_budget(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
-    calendar: Any = window  # Budget validates the value
-    return Budget(
-        max_cost_usd=arguments.max_cost_usd,
-        max_tokens=2**62 if unlimited else arguments.max_tokens,
-        per=arguments.per,
-        of=arguments.of,
-        window=timedelta(seconds=float(window)) if window and window[0].isdigit() else calendar,
-        zone=arguments.zone,
-        follows_repricing=arguments.current,
-    )
 
 
 async def _accounts(budget: Budget, store: Store) -> tuple[list[AccountState], list[SliceRow]]:
@@ -279,10 +261,10 @@ def _show_accounts(states: list[AccountState]) -> None:
     limited = states[0].budget.max_nano_usd is not None
     columns: list[Column[AccountState]] = [
         Column(states[0].budget.per, lambda state: state.scope or "-", folds=True),
-        figure("calls", lambda state: f"{state.calls:,}"),
+        count("calls", lambda state: state.calls),
         figure("spent", lambda state: usd(state.spent.money)),
-        figure("tokens", lambda state: f"{state.spent.tokens:,}"),
-        figure("unknown", lambda state: f"{state.unknown_calls:,}" if state.unknown_calls else ""),
+        count("tokens", lambda state: state.spent.tokens),
+        count("unknown", lambda state: state.unknown_calls, zero=""),
         figure("at most", lambda state: usd(state.unknown.money) if state.unknown_calls else ""),
         figure("left", lambda state: usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)),
     ]
@@ -299,7 +281,7 @@ def _show_slices(slices: list[SliceRow]) -> None:
         Column("granted to", lambda each: each.name or each.node, folds=True),
         Column("of", lambda each: each.value or "-", folds=True),
         figure("at most", lambda each: usd(each.nano_usd)),
-        figure("tokens", lambda each: f"{each.tokens:,}"),
+        count("tokens", lambda each: each.tokens),
         Column("", lambda each: "" if each.lives else "gone: counts until all its calls have arrived"),
     ]
     console = make_console()
@@ -312,12 +294,12 @@ def _show_slices(slices: list[SliceRow]) -> None:
 
 
 def _tokens(tokens: int | None) -> str:
-    return "-" if tokens is None or tokens > 2**61 else f"{tokens:,} tokens"
+    return "-" if tokens is None or tokens > _UNLIMITED // 2 else f"{tokens:,} tokens"
 
 
 def _account_record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
     ends = state.window_ends_us
-    unlimited = state.left_tokens is not None and state.left_tokens > 2**61
+    unlimited = state.left_tokens is not None and state.left_tokens > _UNLIMITED // 2
     return {
         "scope": state.scope,
         "value": state.scope,  # the field's name in earlier versions
@@ -369,7 +351,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
         return 0
     columns: list[Column[StatisticsRow]] = [
         *_by_columns(by),
-        figure("attempts", lambda row: f"{row.attempts:,}"),
+        count("attempts", lambda row: row.attempts),
         figure("failed", lambda row: rate(row.failed / row.attempts) if row.failed else ""),
         figure("p50", lambda row: _time(row.latency_ms.p50)),
         figure("p90", lambda row: _time(row.latency_ms.p90), may_go=1),
@@ -450,8 +432,8 @@ def _speed(row: StatisticsRow) -> str:
 _ERRORS: list[Column[ErrorRow]] = [
     Column("error", lambda row: row.error_class, folds=True),
     Column("model", lambda row: row.model, folds=True),
-    figure("attempts", lambda row: f"{row.attempts:,}"),
-    figure("final", lambda row: f"{row.ended:,}", may_go=2),
+    count("attempts", lambda row: row.attempts),
+    count("final", lambda row: row.ended, may_go=2),
     figure("status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3),
     figure("last", lambda row: moment_text(row.last_us), may_go=4),
     Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),

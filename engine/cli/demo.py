@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import msgspec
 
-from callboard.adapters import AdapterConfig, AdapterError, Message, ToolDefinition, ToolResultBlock
+from callboard.adapters import AdapterConfig, AdapterError, ToolDefinition, ToolResultBlock
 from callboard.adapters.cassettes import CassetteTransport, RecordingTransport
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
@@ -82,7 +82,7 @@ class Demo:
         self._calls: CallFilter
 
     async def play(self) -> None:
-        self._intro()
+        self._screen.line("Callboard: sessions over any model, every call an event, every cost a query.", "bold")
         async with self._model(), self._running_engine():
             await self._conversation()
             await self._structured_object()
@@ -94,9 +94,6 @@ class Demo:
         await self._screen.drawn()
 
     # --- Setup ---
-
-    def _intro(self) -> None:
-        self._screen.line("Callboard: sessions over any model, every call an event, every cost a query.", "bold")
 
     def _heading(self, title: str, *about: str) -> None:
         self._steps += 1
@@ -268,7 +265,9 @@ class Demo:
             self._show_events()
             for message in session.messages[shown:]:
                 shown += 1
-                self._show_results(message)
+                for block in message.content:
+                    if isinstance(block, ToolResultBlock):
+                        self._show("the tool", block.text)
 
         writer = ReplyWriter(self._screen, f"{model_text(session.model):<{LABEL_WIDTH}}", before=before_reply)
         async with session.stream(text, **OPTIONS, **options) as turn:
@@ -278,11 +277,6 @@ class Demo:
         self._show_events()
         await self._screen.drawn()
         return message.text
-
-    def _show_results(self, message: Message) -> None:
-        for block in message.content:
-            if isinstance(block, ToolResultBlock):
-                self._show("the tool", block.text)
 
     def _show(self, who: str, text: str) -> None:
         self._screen.begin_reply(f"{who:<{LABEL_WIDTH}}", "bold")
@@ -397,8 +391,8 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
 
 
 class Asked(msgspec.Struct, frozen=True):
-    model: str  # the alias of the model
-    text: str  # the user's message
+    model: str
+    text: str
 
 
 CONVERSATION = (

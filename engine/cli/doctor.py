@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from callboard.adapters.provider import GROUPS, Plugin, plugins
+from callboard.adapters.provider import GROUPS, Plugin, adapter_types, plugins
 from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
 from callboard.tracestore.health import sqlite_version
 from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_snapshot
@@ -113,17 +113,16 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _absence(place: str) -> str:
-    return "" if is_address(place) or Path(place).exists() else " (not there)"
-
-
 def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[str, str | None]]:
     """The report as lines, each with its style."""
     good, bad, unused = signs
     width = max(map(len, signs)) + 1
     lines: list[tuple[str, str | None]] = [
         (", ".join(f"{name} {found or '(not installed)'}" for name, found in findings.versions.items()), "dim"),
-        *((f"{name}: {place}{_absence(place)}", "dim") for name, place in findings.places.items()),
+        *(
+            (f"{name}: {place}{'' if is_address(place) or Path(place).exists() else ' (not there)'}", "dim")
+            for name, place in findings.places.items()
+        ),
         ("", None),
     ]
     for check in findings.checks:
@@ -170,11 +169,11 @@ def age_in_days(written: str, clock: Clock) -> int | None:
 class PluginLine(msgspec.Struct, frozen=True):
     """A line of `callboard plugins --json`."""
 
-    kind: str  # the kind of the plugin: `adapters`, `tools` or `commands`
-    name: str  # the plugin's name
+    kind: str  # `adapters`, `tools` or `commands`
+    name: str
     package: str  # the package that offers the plugin, with its version
     place: str  # the location of the plugin's object: `module:name`
-    error: str | None  # the reason why the plugin can't be used; None if it works
+    error: str | None  # the reason why the plugin can't be used
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -215,19 +214,11 @@ def run_plugins(arguments: argparse.Namespace) -> int:
 
 
 def _plugin_line(plugin: Plugin) -> PluginLine:
-    kind = plugin.group.removeprefix("callboard.")
-    return PluginLine(kind, plugin.name, plugin.package, plugin.place, _plugin_fault(plugin))
-
-
-def _plugin_fault(plugin: Plugin) -> str | None:
     if plugin.group == "callboard.commands" and plugin.name in COMMANDS:
-        return "hidden by a command of Callboard"
-    if plugin.group == "callboard.adapters" and _is_own_type(plugin.name):
-        return "hidden by an adapter of Callboard"
-    return plugin.load().fault
-
-
-def _is_own_type(name: str) -> bool:
-    from callboard.adapters.provider import adapter_types
-
-    return name in adapter_types()
+        fault: str | None = "hidden by a command of Callboard"
+    elif plugin.group == "callboard.adapters" and plugin.name in adapter_types():
+        fault = "hidden by an adapter of Callboard"
+    else:
+        fault = plugin.load().fault
+    kind = plugin.group.removeprefix("callboard.")
+    return PluginLine(kind, plugin.name, plugin.package, plugin.place, fault)

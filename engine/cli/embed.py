@@ -27,9 +27,19 @@ from callboard.tracestore.home import home_folder
 from .. import EmbeddingResult, Engine
 from ..models.registry import ModelRegistry
 from ..operations.embeddings import space_of
-from .options import add_action, add_key, add_model, add_models_file, on_engine, positive, print_warnings, repeated
+from .options import (
+    add_action,
+    add_key,
+    add_limit,
+    add_model,
+    add_models_file,
+    on_engine,
+    positive,
+    print_warnings,
+    repeated,
+)
 from .sanitize import echo, note, one_line, write_json
-from .table import Column, add_format, cost_text, figure, json_text, plural, sum_text, write_rows
+from .table import Column, add_format, cost_text, count, figure, json_text, plural, sum_text, write_rows
 
 # --- Reading texts ---
 
@@ -48,7 +58,7 @@ _BY_SUFFIX: Mapping[str, Kind] = {
 class Record(msgspec.Struct, frozen=True):
     """A text to add to a collection."""
 
-    id: str  # the name of the item
+    id: str
     text: str
     metadata: str | None = None  # the other fields of the record's row, as a JSON object
 
@@ -108,23 +118,20 @@ def _json(text: str, source: str) -> Json:
 
 
 def _of_rows(rows: Iterable[object], fields: Fields, source: str) -> Iterator[Record]:
+    names = fields.texts or ("text",)
     for number, row in enumerate(rows, 1):
+        where = f"{source}: row {number}"
         if not isinstance(row, dict):
-            raise CallboardError(f"{source}: row {number} is not an object")
-        yield _of_row(row, fields, f"{source}: row {number}")
-
-
-def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
-    found = row.get(fields.id)
-    if not isinstance(found, str | int) or found == "":
-        raise CallboardError(f"{where} has no id in a field {fields.id!r}; choose another with --id")
-    names: Sequence[str] = fields.texts or ("text",)
-    texts = [row.get(name) for name in names]
-    if not all(isinstance(text, str) for text in texts):
-        raise CallboardError(f"{where} has no text in {', '.join(names)}; choose other fields with --text")
-    text = "\n".join(str(text) for text in texts)
-    others = {name: value for name, value in row.items() if name not in (fields.id, *names)}
-    return Record(str(found), text, msgspec.json.encode(others).decode() if others else None)
+            raise CallboardError(f"{where} is not an object")
+        found = row.get(fields.id)
+        if not isinstance(found, str | int) or found == "":
+            raise CallboardError(f"{where} has no id in a field {fields.id!r}; choose another with --id")
+        texts = [row.get(name) for name in names]
+        if not all(isinstance(text, str) for text in texts):
+            raise CallboardError(f"{where} has no text in {', '.join(names)}; choose other fields with --text")
+        others = {name: value for name, value in row.items() if name not in (fields.id, *names)}
+        metadata = msgspec.json.encode(others).decode() if others else None
+        yield Record(str(found), "\n".join(map(str, texts)), metadata)
 
 
 # --- Embedding and storing ---
@@ -138,9 +145,9 @@ Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 class TargetCollection(msgspec.Struct, frozen=True):
     """The collection that records are added to."""
 
-    name: str  # the name of the collection
-    model: str  # the model of the collection's vectors, as `provider:name`
-    space: str  # the embedding space of the collection's vectors
+    name: str
+    model: str  # the model of the vectors, as `provider:name`
+    space: str  # the embedding space of the vectors
     dimensions: int | None  # the requested length; None for the model's own
     keep_text: bool = False  # whether the texts are stored, too
 
@@ -148,21 +155,19 @@ class TargetCollection(msgspec.Struct, frozen=True):
 class Added(msgspec.Struct):
     """The counts of records that were added."""
 
-    embedded: int = 0  # the number of texts that were embedded
+    embedded: int = 0
     unchanged: int = 0  # the number of texts that were already in the collection
-    results: list[EmbeddingResult] = []  # the results, with tokens and costs
+    results: list[EmbeddingResult] = []
 
 
 def destination(
     registry: ModelRegistry, collection: Collection | None, name: str, model: str | None, dimensions: int | None
 ) -> TargetCollection:
     """The collection to add to. An existing collection keeps its model; a new one gets the named model."""
-    if collection is None and model is None:
+    chosen = model if model is not None or collection is None else collection.model
+    if chosen is None:
         raise ConfigurationError(f"collection {name!r} is new: choose its embedding model with --model")
-    if collection is not None and model is None:
-        model = collection.model
-    assert model is not None
-    entry = registry.resolve(model).model
+    entry = registry.resolve(chosen).model
     into = TargetCollection(name, entry.id, space_of(entry), dimensions)
     if collection is None:
         return into
@@ -186,7 +191,8 @@ async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Re
     )
     fresh = [record for record in by_id.values() if hashes.get(record.id) != record.hash]
     added = Added(unchanged=len(same))
-    for piece in _pieces(fresh):
+    for at in range(0, len(fresh), AT_ONCE):
+        piece = fresh[at : at + AT_ONCE]
         try:
             result = await embed([record.text for record in piece])
         except PartialEmbeddingError as error:
@@ -196,11 +202,6 @@ async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Re
         added.embedded += len(piece)
         added.results.append(result)
     return added
-
-
-def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    for at in range(0, len(records), AT_ONCE):
-        yield records[at : at + AT_ONCE]
 
 
 def _keep(
@@ -305,11 +306,7 @@ def _write_vectors(
 
 
 def _base64(vector: Vector) -> str:
-    little = vector
-    if sys.byteorder == "big":
-        little = vector[:]
-        little.byteswap()
-    return b64encode(little.tobytes()).decode()
+    return b64encode(packed(vector)).decode()
 
 
 # --- Collections ---
@@ -321,16 +318,10 @@ def add_collections(parser: argparse.ArgumentParser) -> None:
     _add_adding(inner)
     listing = add_action(inner, "list", list_collections, "List collections", "List all collections.")
     add_format(listing, "for each collection")
-    delete = add_action(
-        inner,
-        "delete",
-        delete_collection,
-        "Delete a collection, or items of it",
-        "Delete a collection, or items of it.",
-    )
+    delete = add_action(inner, "delete", delete_collection, "Delete a collection, or items of it")
     delete.add_argument("collection", metavar="COLLECTION", help="the collection")
     delete.add_argument("id", nargs="*", metavar="ID", help="delete only these items")
-    add_action(inner, "path", show_path, "Print the path of the file", "Print the path of the file.")
+    add_action(inner, "path", show_path, "Print the path of the file")
 
 
 def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -379,9 +370,7 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
         "id", nargs="?", metavar="ID", help="find items similar to this item, without the item itself"
     )
     parser.add_argument("-c", "--content", metavar="TEXT", help="find items similar to this text (default: stdin)")
-    parser.add_argument(
-        "-n", "--limit", type=positive, default=10, metavar="N", help="show at most N items (default: 10)"
-    )
+    add_limit(parser, 10, "items", "-n")
     add_key(parser)
     add_models_file(parser)
     add_format(parser, "for each item")
@@ -390,7 +379,11 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
 
 def add_to_collection(arguments: argparse.Namespace) -> int:
     """Embed records and add them to a collection. After an error, texts that were already embedded are kept."""
-    records = _records(arguments)
+    fields = Fields(arguments.id, tuple(arguments.text))
+    if arguments.files:
+        records = [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
+    else:
+        records = list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
     name: str = arguments.collection
 
     async def work(engine: Engine) -> Added:
@@ -407,9 +400,8 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
     print_warnings(
         {warning: None for result in added.results for warning in result.warnings if _is_shown(warning)}
     )
-    cost = reduce(
-        plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
-    )
+    costs = (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results)
+    cost = reduce(plus, costs, CostSum())
     beside = f"; {sum_text(cost)}" if added.results else ""
     note(f"{name}: {plural(added.embedded, 'text')} embedded, {added.unchanged:,} unchanged{beside}")
     return 0
@@ -426,13 +418,6 @@ async def _embedded(
     return await engine.embed(texts, model=into.model, dimensions=into.dimensions, input_type=kind, key=key)
 
 
-def _records(arguments: argparse.Namespace) -> list[Record]:
-    fields = Fields(arguments.id, tuple(arguments.text))
-    if arguments.files:
-        return [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
-    return list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
-
-
 _SIMILAR: list[Column[Similar]] = [
     figure("score", lambda each: f"{each.score:.4f}"),
     Column("id", lambda each: each.id, folds=True),
@@ -443,13 +428,16 @@ _SIMILAR: list[Column[Similar]] = [
 def similar(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        collection = file.collection(name)
-        if collection is None:
-            raise CallboardError(
-                f"unknown collection {name!r}. `callboard collections list` shows all collections"
-            )
+        collection = _existing(file, name)
         found = file.similar(name, _vector(arguments, file, collection), arguments.limit, without=arguments.id)
     return write_rows(arguments.format, Similar, found, _SIMILAR)
+
+
+def _existing(file: CollectionFile, name: str) -> Collection:
+    collection = file.collection(name)
+    if collection is None:
+        raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
+    return collection
 
 
 def _text_of(found: Similar) -> str:
@@ -486,8 +474,8 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, collection: Col
 _COLLECTIONS: list[Column[Collection]] = [
     Column("collection", lambda each: each.name),
     Column("model", lambda each: each.model, folds=True, may_go=1),
-    figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
-    figure("items", lambda each: f"{each.items:,}"),
+    count("dimensions", lambda each: each.dimensions, may_go=2),
+    count("items", lambda each: each.items),
 ]
 
 
@@ -507,18 +495,13 @@ def list_collections(arguments: argparse.Namespace) -> int:
 def delete_collection(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
-        existed = file.collection(name) is not None
-    if not existed:
-        raise CallboardError(f"unknown collection {name!r}. `callboard collections list` shows all collections")
+        _existing(file, name)
     with CollectionFile(collections_file()) as file:
         gone = file.delete(name, arguments.id or None)
     if arguments.id and not gone:
         raise CallboardError(f"collection {name!r} has no such items")
-    echo(
-        f"{plural(gone, 'item')} deleted from {name}."
-        if arguments.id
-        else f"Deleted {name}: {plural(gone, 'item')}."
-    )
+    items = plural(gone, "item")
+    echo(f"{items} deleted from {name}." if arguments.id else f"Deleted {name}: {items}.")
     return 0
 
 
@@ -527,9 +510,6 @@ def show_path(arguments: argparse.Namespace) -> int:
     return 0
 
 
-FILE_NAME = "embeddings.db"
-
-
 def collections_file() -> Path:
     """The path of the file of collections, which may not exist."""
-    return home_folder() / FILE_NAME
+    return home_folder() / "embeddings.db"

@@ -28,9 +28,7 @@ NOTHING = "no question: pass it as an argument or pipe it in: git diff | callboa
 
 
 class Pipe:
-    """Standard input, read once and completely. A terminal, a closed stream and ``/dev/null`` are treated as
-    empty.
-    """
+    """Standard input, read once and completely. A terminal, a closed stream and ``/dev/null`` are empty."""
 
     def __init__(self) -> None:
         self._data: bytes | None = None
@@ -57,16 +55,6 @@ def _is_pipe() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def joined(piped: str, text: str) -> str:
-    """The prompt: the pipe's text, followed by the typed text."""
-    return "\n\n".join(text for text in (piped, text) if text.strip())
-
-
-def attached(sources: Sequence[tuple[str, str | None]], pipe: Pipe) -> list[ContentBlock]:
-    """Make blocks of attachments. Each attachment has a source, and a type if needed."""
-    return [attachment(source, media_type, pipe.read) for source, media_type in sources]
-
-
 def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[ContentBlock]:
     """The content to send: the attachments, followed by the prompt."""
     if not prompt.strip() and not blocks:
@@ -74,11 +62,6 @@ def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[Conten
     if not blocks:
         return prompt
     return [*blocks, TextBlock(prompt)] if prompt.strip() else list(blocks)
-
-
-def takes_pipe(sources: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether the piped input is an attachment instead of a part of the prompt."""
-    return any(source == PIPE for source, _ in sources)
 
 
 # --- Attachments ---
@@ -291,15 +274,15 @@ def schema_of(schema_text: str) -> JsonObject:
     """Parse a schema in any supported form."""
     text = schema_text.strip()
     if text.endswith(".json") and "\n" not in text:
-        return _of_json(_read_schema(Path(text)), text)
-    return _of_json(text, "--schema") if text.startswith("{") else of_short_form(text)
-
-
-def of_short_form(text: str) -> JsonObject:
-    stripped = text.strip()
-    if stripped.startswith("[") and stripped.endswith("]"):
-        return {"type": "array", "items": _object(stripped[1:-1])}
-    return _object(stripped)
+        try:
+            return _of_json(Path(text).read_text(encoding="utf-8"), text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{text}: {getattr(error, 'strerror', None) or error}") from error
+    if text.startswith("{"):
+        return _of_json(text, "--schema")
+    if text.startswith("[") and text.endswith("]"):
+        return {"type": "array", "items": _object(text[1:-1])}
+    return _object(text)
 
 
 def _object(text: str) -> JsonObject:
@@ -330,13 +313,6 @@ def _field(text: str) -> tuple[str, JsonObject, bool]:
     if found["says"]:
         schema = {**schema, "description": found["says"].strip()}
     return found["name"], schema, not found["optional"]
-
-
-def _read_schema(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _of_json(text: str, where: str) -> JsonObject:

@@ -18,7 +18,7 @@ from callboard.adapters.provider import providers
 from callboard.adapters.transport.transport import fault_of
 from callboard.bus import CallboardError, ConfigurationError
 
-from ..keys import keys_file, read_keys, remove_key, set_key
+from ..keys import change_key, keys_file, read_keys
 from ..models.catalogue import nearest
 from .options import add_action
 from .sanitize import echo, note
@@ -34,7 +34,6 @@ class KeyLine(msgspec.Struct, frozen=True):
     source: str | None  # where the key was found: `environment` or `file`; None if there is no key
     in_environment: bool
     in_file: bool
-    """Whether the file has the key. A key in the environment takes precedence."""
     providers: tuple[str, ...]  # the types of adapters that use it if there is no models.yaml
 
 
@@ -54,17 +53,12 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
     listing.set_defaults(draws=True)
-    get = add_action(
-        inner,
-        "get",
-        get_one,
-        "Write a key to a pipe",
-        "Write the key that calls use. Output to a terminal is refused.",
-    )
+    refused = "Write the key that calls use. Output to a terminal is refused."
+    get = add_action(inner, "get", get_one, "Write a key to a pipe", refused)
     get.add_argument("name", metavar="NAME", help="a provider, or a variable")
     remove = add_action(inner, "remove", remove_one, "Remove a key", "Remove a key from the file.")
     remove.add_argument("name", metavar="NAME", help="a provider, or a variable")
-    add_action(inner, "path", show_path, "Print the path of the file", "Print the path of the file.")
+    add_action(inner, "path", show_path, "Print the path of the file")
 
 
 def set_one(arguments: argparse.Namespace) -> int:
@@ -73,10 +67,10 @@ def set_one(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             "a key must not be an argument: other users can see it in the process list, and your shell "
             "history stores it. Replace that key where it was issued. Then enter the new one with `callboard "
-            "keys set {variable}`"
+            f"keys set {variable}`"
         )
     key = _read(variable)
-    replaced = set_key(keys_file(), variable, key)
+    replaced = change_key(keys_file(), variable, key)
     echo(f"{variable} is {'replaced' if replaced else 'stored'} in {keys_file()}.")
     if os.environ.get(variable):
         note(f"callboard: {variable} is also set in the environment, which has priority")
@@ -122,12 +116,11 @@ def list_keys(arguments: argparse.Namespace) -> int:
 def _lines(stored: Mapping[str, str]) -> Iterator[KeyLine]:
     """The keys of the file, and the keys of the environment that are set or expected without a models.yaml."""
     users: dict[str, list[str]] = {}
+    expected: set[str] = set()
     for provider in providers():
+        expected.update(provider.key_variables[:1] if provider.expected else ())
         for variable in provider.key_variables:
             users.setdefault(variable, []).append(provider.name)
-    expected = {
-        provider.key_variables[0] for provider in providers() if provider.expected and provider.key_variables
-    }
     for name in sorted({*users, *stored}):
         here, stored_key = bool(os.environ.get(name)), name in stored
         if here or stored_key or name in expected:
@@ -162,7 +155,7 @@ def get_one(arguments: argparse.Namespace) -> int:
 
 def remove_one(arguments: argparse.Namespace) -> int:
     variable = variable_of(arguments.name)
-    if not remove_key(keys_file(), variable):
+    if not change_key(keys_file(), variable, None):
         raise CallboardError(f"{keys_file()} has no key {variable}")
     echo(f"Removed {variable} from {keys_file()}.")
     return 0

@@ -7,7 +7,7 @@ import mimetypes
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
@@ -33,14 +33,8 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the description of the image or of the change")
     add_model(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="write the image to FILE; several images are numbered",
-    )
+    output = "write the image to FILE; several images are numbered"
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=output)
     repeated(parser, "--edit", type=Path, metavar="FILE", help="change this image (repeatable)")
     parser.add_argument("--mask", type=Path, metavar="FILE", help="change only the transparent part of this PNG")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="make N images (default: 1)")
@@ -70,8 +64,7 @@ def run_image(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise CallboardError(str(error)) from error
     print_warnings(result.warnings)
-    what = f"{len(result.images)} of {result.operation}, {result.model}"
-    note(f"{what}: {cost_text(result.cost)}")
+    note(f"{len(result.images)} of {result.operation}, {result.model}: {cost_text(result.cost)}")
     return 0
 
 
@@ -175,26 +168,16 @@ class _Waiting:
         arguments = self._arguments
         every = arguments.every
         polling = PollPolicy() if every is None else PollPolicy(first=every, longest=every, jitter=False)
+        terms: dict[str, Any] = {name: getattr(arguments, name) for name in ("seconds", "size", "audio", "key")}
         if arguments.resume is not None:
-            return await engine.resume_video(
-                arguments.resume,
-                arguments.model,
-                seconds=arguments.seconds,
-                size=arguments.size,
-                audio=arguments.audio,
-                key=arguments.key,
-                polling=polling,
-            )
+            return await engine.resume_video(arguments.resume, arguments.model, polling=polling, **terms)
         try:
             return await engine.create_video(
                 arguments.prompt,
                 model=arguments.model,
-                seconds=arguments.seconds,
-                size=arguments.size,
                 first_frame=arguments.first_frame,
-                audio=arguments.audio,
-                key=arguments.key,
                 polling=polling,
+                **terms,
             )
         except (OSError, ValueError) as error:
             raise CallboardError(str(error)) from error

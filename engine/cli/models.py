@@ -53,12 +53,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a configured model; empty for other models."""
     context_window: int | None  # the size of the window in tokens
     max_output: int | None  # the maximum number of output tokens
-    supports_tools: bool | None  # whether the model calls tools
-    supports_vision: bool | None  # whether the model takes images
-    supports_reasoning: bool | None  # whether the model supports reasoning
-    supports_structured_output: bool | None  # whether the model supports output that follows a schema
-    input_cost_per_million: Decimal | None  # the exact price of a million input tokens in USD
-    output_cost_per_million: Decimal | None  # the exact price of a million output tokens in USD
+    supports_tools: bool | None
+    supports_vision: bool | None
+    supports_reasoning: bool | None
+    supports_structured_output: bool | None
+    input_cost_per_million: Decimal | None  # in USD, exact
+    output_cost_per_million: Decimal | None
     aliases: tuple[str, ...]  # other names of the model
     released: str | None  # the day of the release, YYYY-MM-DD
     deprecated: bool  # whether the provider has deprecated the model
@@ -97,7 +97,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--provider", metavar="NAME", help="list only models of this adapter or provider")
     parser.add_argument("--capability", metavar="NAME", help=f"list only models with {', '.join(CAPABILITIES)}")
     add_models_file(parser)
-    add_options(parser)
+    add_update_options(parser.add_argument_group("callboard models update"), UPSTREAM, "the shipped list")
     add_format(parser, "for each model")
     parser.set_defaults(run=run, draws=lambda arguments: arguments.name != UPDATE)
 
@@ -106,15 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == UPDATE:
         return run_update(arguments)
     registry = load_registry(arguments.models_file)
-    if arguments.name is not None:
-        lines = list(_named(registry, arguments.name))
-        if not lines:
-            raise CallboardError(_unknown(arguments.name))
-    else:
+    if arguments.name is None:
         lines = list(_chosen(registry, arguments))
-    if arguments.name is not None and arguments.format == "table":
-        _show(lines[0])
-        return 0
+    else:
+        lines = [_named(registry, arguments.name)]
+        if arguments.format == "table":
+            _show(lines[0])
+            return 0
     return write_rows(
         arguments.format,
         Line,
@@ -159,7 +157,7 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
     )
 
 
-def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
+def _named(registry: ModelRegistry, name: str) -> Line:
     """The model with a name: as configured here, or as in the known models."""
     info, found = get_model_info(name), None
     try:
@@ -173,17 +171,14 @@ def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
         here = (model for model in _configured(registry) if model.provider == entry.adapter)
         found = next((model for model in here if model.wire_name in names), None)
     if found is not None:
-        yield _line(found)
-    elif info is not None:
-        yield _line_of(info)
-
-
-def _unknown(name: str) -> str:
+        return _line(found)
+    if info is not None:
+        return _line_of(info)
     models = list_models(include_retired=True)
-    names = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
-    near = nearest(name, names, most=3)
+    every = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
+    near = nearest(name, every, most=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`callboard models --all` lists all."
-    return f"unknown model {name!r}: {hint} You can still use it as provider:name."
+    raise CallboardError(f"unknown model {name!r}: {hint} You can still use it as provider:name.")
 
 
 def _line_of(info: ModelInfo) -> Line:
@@ -215,7 +210,7 @@ def _show(line: Line) -> None:
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     can = _abilities(line)
-    unknown = _unknown_capabilities(line)
+    unknown = _abilities(line, None)
     facts = {
         "state": _facts_about(line) or ("" if line.state else "not configured here"),
         "also called": ", ".join(line.aliases),
@@ -233,16 +228,12 @@ def _show(line: Line) -> None:
 
 
 def _can(line: Line) -> str:
-    return ", ".join(_abilities(line)) or ("?" if _unknown_capabilities(line) else "-")
+    return ", ".join(_abilities(line)) or ("?" if _abilities(line, None) else "-")
 
 
-def _abilities(line: Line) -> list[str]:
-    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name])]
-
-
-def _unknown_capabilities(line: Line) -> list[str]:
-    """The capabilities that are unknown for the model."""
-    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
+def _abilities(line: Line, value: bool | None = True) -> list[str]:
+    """The known capabilities of the model, or with None the unknown ones."""
+    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is value]
 
 
 def _facts_about(line: Line) -> str:
@@ -281,17 +272,9 @@ UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_
 UPDATE = "update"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `callboard models update`."""
-    update = parser.add_argument_group("callboard models update")
-    add_update_options(update, UPSTREAM, "the shipped list")
-
-
 def run_update(arguments: argparse.Namespace) -> int:
-    home, tell = (
-        home_folder(),
-        echo if arguments.format == "table" else note,
-    )  # this line is left out of JSON and CSV
+    home = home_folder()
+    tell = echo if arguments.format == "table" else note  # stdout is only for rows
     path = home / FILE_NAME
     if arguments.shipped:
         path.unlink(missing_ok=True)
@@ -321,9 +304,8 @@ def read_source(data: bytes, source: str) -> KnownModels:
 def difference(before: KnownModels, after: KnownModels) -> list[str]:
     """The differences between two lists, by model."""
     old, new = ({model.id: model for model in listing.models} for listing in (before, after))
-    return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
-        "nothing has changed"
-    ]
+    found = differences(old, new, lambda name: _facts((new if name in new else old)[name]))
+    return found or ["nothing has changed"]
 
 
 def _facts(model: KnownModel) -> str:

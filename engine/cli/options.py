@@ -146,6 +146,12 @@ def add_period(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_limit(parser: argparse.ArgumentParser, default: int, what: str, *flags: str) -> None:
+    """Add ``--limit``, the maximum number of shown rows."""
+    help = f"show at most N {what} (default: {default})"
+    parser.add_argument(*flags, "--limit", type=positive, default=default, metavar="N", help=help)
+
+
 def add_tag(parser: argparse.ArgumentParser, help: str = "show only calls with this tag (repeatable)") -> None:
     parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help=help)
 
@@ -342,7 +348,7 @@ def on_engine(
     arguments: argparse.Namespace,
     work: Callable[[Engine], Awaitable[T]],
     *,
-    make: Callable[[], Engine] | None = None,
+    capture_content: bool = False,
 ) -> T:
     """Run a function on an engine with the configuration of ``--models-file``, and return its result."""
     from .. import Engine, load_registry
@@ -350,7 +356,7 @@ def on_engine(
     registry = load_registry(arguments.models_file)
 
     async def run() -> T:
-        async with Engine(models=registry) if make is None else make() as engine:
+        async with Engine(models=registry, capture_content=capture_content) as engine:
             return await work(engine)
 
     return anyio.run(run)

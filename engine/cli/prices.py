@@ -178,7 +178,11 @@ def run_update(arguments: argparse.Namespace) -> int:
 def run_use(arguments: argparse.Namespace) -> int:
     console, home = make_console(), home_folder()
     path = home / OWN_NAME
-    data = None if arguments.published else _checked(arguments.file)
+    data = None
+    if not arguments.published:
+        PriceTable.from_yaml(arguments.file)  # checks that it is a valid price file
+        with failing_as(ConfigurationError, arguments.file):
+            data = arguments.file.read_bytes()
     if path.exists():
         before = path.with_name(f"{OWN_NAME}.before")
         path.replace(before)
@@ -187,18 +191,9 @@ def run_use(arguments: argparse.Namespace) -> int:
         home.mkdir(parents=True, exist_ok=True)
         write_private(path, data)
     table = price_table(home)
-    console.print(
-        f"Engines that start from now on price calls with {table.label} ({table.version}).",
-        soft_wrap=True,
-    )
+    text = f"Engines that start from now on price calls with {table.label} ({table.version})."
+    console.print(text, soft_wrap=True)
     return 0
-
-
-def _checked(file: Path) -> bytes:
-    """Read a file after checking that it is a valid price file."""
-    PriceTable.from_yaml(file)
-    with failing_as(ConfigurationError, file):
-        return file.read_bytes()
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
@@ -310,8 +305,7 @@ def _rates(row: PriceRow) -> str:
 
 
 def _dollars(pico_usd: int) -> str:
-    text = f"{pico_usd // 10**6}.{pico_usd % 10**6:06}".rstrip("0").rstrip(".")
-    return text
+    return f"{pico_usd // 10**6}.{pico_usd % 10**6:06}".rstrip("0").rstrip(".")
 
 
 # --- Updates ---
@@ -351,20 +345,16 @@ def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Cal
 def download(source: str, most_bytes: int) -> bytes:
     """Read the bytes of a path or of an https URL."""
     if "://" not in source:
-        return _read(Path(source), most_bytes)
+        try:
+            with Path(source).open("rb") as file:
+                data = file.read(most_bytes + 1)
+        except OSError as error:
+            raise ConfigurationError(f"{source}: can't be read: {error}") from error
+        _refuse_large(data, source, most_bytes)
+        return data
     if not source.startswith("https://"):
         raise ConfigurationError(f"{source}: must be an https address or a file")
     return anyio.run(_fetch, source, most_bytes)
-
-
-def _read(path: Path, most_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: can't be read: {error}") from error
-    _refuse_large(data, str(path), most_bytes)
-    return data
 
 
 async def _fetch(url: str, most_bytes: int) -> bytes:

@@ -14,14 +14,14 @@ import msgspec
 
 from callboard.bus import ConfigurationError
 from callboard.bus.files import write_private
-from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
 from callboard.tracestore.reports import OnProgress
 
 from ..current_prices import load_prices
 from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
 from .options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
-from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
+from .repricing_report import By, Origin, in_flight_text, page, reprice_table, total, write_lines
 from .sanitize import note
 from .screen import make_console, progress_bar
 from .table import (
@@ -32,7 +32,6 @@ from .table import (
     plural,
     print_incomplete,
     usd,
-    write_records,
     write_rows,
 )
 
@@ -103,8 +102,7 @@ def discount(text: str) -> tuple[str, str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _require_source(arguments)
-    _refuse_trials(arguments)
+    _check_options(arguments)
     trace = chosen_trace(arguments)
     if arguments.use is not None:
         return _use(trace, arguments)
@@ -126,13 +124,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "table":
         show(report, trace, arguments.by)
     else:
-        write_records(arguments.format, record_columns(arguments.by), records(report, arguments.by))
+        write_lines(arguments.format, report, arguments.by)
     if arguments.html is not None:
         _write_page(arguments.html, report, table, before, arguments, trace)
     return 0
 
 
-def _require_source(arguments: argparse.Namespace) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
     if arguments.prices is None and not other and not arguments.discount and arguments.as_model is None:
         raise ConfigurationError(
@@ -143,12 +141,7 @@ def _require_source(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("--discount changes prices: use it alone or with --prices")
     if arguments.prices is None and (arguments.version is not None or arguments.label is not None):
         raise ConfigurationError("--version and --label choose a table of a price file: add --prices FILE")
-
-
-def _refuse_trials(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for options of a dry run without new prices, because restoring stored costs
-    computes nothing.
-    """
+    # Restoring stored costs computes nothing, so there is nothing to try.
     trial_option = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
     if chosen is None and arguments.resume is not None:
@@ -249,7 +242,7 @@ async def _reprice(
     trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
     """Reprice. Returns the report, its price table, and a description of the previous prices."""
-    async with await _opened(trace, arguments) as store:
+    async with store_to_read(trace) if _only_looks(arguments) else await existing_store(trace) as store:
         if arguments.resume is not None:
             number = None if arguments.resume == LATEST else arguments.resume
             report = await store.resume_reprice(number, progress=progress)
@@ -271,37 +264,27 @@ async def _reprice(
     return report, chosen, words
 
 
-async def _opened(trace: TracePlace, arguments: argparse.Namespace) -> Store:
-    return store_to_read(trace) if _only_looks(arguments) else await existing_store(trace)
-
-
 def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
     console = make_console()
-    console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
+    prices = f"{report.label or 'prices'} ({report.version})"
+    title = f"As if on {report.as_model}, under {prices}" if report.as_model else f"Under {prices}"
+    console.print(f"{title}\n", style="bold", soft_wrap=True)
     if not report.calls:
         console.print(f"No matching calls with token counts in {trace}.", soft_wrap=True)
         return
     console.print(reprice_table(report, by))
     console.print()
     print_incomplete(console, total(report).sum, "without a price in this table")
-    for line in _notes(report):
-        console.print(line, style="yellow", soft_wrap=True)
+    if report.newly_priced:
+        text = f"{plural(report.newly_priced, 'call')} without a price until now, not included in sums."
+        console.print(text, style="yellow", soft_wrap=True)
+    if report.in_flight:
+        console.print(in_flight_text(report), style="yellow", soft_wrap=True)
     if report.dry_run:
         console.print("Nothing was changed.", style="dim")
     else:
         command = f"{command_name()} reprice --undo {option_of(trace)}"
         console.print(f"To undo: {command}", style="dim", soft_wrap=True)
-
-
-def _notes(report: RepriceReport) -> list[str]:
-    """The number of calls that the sums leave out, with the reasons."""
-    notes = []
-    if report.newly_priced:
-        notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, not included in sums.")
-    if report.in_flight:
-        follow = "they are not included in sums" if report.dry_run else "they get their new costs when they end"
-        notes.append(f"{plural(report.in_flight, 'call')} had not ended yet; {follow}.")
-    return notes
 
 
 def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
@@ -346,15 +329,15 @@ def _usd(nano_usd: int | None) -> str:
     return "-" if nano_usd is None else usd(nano_usd)
 
 
-def _title(report: RepriceReport) -> str:
-    prices = f"{report.label or 'prices'} ({report.version})"
-    return f"As if on {report.as_model}, under {prices}" if report.as_model else f"Under {prices}"
-
-
 def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
-    version: str = arguments.use
-    anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
-    named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
+    version: str | None = None if arguments.use == AT_CALL_TIME else arguments.use
+
+    async def use() -> None:
+        async with await existing_store(trace) as store:
+            await store.use_prices(version)
+
+    anyio.run(use)
+    named = "at call time" if version is None else f"under price version {version}"
     _print_note(f"Restored the costs {named}.", arguments)
     return 0
 
@@ -365,8 +348,3 @@ def _print_note(what: str, arguments: argparse.Namespace) -> None:
         make_console().print(what, soft_wrap=True)
     else:
         note(what)
-
-
-async def _use_prices(trace: TracePlace, version: str | None) -> None:
-    async with await existing_store(trace) as store:
-        await store.use_prices(version)

@@ -15,7 +15,20 @@ from callboard.bus.values.usage import CostSum
 from callboard.tracestore import PriceTable, RepriceReport, RepriceSums
 
 from .sanitize import one_line
-from .table import Column, FittingTable, difference, exact, figure, percent, places, plural, rounded, usd
+from .table import (
+    Column,
+    FittingTable,
+    Format,
+    difference,
+    exact,
+    figure,
+    percent,
+    places,
+    plural,
+    rounded,
+    usd,
+    write_records,
+)
 
 By: TypeAlias = Literal["model", "day", "session"]
 
@@ -85,24 +98,26 @@ def total(report: RepriceReport) -> Line:
     return Line("all", report.total)
 
 
-def record_columns(by: By) -> list[str]:
-    """The fields of `records`."""
-    return [by, *_FIELDS]
-
-
-def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
-    """The lines for a program.
+def write_lines(form: Format, report: RepriceReport, by: By) -> None:
+    """Write the lines for a program.
 
     before_nano_usd and after_nano_usd are sums over the `compared` calls, which have a cost before and after.
     Without such calls, the difference is None.
     """
-    return [_record(by, line) for line in lines_of(report, by)]
+
+    def record(line: Line) -> dict[str, Any]:
+        difference = line.after - line.before if line.comparable else None
+        return {by: line.name, **{name: getattr(line.sums, name, difference) for name in _FIELDS}}
+
+    write_records(form, (by, *_FIELDS), map(record, lines_of(report, by)))
 
 
-def _record(by: By, line: Line) -> dict[str, Any]:
-    difference = line.after - line.before if line.comparable else None
-    found = {name: getattr(line.sums, name) for name in _FIELDS if name != "difference_nano_usd"}
-    return {by: line.name, **{name: found.get(name, difference) for name in _FIELDS}}
+def in_flight_text(report: RepriceReport) -> str:
+    """The number of calls that had not ended, and what becomes of them. Empty if there are none."""
+    if not report.in_flight:
+        return ""
+    follow = "they are not included in sums" if report.dry_run else "they get their new costs when they end"
+    return f"{plural(report.in_flight, 'call')} had not ended yet; {follow}."
 
 
 # --- The table ---
@@ -117,7 +132,10 @@ def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable[Line]
     columns: list[Column[Line]] = [
         Column(by, lambda line: line.name, folds=True, footer="all"),
         figure("calls", lambda line: f"{line.calls:,}", may_go=1, footer=f"{report.calls:,}"),
-        *(_of_comparable(name, text, everything) for name, text in _COMPARED.items()),
+        *(
+            figure(name, text, may_go=0 if name else 2, footer=text(everything))
+            for name, text in _COMPARED.items()
+        ),
     ]
     if everything.beside:
         beside = ", ".join(everything.beside)
@@ -131,10 +149,6 @@ _COMPARED: Mapping[str, Callable[[Line], str]] = {
     "difference": lambda line: difference(line.before, line.after) if line.comparable else "",
     "": lambda line: percent(line.before, line.after) if line.comparable else "",
 }
-
-
-def _of_comparable(heading: str, text: Callable[[Line], str], everything: Line) -> Column[Line]:
-    return figure(heading, text, may_go=0 if heading else 2, footer=text(everything))
 
 
 # --- The page ---
@@ -172,30 +186,26 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
         _facts(report, days, origin),
         _totals(everything),
         _footnotes(report),
-        _in_flight(report),
+        f'<p class="note">{in_flight}</p>' if (in_flight := in_flight_text(report)) else "",
     ]
     if models:
         parts += ["<h2>By model</h2>", bars(models), table_of("Model", models, everything)]
     if days:
-        parts += ["<h2>By day (UTC)</h2>", _last_days(days), table_of("Day", days, everything)]
+        last = days[-_DAYS_IN_CHART:]
+        note = f"<p>The last {len(last)} of {len(days):,} days.</p>" if len(last) < len(days) else ""
+        parts += ["<h2>By day (UTC)</h2>", note + columns(last), table_of("Day", days, everything)]
     if sessions:
         shown = sessions[:_SESSIONS]
-        days_note = (
-            (f"<p>The {len(shown):,} most expensive of {len(sessions):,}.</p>")
-            if len(shown) < len(sessions)
-            else ""
-        )
-        parts += ["<h2>By session</h2>", days_note, table_of("Session", shown, None if days_note else everything)]
+        cut = len(shown) < len(sessions)
+        note = f"<p>The {len(shown):,} most expensive of {len(sessions):,}.</p>" if cut else ""
+        parts += ["<h2>By session</h2>", note, table_of("Session", shown, None if cut else everything)]
     parts += ["<h2>Where the prices come from</h2>", _sources(report, table)]
     made = origin.now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     parts.append(
         f"<footer>Made {made} by Callboard from {escaped(origin.source)}. All amounts are in US dollars; "
         "those in the tables are exact.</footer>"
     )
-    return _document(title, "\n".join(part for part in parts if part))
-
-
-def _document(title: str, body: str) -> str:
+    body = "\n".join(part for part in parts if part)
     style = package_data(__name__, "reprice_page.css").decode()
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>\n'
@@ -222,12 +232,6 @@ def _period(days: Sequence[Line]) -> str:
         return ""
     first, last = days[0].name, days[-1].name
     return f" on {first} (UTC)" if first == last else f" from {first} to {last} (UTC)"
-
-
-def _last_days(days: Sequence[Line]) -> str:
-    shown = days[-_DAYS_IN_CHART:]
-    days_note = f"<p>The last {len(shown)} of {len(days):,} days.</p>" if len(shown) < len(days) else ""
-    return days_note + columns(shown)
 
 
 def _change(line: Line, digits: int) -> tuple[str, str]:
@@ -278,13 +282,6 @@ def _footnotes(report: RepriceReport) -> str:
     return f'<p class="note">{" ".join(notes)}</p>' if notes else ""
 
 
-def _in_flight(report: RepriceReport) -> str:
-    if not report.in_flight:
-        return ""
-    follow = "they are not included in sums" if report.dry_run else "they get their new costs when they end"
-    return f'<p class="note">{plural(report.in_flight, "call")} had not ended yet; {follow}.</p>'
-
-
 def _table(heading: str, rows: Sequence[Line], everything: Line | None, *, digits: int) -> str:
     head = "".join(f"<th>{name}</th>" for name in (heading, *_HEADINGS))
     body = "".join(_page_row(row, "td", digits) for row in rows)
@@ -326,6 +323,7 @@ def _sources(report: RepriceReport, table: PriceTable) -> str:
 # height in per cent. So text keeps its size on a phone and on paper, and long names break.
 
 _TICKS = 5
+_CAPTION = '<figcaption>US dollars<i class="before"></i> before<i class="after"></i> after</figcaption>'
 
 
 def bars(rows: Sequence[Line]) -> str:
@@ -334,7 +332,7 @@ def bars(rows: Sequence[Line]) -> str:
     if longest <= 0:
         return ""
     step = tick_step(longest)
-    parts = [_caption(), *(_row(row, longest) for row in rows)]
+    parts = [_CAPTION, *(_row(row, longest) for row in rows)]
     ticks = "".join(
         f'<span style="left:{_part(amount, longest)}">{exact(amount)}</span>'
         for amount in range(0, longest + 1, step)
@@ -350,7 +348,7 @@ def columns(rows: Sequence[Line]) -> str:
         return ""
     step = tick_step(highest)
     field = "".join(
-        f'<div class="day" title="{escaped(_text_of(row))}">'
+        f'<div class="day" title="{escaped(row.name)}: before {rounded(row.before)}, after {rounded(row.after)}">'
         f'<div class="before" style="height:{_part(row.before, highest)}"></div>'
         f'<div class="after" style="height:{_part(row.after, highest)}"></div></div>'
         for row in rows
@@ -364,7 +362,7 @@ def columns(rows: Sequence[Line]) -> str:
         f'<div class="days" style="--days:{len(rows)}"><div class="up"><b>{widest}</b>{ticks}</div>'
         f'<div class="field">{field}</div><div class="across">{across}</div></div>'
     )
-    return _figure([_caption(), inside], "Columns: US dollars before and after, by day", _part(step, highest))
+    return _figure([_CAPTION, inside], "Columns: US dollars before and after, by day", _part(step, highest))
 
 
 def escaped(text: str) -> str:
@@ -392,14 +390,6 @@ def _row(row: Line, longest: int) -> str:
         amount_text = rounded(amount) if row.comparable else "not comparable"
         pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{amount_text}</b></div>')
     return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
-
-
-def _text_of(row: Line) -> str:
-    return f"{row.name}: before {rounded(row.before)}, after {rounded(row.after)}"
-
-
-def _caption() -> str:
-    return '<figcaption>US dollars<i class="before"></i> before<i class="after"></i> after</figcaption>'
 
 
 def _figure(parts: Sequence[str], label: str, step: str) -> str:

@@ -54,7 +54,6 @@ def console_class() -> type[Console]:
 
 
 def require_rich() -> None:
-    """Raise ConfigurationError if the package that draws tables is missing."""
     if find_spec("rich") is None:
         raise ConfigurationError(
             'the command line needs the package rich. Install it with: pip install "callboard[cli]"'

@@ -18,7 +18,7 @@ from callboard.bus import CallboardError
 from callboard.bus.clock import to_us
 from callboard.bus.files import write_private
 from callboard.bus.values.usage import CostSum
-from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
+from callboard.tracestore import CallFilter, SavedSession, SessionRow
 from callboard.tracestore.call_columns import SearchFilter
 from callboard.tracestore.rows import FoundMessage
 from callboard.tracestore.search import Term, excerpt, terms_of
@@ -27,10 +27,10 @@ from callboard.tracestore.writing.content import encode_json, encode_metadata
 from ..sessions.stored import document_of
 from ..stores import TracePlace, store_to_read, store_to_write
 from .chat_input import forget_lines
-from .options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
+from .options import add_limit, add_period, add_tag, add_trace, chosen_trace, from_trace
 from .sanitize import echo, note, write_json
 from .screen import make_console
-from .table import Column, FittingTable, figure, json_text, moment_text, plural, sum_text
+from .table import Column, FittingTable, count, figure, json_text, moment_text, plural, sum_text
 
 
 def add_sessions(parser: argparse.ArgumentParser) -> None:
@@ -43,17 +43,13 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
         help="delete SESSION with its name, tags and errors, but keep tokens and costs",
     )
     add_tag(parser)
-    parser.add_argument(
-        "--limit", type=positive, default=50, metavar="N", help="show at most N sessions (default: 50)"
-    )
+    add_limit(parser, 50, "sessions")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object a line for each session or message"
     )
-    parser.set_defaults(run=run_sessions, draws=_lists)
-
-
-def _lists(arguments: argparse.Namespace) -> bool:
-    return not arguments.delete and arguments.export is None
+    parser.set_defaults(
+        run=run_sessions, draws=lambda arguments: not arguments.delete and arguments.export is None
+    )
 
 
 def run_sessions(arguments: argparse.Namespace) -> int:
@@ -106,9 +102,8 @@ async def _delete(trace: TracePlace, session_id: str) -> None:
     async with store_to_write(trace) as store:
         saved = await store.saved_session(session_id)
         if saved is not None:
-            forget_lines(
-                {message.text.strip() for message in saved.messages if message.role is adapters.Role.USER}
-            )
+            typed = (message for message in saved.messages if message.role is adapters.Role.USER)
+            forget_lines({message.text.strip() for message in typed})
         if not await store.delete_session(session_id):
             raise CallboardError(f"{trace} has no session {session_id!r}. `callboard sessions` lists all sessions")
 
@@ -120,7 +115,7 @@ def show_sessions(trace: TracePlace, rows: list[SessionRow]) -> None:
         return
     console.print(sessions_table(rows))
     resumable = sum(row.resumable for row in rows)
-    total = sum_text(reduce(add, map(session_sum, rows)))
+    total = sum_text(reduce(add, map(_sum, rows)))
     console.print(
         f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {trace}", style="dim"
     )
@@ -135,7 +130,7 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
         console = make_console()
         prompt = None if saved.setup is None else saved.setup.system_prompt
         entries = [] if prompt is None else [("system", prompt)]
-        entries += [(_speaker(message), _words(message)) for message in saved.messages]
+        entries += [(_speaker(message), "\n".join(map(_of_block, message.content))) for message in saved.messages]
         for speaker, words in entries:
             console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
             console.print(words, soft_wrap=True)
@@ -157,14 +152,8 @@ def as_json_line(message: adapters.Message) -> str:
 
 
 def _speaker(message: adapters.Message) -> str:
-    metadata = message.metadata
-    return (
-        metadata.model if metadata is not None and message.role is adapters.Role.ASSISTANT else str(message.role)
-    )
-
-
-def _words(message: adapters.Message) -> str:
-    return "\n".join(_of_block(block) for block in message.content)
+    made = message.metadata
+    return made.model if made is not None and message.role is adapters.Role.ASSISTANT else str(message.role)
 
 
 def _of_block(block: adapters.ContentBlock) -> str:
@@ -196,18 +185,18 @@ def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
         Column("last", lambda row: moment_text(row.last_us)),
         Column("session", lambda row: row.session_id if row.name is None else (row.session_id, row.name)),
         Column("model", lambda row: row.model or "-", folds=True, may_go=1),
-        figure("turns", lambda row: f"{row.turns:,}", may_go=2),
-        figure("calls", lambda row: f"{row.calls:,}", may_go=3),
-        figure("in", lambda row: f"{row.total_input_tokens:,}", may_go=4),
-        figure("out", lambda row: f"{row.output_tokens:,}", may_go=5),
-        figure("cost", lambda row: sum_text(session_sum(row))),
-        figure("messages", lambda row: f"{row.messages:,}" if row.messages else "-", may_go=6),
+        count("turns", lambda row: row.turns, may_go=2),
+        count("calls", lambda row: row.calls, may_go=3),
+        count("in", lambda row: row.total_input_tokens, may_go=4),
+        count("out", lambda row: row.output_tokens, may_go=5),
+        figure("cost", lambda row: sum_text(_sum(row))),
+        count("messages", lambda row: row.messages, may_go=6, zero="-"),
         Column("resume", lambda row: "yes" if row.resumable else "-"),
     ]
     return FittingTable(columns, rows)
 
 
-def session_sum(row: SessionRow) -> CostSum:
+def _sum(row: SessionRow) -> CostSum:
     return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
 
 
@@ -227,9 +216,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     add_trace(parser)
     parser.add_argument("--session", metavar="ID", help="show only this session")
     add_period(parser)
-    parser.add_argument(
-        "-n", "--limit", type=positive, default=20, metavar="N", help="show at most N messages (default: 20)"
-    )
+    add_limit(parser, 20, "messages", "-n")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line for each message")
     parser.set_defaults(run=run_logs, draws=True)
 
@@ -242,13 +229,10 @@ def run_logs(arguments: argparse.Namespace) -> int:
         until_us=None if arguments.until is None else to_us(arguments.until),
         limit=arguments.limit,
     )
-
-    async def read(store: Store) -> list[FoundMessage]:
-        return await store.search(where)
-
     # A search updates the trace's index, so it needs a store that can be written. If there is no trace, none is
     # created.
-    found = from_trace(arguments, read, opened=None if where.text is None else store_to_write)
+    opened = None if where.text is None else store_to_write
+    found = from_trace(arguments, lambda store: store.search(where), opened=opened)
     if arguments.json:
         for message in found:
             write_json(json_text(message))
@@ -267,10 +251,7 @@ def show_messages(found: list[FoundMessage], terms: tuple[Term, ...]) -> None:
     for message in found:
         head = f"{moment_text(message.ts_us)}  {message.session_id}  {message.role or 'unreadable'}"
         console.print(head, style="bold", soft_wrap=True)
-        text = excerpt(message.text, terms) if terms else _cut(message.text)
+        cut = message.text if len(message.text) <= _LONGEST else f"{message.text[:_LONGEST]}…"
+        text = excerpt(message.text, terms) if terms else cut
         console.print(text or "(no words)", soft_wrap=True)
         console.print()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -49,19 +49,23 @@ def add_format(parser: argparse.ArgumentParser, what: str) -> None:
 def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
     """Write structs of one type to stdout. CSV always has a column for each field, even without rows."""
     if form == "json":
-        for row in rows:
-            write_json(json_text(row))
+        write_records(form, (), rows)
     else:
-        write_csv(_flat_fields(kind), (flat(msgspec.json.decode(json_text(row))) for row in rows))
+        write_records(form, _flat_fields(kind), (msgspec.json.decode(json_text(row)) for row in rows))
 
 
-def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Write records with the same fields to stdout."""
+def write_records(form: Format, columns: Sequence[str], records: Iterable[Any]) -> None:
+    """Write records with the same fields to stdout. CSV has these columns, and a column in USD for each amount."""
     if form == "json":
         for record in records:
             write_json(json_text(record))
-    else:
-        write_csv(columns, (flat(record) for record in records))
+        return
+    head = [name for column in columns for name in _with_usd(column)]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([_csv_cell(name) for name in head])
+    for record in records:
+        values = with_usd(flat(record), columns)
+        out.writerow([_csv_cell(values.get(name, "")) for name in head])
 
 
 def json_text(value: object) -> str:
@@ -71,15 +75,6 @@ def json_text(value: object) -> str:
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(repair_json_value(msgspec.to_builtins(value)))
     return repair_json(encoded).decode()
-
-
-def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-    head = [name for column in columns for name in _with_usd(column)]
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow([_csv_cell(name) for name in head])
-    for record in records:
-        values = with_usd(record, columns)
-        out.writerow([_csv_cell(values.get(name, "")) for name in head])
 
 
 def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
@@ -168,6 +163,19 @@ class Column(NamedTuple, Generic[R]):
 def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
     """A right-aligned column for numbers."""
     return Column(heading, cell, may_go=may_go, right=True, footer=footer)
+
+
+def count(
+    heading: str, of: Callable[[R], int], *, may_go: int = 0, summed: Iterable[R] = (), zero: str = "0"
+) -> Column[R]:
+    """A column for whole numbers. Below it is the sum over the rows in `summed`."""
+
+    def text(number: int) -> str:
+        return f"{number:,}" if number else zero
+
+    rows = list(summed)
+    footer = text(sum(map(of, rows))) if rows else ""
+    return figure(heading, lambda row: text(of(row)), may_go=may_go, footer=footer)
 
 
 class FittingTable(Generic[R]):
@@ -270,7 +278,7 @@ def write_rows(
     return 0
 
 
-# Format amounts, counts, durations and times as text.
+# --- Counts, durations and times as text ---
 
 
 def seconds(milliseconds: int | None) -> str:

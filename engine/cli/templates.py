@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template as Pattern
 from typing import Literal, NamedTuple
@@ -37,8 +37,8 @@ INPUT = "input"
 class Filled(NamedTuple):
     """A template with a value for each parameter."""
 
-    prompt: str  # the text of the question
-    system: str | None  # the system prompt; None if the template has none
+    prompt: str
+    system: str | None
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,8 +75,17 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigurationError(f"defaults.{name}: system and prompt have no ${name}")
 
     def filled(self, input: str, parameters: Mapping[str, str]) -> Filled:
-        """The texts of the template with a value for each parameter."""
-        self._check_values(parameters)
+        missing = [name for name in self.parameters if name not in parameters and name not in self.defaults]
+        if missing:
+            raise ConfigurationError(
+                f"template {self.name!r} needs a value for {', '.join(missing)}: -p {missing[0]} VALUE"
+            )
+        for name in parameters:
+            if name not in self.parameters:
+                raise ConfigurationError(
+                    f"template {self.name!r} has no parameter {name!r}: expected one of "
+                    f"{', '.join(self.parameters) or 'none'}"
+                )
         values = {**{name: str(value) for name, value in self.defaults.items()}, **parameters, INPUT: input}
         system = None if self.system is None else Pattern(self.system).substitute(values)
         if self.prompt is None:
@@ -84,20 +93,6 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         prompt = Pattern(self.prompt).substitute(values)
         placed = INPUT in (*_identifiers(self.prompt), *_identifiers(self.system or ""))
         return Filled(prompt if placed or not input else f"{prompt.rstrip()}\n\n{input}", system)
-
-    def _check_values(self, values: Mapping[str, str]) -> None:
-        parameters = self.parameters
-        missing = [name for name in parameters if name not in values and name not in self.defaults]
-        if missing:
-            raise ConfigurationError(
-                f"template {self.name!r} needs a value for {', '.join(missing)}: -p {missing[0]} VALUE"
-            )
-        for name in values:
-            if name not in parameters:
-                raise ConfigurationError(
-                    f"template {self.name!r} has no parameter {name!r}: expected one of "
-                    f"{', '.join(parameters) or 'none'}"
-                )
 
 
 def _identifiers(text: str) -> list[str]:
@@ -181,14 +176,12 @@ def write(path: Path, text: str) -> None:
 
 def as_yaml(template: Template) -> str:
     """A template as YAML: only the fields that are set, with multi-line texts as blocks."""
-    return write_yaml({name: msgspec.to_builtins(value) for name, value in _set_fields(template)})
-
-
-def _set_fields(template: Template) -> Iterator[tuple[str, object]]:
+    found: dict[str, object] = {}
     for field in msgspec.structs.fields(Template):
         value = getattr(template, field.name)
         if field.name != "name" and value != field.default and value not in ({}, ()):
-            yield field.name, value
+            found[field.name] = msgspec.to_builtins(value)
+    return write_yaml(found)
 
 
 # --- The command ---
@@ -214,12 +207,12 @@ defaults:
 class Listed(msgspec.Struct, frozen=True):
     """A line of `callboard templates list --json`."""
 
-    name: str  # the name of the template
+    name: str
     path: str  # the path of its file
     parameters: tuple[str, ...] = ()  # the names of its parameters, without `input`
-    model: str | None = None  # the template's model; None uses the default
-    description: str | None = None  # the description of the template
-    error: str | None = None  # the problem with its file; None if there is none
+    model: str | None = None
+    description: str | None = None
+    error: str | None = None  # the problem with its file
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -244,13 +237,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Open a template in $VISUAL or $EDITOR, and check it afterwards. A new template starts with an example.",
     )
     edit.add_argument("name", metavar="NAME", help="the template")
-    path = add_action(
-        inner,
-        "path",
-        show_path,
-        "Print the path of the folder, or of a template",
-        "Print the path of the folder, or of a template.",
-    )
+    path = add_action(inner, "path", show_path, "Print the path of the folder, or of a template")
     path.add_argument("name", nargs="?", metavar="NAME", help="the template (default: the folder)")
 
 

@@ -22,13 +22,23 @@ from callboard.tracestore import CallFilter, CallRow, SqlResult, Store
 from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
 
 from ..stores import TracePlace, store_to_read
-from .options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
+from .options import (
+    add_filters,
+    add_limit,
+    add_trace,
+    call_filter,
+    chosen_trace,
+    from_trace,
+    positive,
+    price_version,
+)
 from .sanitize import note, sanitize, sanitize_json
 from .screen import make_console
 from .table import (
     Column,
     FittingTable,
     add_format,
+    count,
     figure,
     moment_text,
     plural,
@@ -50,9 +60,7 @@ ATTEMPTS_PER_CALL = 4
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
-    parser.add_argument(
-        "--limit", type=positive, default=50, metavar="N", help="show at most N calls (default: 50)"
-    )
+    add_limit(parser, 50, "calls")
     parser.add_argument("--tree", action="store_true", help="show calls below the turn whose tool made them")
     add_format(parser, "for each attempt")
     parser.set_defaults(run=run_traces)
@@ -167,8 +175,8 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTa
         *more,
         figure("attempts", lambda call: str(call.attempts), may_go=4),
         figure("first token", lambda call: seconds(call.last.first_token_ms), may_go=5),
-        figure("in", lambda call: f"{call.input_tokens:,}", may_go=1),
-        figure("out", lambda call: f"{call.output_tokens:,}", may_go=2),
+        count("in", lambda call: call.input_tokens, may_go=1),
+        count("out", lambda call: call.output_tokens, may_go=2),
         figure("cost", _cost),
     ]
     return FittingTable(columns, calls)
@@ -190,10 +198,8 @@ STDOUT = "-"
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Export recorded calls, one row for each attempt. Money is in integer nano-USD and as "
-        "an "
-        "exact "
-        "decimal text."
+        "Export recorded calls, one row for each attempt. Money is in integer nano-USD and as an exact decimal "
+        "text."
     )
     from callboard.tracestore.export import FORMATS
 
@@ -211,9 +217,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 def run_export(arguments: argparse.Namespace) -> int:
     source = chosen_trace(arguments)
     where = call_filter(arguments)
-    work = partial(_export, source, arguments.path, arguments.format, where, arguments.under)
     try:
-        rows = anyio.run(work)
+        rows = anyio.run(_export, source, arguments.path, arguments.format, where, arguments.under)
     except OSError as error:
         if arguments.path == STDOUT:
             raise
@@ -275,9 +280,7 @@ def add_sql(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
     add_trace(parser)
-    parser.add_argument(
-        "--limit", type=positive, default=1000, metavar="N", help="show at most N rows (default: 1000)"
-    )
+    add_limit(parser, 1000, "rows")
     parser.add_argument(
         "--seconds", type=positive, default=10, metavar="S", help="stop after S seconds (default: 10)"
     )
@@ -321,6 +324,15 @@ class SchemaColumn(msgspec.Struct, frozen=True):
     meaning: str  # the column's content
 
 
+_SCHEMA: list[Column[SchemaColumn]] = [
+    Column("column", lambda row: row.column),
+    Column(
+        "in Python and JSON", lambda row: "the same" if row.in_python == row.column else row.in_python, may_go=1
+    ),
+    Column("meaning", lambda row: row.meaning, folds=True),
+]
+
+
 def show_schema(arguments: argparse.Namespace) -> int:
     from callboard.tracestore.descriptions import BOOKKEEPING, TABLES
 
@@ -336,19 +348,10 @@ def show_schema(arguments: argparse.Namespace) -> int:
     if arguments.format != "table":
         write(arguments.format, SchemaColumn, rows)
         return 0
-    columns: list[Column[SchemaColumn]] = [
-        Column("column", lambda row: row.column),
-        Column(
-            "in Python and JSON",
-            lambda row: "the same" if row.in_python == row.column else row.in_python,
-            may_go=1,
-        ),
-        Column("meaning", lambda row: row.meaning, folds=True),
-    ]
     console = make_console()
     for name, table in chosen.items():
         console.print(f"{name}: {table.meaning}", style="bold", soft_wrap=True)
-        console.print(FittingTable(columns, [row for row in rows if row.table == name]))
+        console.print(FittingTable(_SCHEMA, [row for row in rows if row.table == name]))
         console.print()
     if named is None:
         console.print("Internal tables, which may change with any version:", style="bold")

@@ -39,7 +39,7 @@ from .options import (
     trace_file,
 )
 from .screen import make_console
-from .table import Column, FittingTable, Format, add_format, figure, plural, usd, write_records
+from .table import Column, FittingTable, Format, add_format, count, figure, plural, usd, write_records
 
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -304,17 +304,17 @@ def _show_import(report: ImportReport, form: Format, place: TracePlace) -> None:
 def _import_columns(models: list[tuple[str, ImportedModel]]) -> list[Column[tuple[str, ImportedModel]]]:
     total = ImportedModel()
     for _, each in models:
-        for name in ImportedModel.__struct_fields__:
+        for name in ("calls", "unpriced", "nano_usd"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
     columns: list[Column[tuple[str, ImportedModel]]] = [
         Column("model", lambda row: row[0], folds=True, footer="all"),
-        figure("calls", lambda row: f"{row[1].calls:,}", footer=f"{total.calls:,}"),
-        figure("in", lambda row: f"{row[1].input_tokens:,}", may_go=2, footer=f"{total.input_tokens:,}"),
-        figure("out", lambda row: f"{row[1].output_tokens:,}", may_go=3, footer=f"{total.output_tokens:,}"),
+        count("calls", lambda row: row[1].calls, summed=models),
+        count("in", lambda row: row[1].input_tokens, may_go=2, summed=models),
+        count("out", lambda row: row[1].output_tokens, may_go=3, summed=models),
         figure("cost", lambda row: _import_cost(row[1]), footer=_import_cost(total)),
     ]
     if total.unpriced:
-        columns.append(figure("unpriced", lambda row: f"{row[1].unpriced or '':}", footer=f"{total.unpriced:,}"))
+        columns.append(count("unpriced", lambda row: row[1].unpriced, summed=models, zero=""))
     return columns
 
 

@@ -8,7 +8,7 @@ import inspect
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,11 +31,8 @@ VISIT_US = 7 * 24 * 3600 * 1_000_000
 
 class Visitor(msgspec.Struct, frozen=True):
     scopes: frozenset[Scope]
-    """The actions that the visitor may take."""
-    csrf: str
-    """The value of a header that the visitor's change requests must have."""
-    until_us: int = 0
-    """The end of the visit, in microseconds since the epoch; 0 if the host's authentication decides."""
+    csrf: str  # the value of a header that the visitor's change requests must have
+    until_us: int = 0  # the end of the visit in microseconds since the epoch; 0 with the host's authentication
 
 
 class SignIn:
@@ -46,10 +43,8 @@ class SignIn:
         self._scopes = frozenset(scopes)
         self._tokens: OrderedDict[bytes, None] = OrderedDict()
         self._visitors: OrderedDict[bytes, Visitor] = OrderedDict()
+        # Cookies ignore ports, so two live views on one machine must not have the same name.
         self.cookie = f"callboard-{secrets.token_hex(4)}"
-        """The cookie's name. Cookies ignore ports, so two live views on one machine must not have the same
-        name.
-        """
 
     def new_token(self) -> str:
         """Create a token for one exchange. Only the latest 16 unused tokens are kept."""
@@ -134,14 +129,13 @@ class EventStream(Response):
     events.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(None, 200, headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._frames = frames
         self._sending = anyio.Lock()
-        self.open: set[anyio.CancelScope] = set()
-        """The cancel scopes of the view's open streams."""
+        self.open: set[anyio.CancelScope] = set()  # the cancel scopes of the view's open streams
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -159,7 +153,8 @@ class EventStream(Response):
                     _log.warning("frames_ended", path=scope["path"], error=str(error))
                 finally:
                     self.open.discard(group.cancel_scope)
-                    await _close(self._frames)
+                    with anyio.CancelScope(shield=True):  # the clean-up does not wait for anything
+                        await self._frames.aclose()
                     group.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -178,13 +173,6 @@ class EventStream(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
-
-
-async def _close(frames: AsyncIterator[bytes]) -> None:
-    close = getattr(frames, "aclose", None)
-    if close is not None:
-        with anyio.CancelScope(shield=True):  # the clean-up does not wait for anything
-            await close()
 
 
 # --- Visitors and their scopes ---
@@ -209,8 +197,7 @@ class Access:
     def __init__(self, clock: Clock, authorize: Authorize | None, scopes: Collection[Scope]) -> None:
         self.sign_in = SignIn(clock, scopes)
         self.authorize = authorize
-        self.on_sign_in: Callable[[], object] | None = None
-        """Called after each sign-in by a token."""
+        self.on_sign_in: Callable[[], object] | None = None  # called after each sign-in by a token
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
@@ -273,11 +260,10 @@ async def body_of(request: Request, kind: type[T]) -> T:
         raise Refused(400, str(error)) from None
 
 
-# --- Guard before each request --- A page of another origin may send requests here. With DNS rebinding, it may
-# even use this host's name. So every request must name an allowed host, and its origin, if the browser sends one,
-# must be this page. The headers prevent the page from loading other sites' resources, running inline code, and
-# being framed.
-
+# --- Guard before each request ---
+# A page of another origin may send requests here. With DNS rebinding, it may even use this host's name. So every
+# request must name an allowed host, and its origin, if the browser sends one, must be this page. The headers
+# prevent the page from loading other sites' resources, running inline code, and being framed.
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts that are always allowed."""

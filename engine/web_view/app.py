@@ -17,9 +17,7 @@ from starlette.types import Scope as ASGIScope
 
 from callboard.bus import CallboardError, ConfigurationError, Log
 
-from . import calls, costs, events, now, sessions
-from . import now as operation
-from . import sessions as streams
+from . import calls, costs, operation, sessions
 from .access import Access, EventStream, Guard, Refused, Visitor, answer
 from .costs import Repricings
 from .subject import Scope, Subject
@@ -42,13 +40,9 @@ _TYPES = {
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """One file."""
-
     body: bytes
     media_type: str
-    """The media type, for browsers."""
-    tag: str
-    """The entity tag, with quotes."""
+    tag: str  # the entity tag, with quotes
 
 
 class Assets:
@@ -87,13 +81,13 @@ _log = Log("web")
 Screen = Callable[[Subject, Request], Awaitable[Response]]
 
 SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
-    ("GET", "/api/now", "view", now.now),
-    ("POST", "/api/cancel", "change", now.cancel),
-    ("GET", "/api/streams", "view", streams.streams),
-    ("GET", "/api/streams/{id}", "view", streams.stream),
-    ("GET", "/api/events", "view", events.events),
-    ("GET", "/api/events/history", "view", events.history),
-    ("GET", "/api/dead-letters", "view", events.dead_letters),
+    ("GET", "/api/now", "view", operation.now),
+    ("POST", "/api/cancel", "change", operation.cancel),
+    ("GET", "/api/streams", "view", sessions.streams),
+    ("GET", "/api/streams/{id}", "view", sessions.stream),
+    ("GET", "/api/events", "view", operation.events),
+    ("GET", "/api/events/history", "view", operation.history),
+    ("GET", "/api/dead-letters", "view", operation.dead_letters),
     ("GET", "/api/calls", "view", calls.calls),
     ("GET", "/api/calls/{id}", "view", calls.call),
     ("GET", "/api/costs", "view", costs.costs),

@@ -24,11 +24,13 @@ from callboard.bus import (
     ToolFinished,
     ToolStarted,
 )
+from callboard.bus.events.codec import fields_of
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
 from callboard.tracestore.call_columns import SHOWN, TurnTree, trees_of
+from callboard.tracestore.codec import encode_event
 
+from ..cli.replay import describe
 from .access import Refused, Visitor, answer
-from .events import envelope_seen, moment_of
 from .subject import Subject
 
 MOST_TURN_CALLS = 300
@@ -108,7 +110,18 @@ def attempt_in_brief(row: CallRow) -> dict[str, object]:
     return fields | {"output_tokens": output, "unknown": row.unknown} | times_and_cost(row)
 
 
-# --- Messages ---
+# --- Events and messages ---
+
+
+def envelope_seen(envelope: Envelope) -> dict[str, object]:
+    """An envelope for a page: without content, with a short description."""
+    fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
+    return {
+        **fields,
+        "event_id": envelope.event_id,
+        "words": describe(envelope),
+        "data": msgspec.Raw(encode_event(envelope.data)),
+    }
 
 
 def message_seen(message: Message, content: bool) -> dict[str, object]:
@@ -165,8 +178,7 @@ class Bar(msgspec.Struct):
     kind: Literal["call", "tool"]
     name: str
     start_us: int
-    end_us: int | None
-    """The end of the attempt; None while it runs."""
+    end_us: int | None  # None while it runs
     status: str
     request_id: str | None = None
     attempts: Sequence[AttemptBar] = ()
@@ -177,12 +189,9 @@ class Waterfall(msgspec.Struct, frozen=True):
 
     turn_id: str
     start_us: int
-    end_us: int | None
-    """The end of the turn; None while it runs, or if the trace lacks its end."""
-    status: str | None
-    """How the turn ended; None while it runs."""
-    bars: Sequence[Bar]
-    """The bars, in the order of their starts."""
+    end_us: int | None  # None while the turn runs, or if the trace lacks its end
+    status: str | None  # how the turn ended; None while it runs
+    bars: Sequence[Bar]  # in the order of their starts
 
 
 async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
@@ -312,21 +321,14 @@ def _node_seen(node: TurnTree) -> dict[str, object]:
     }
 
 
+_FILTERS = ("provider", "model", "session_id", "request_id", "status", "error_class", "operation", "key", "origin")
+"""The parameters of a page's request that are fields of `CallFilter`."""
+
+
 def call_filter(request: Request) -> CallFilter:
     """The filter in a page's request."""
     parameters = request.query_params
-    texts = (
-        "provider",
-        "model",
-        "session_id",
-        "request_id",
-        "status",
-        "error_class",
-        "operation",
-        "key",
-        "origin",
-    )
-    fields: dict[str, object] = {name: parameters[name] for name in texts if parameters.get(name)}
+    fields: dict[str, object] = {name: parameters[name] for name in _FILTERS if parameters.get(name)}
     for name in ("since", "until"):
         if parameters.get(name):
             fields[name] = moment_of(parameters[name])
@@ -337,6 +339,13 @@ def call_filter(request: Request) -> CallFilter:
         return msgspec.convert(fields, CallFilter)
     except (msgspec.ValidationError, ValueError) as error:
         raise Refused(400, str(error)) from None
+
+
+def moment_of(text: str) -> int:
+    """Convert a text to a time in microseconds since the epoch."""
+    if not text.isdecimal() or len(text) > 18:
+        raise Refused(400, "a time must be a number of microseconds since the epoch")
+    return int(text)
 
 
 def _limit(request: Request) -> int:
@@ -409,10 +418,10 @@ async def _tables(store: Store, attempts: Sequence[CallRow], engine_prices: Pric
     found = []
     for version in list(versions)[:MOST_VERSIONS]:
         try:
-            is_own = engine_prices is not None and engine_prices.version == version
-            found.append(
-                engine_prices if engine_prices is not None and is_own else await store.price_table(version)
-            )
+            if engine_prices is not None and engine_prices.version == version:
+                found.append(engine_prices)
+            else:
+                found.append(await store.price_table(version))
         except StoreError:  # the table belongs to another engine and is not in this trace
             continue
     return found

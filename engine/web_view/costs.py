@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from callboard.bus import (
     StoreError,
     Subscription,
 )
-from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, RepriceRun
 from callboard.tracestore.home import home_folder, published_table
 
 from .access import EventStream, Refused, answer, as_json, body_of, frame
@@ -36,13 +36,11 @@ MOST_ROWS = 1000
 class Reprice(msgspec.Struct, forbid_unknown_fields=True):
     """A page's request for a repricing."""
 
-    version: str
-    """The version of a table in the trace, ``published`` or ``engine``."""
+    version: str  # the version of a table in the trace, ``published`` or ``engine``
     dry_run: bool = True
     where: CallFilter = CallFilter()
     as_model: str | None = None
-    for_new_calls: bool = False
-    """Whether new calls also use that table."""
+    for_new_calls: bool = False  # whether new calls also use that table
 
 
 async def costs(subject: Subject, request: Request) -> Response:
@@ -53,15 +51,11 @@ async def costs(subject: Subject, request: Request) -> Response:
     await subject.flush()
     async with subject.reading() as store:
         try:
-            rows = [await _side(store, where, by, side) for side in sides]
+            versions = [None if side == AT_CALL_TIME else side for side in sides]
+            rows = [await store.costs(where, by, under=version) for version in versions]
         except ValueError as error:
             raise Refused(400, str(error)) from None
     return answer(merged(rows[0], rows[1], at_call_time=[side == AT_CALL_TIME for side in sides]))
-
-
-async def _side(store: Store, where: CallFilter, by: Sequence[str], side: str | None) -> list[CostRow]:
-    under = None if side in (None, AT_CALL_TIME) else side
-    return await store.costs(where, by, under=under)
 
 
 def merged(left: Sequence[CostRow], right: Sequence[CostRow], *, at_call_time: Sequence[bool]) -> list[object]:
@@ -151,13 +145,7 @@ async def reprice(subject: Subject, request: Request) -> Response:
     table = await _chosen(subject, reprice_request.version)
     if reprice_request.for_new_calls and subject.engine is None:
         raise Refused(409, "new calls belong to the process that writes the trace. Change its prices there")
-    jobs.begin(
-        table,
-        where=reprice_request.where,
-        dry_run=reprice_request.dry_run,
-        as_model=reprice_request.as_model,
-        for_new_calls=reprice_request.for_new_calls,
-    )
+    jobs.begin(table, reprice_request)
     return answer(jobs.state, 202)
 
 
@@ -175,7 +163,7 @@ async def progress(subject: Subject, request: Request) -> Response:
     return EventStream(_states(request.state.repricings))
 
 
-async def _states(jobs: Repricings) -> AsyncIterator[bytes]:
+async def _states(jobs: Repricings) -> AsyncGenerator[bytes]:
     async for state in jobs.changes():
         yield frame("repricing", as_json(state))
 
@@ -206,19 +194,13 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of the repricing."""
 
     state: Literal["idle", "running", "done", "failed"] = "idle"
-    """The state, see the comment above."""
     dry_run: bool = True
     version: str = ""
-    done: int = 0
-    """The number of the last call that was repriced."""
-    last: int = 0
-    """The number of the last call to reprice."""
+    done: int = 0  # the number of the last call that was repriced
+    last: int = 0  # the number of the last call to reprice
     report: RepriceReport | None = None
-    """The report, when the repricing is done."""
     error: str | None = None
-    """The reason if the repricing failed."""
-    changed: int = 0
-    """The number of times that any process has changed the trace's costs since the live view started."""
+    changed: int = 0  # how often the live view has seen the trace's costs change, through any process
 
 
 class Repricings:
@@ -234,20 +216,11 @@ class Repricings:
     def running(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def begin(
-        self,
-        table: PriceTable | str,
-        *,
-        where: CallFilter,
-        dry_run: bool,
-        as_model: str | None,
-        for_new_calls: bool,
-    ) -> None:
+    def begin(self, table: PriceTable | str, job: Reprice) -> None:
         """Start a repricing. It continues in the background."""
         version = table if isinstance(table, str) else table.version
-        self._set(state="running", dry_run=dry_run, version=version, done=0, last=0, report=None, error=None)
-        work = self._run(table, where, dry_run, as_model, for_new_calls)
-        self._task = asyncio.create_task(work, name="callboard live view: repricing")
+        self._set(state="running", dry_run=job.dry_run, version=version, done=0, last=0, report=None, error=None)
+        self._task = asyncio.create_task(self._run(table, job), name="callboard live view: repricing")
 
     async def undo(self) -> RepriceRun:
         """Undo the latest repricing."""
@@ -284,19 +257,10 @@ class Repricings:
             async for _ in events:
                 self._set(changed=self.state.changed + 1)
 
-    async def _run(
-        self,
-        table: PriceTable | str,
-        where: CallFilter,
-        dry_run: bool,
-        as_model: str | None,
-        for_new_calls: bool,
-    ) -> None:
+    async def _run(self, table: PriceTable | str, job: Reprice) -> None:
         try:
-            if self._subject.engine is not None:
-                report = await self._on_engine(table, where, dry_run, as_model, for_new_calls)
-            else:
-                report = await self._on_trace(table, where, dry_run, as_model)
+            run = self._on_trace if self._subject.engine is None else self._on_engine
+            report = await run(table, job)
         except (CallboardError, StoreError, ValueError) as error:
             self._set(state="failed", error=str(error))
         except BaseException:
@@ -308,16 +272,18 @@ class Repricings:
                 state="done", report=report, version=report.version, changed=self.state.changed + stores_costs
             )
 
-    async def _on_engine(
-        self, table: PriceTable | str, where: CallFilter, dry_run: bool, as_model: str | None, for_new_calls: bool
-    ) -> RepriceReport:
+    async def _on_engine(self, table: PriceTable | str, job: Reprice) -> RepriceReport:
         engine = await self._subject.started()
         policy = Latest(key=lambda envelope: envelope.topic)
         with engine.bus.subscribe(PricingProgress.topic_of(), policy=policy, name="live view") as events:
             following = asyncio.create_task(self._follow(events))
             try:
                 return await engine.reprice(
-                    table, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
+                    table,
+                    where=job.where,
+                    dry_run=job.dry_run,
+                    as_model=job.as_model,
+                    for_new_calls=job.for_new_calls,
                 )
             finally:
                 following.cancel()
@@ -327,16 +293,14 @@ class Repricings:
             if isinstance(envelope.data, PricingProgress):
                 self._set(done=envelope.data.done, last=envelope.data.last)
 
-    async def _on_trace(
-        self, table: PriceTable | str, where: CallFilter, dry_run: bool, as_model: str | None
-    ) -> RepriceReport:
-        opened = self._subject.reading() if dry_run or as_model else self._subject.writing()
+    async def _on_trace(self, table: PriceTable | str, job: Reprice) -> RepriceReport:
+        opened = self._subject.reading() if job.dry_run or job.as_model else self._subject.writing()
         async with opened as store:
             return await store.reprice(
                 table,
-                where=where,
-                dry_run=dry_run,
-                as_model=as_model,
+                where=job.where,
+                dry_run=job.dry_run,
+                as_model=job.as_model,
                 progress=lambda done, last: self._set(done=done, last=last),
             )
 

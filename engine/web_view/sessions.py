@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from callboard.bus import (
     UnknownStream,
     UserMessage,
 )
-from callboard.tracestore import CallFilter, CallRow, SavedSession, SessionRow
+from callboard.tracestore import CallFilter, CallRow, SessionRow
 
 from .access import EventStream, Refused, Visitor, answer, as_json, body_of, frame
 from .calls import attempt_in_brief, block_seen, message_seen, trees_seen, turns_seen
@@ -46,8 +46,7 @@ class Preview(msgspec.Struct, forbid_unknown_fields=True):
 
     session_id: str
     model: str
-    content: str = "…"
-    """The text of the next turn."""
+    content: str = "…"  # the text of the next turn
 
 
 async def sessions(subject: Subject, request: Request) -> Response:
@@ -84,14 +83,15 @@ async def session(subject: Subject, request: Request) -> Response:
     if saved is None and not calls:
         raise Refused(404, "unknown session")
     content = "content" in visitor.scopes
+    messages, setup = ((), None) if saved is None else (saved.messages[-MOST_MESSAGES:], saved.setup)
     return answer(
         {
             "session_id": session_id,
             "name": None if saved is None else saved.name,
             "tags": _tags(calls) if saved is None else saved.tags,
-            "messages": _messages(saved, content),
+            "messages": [message_seen(each, content) for each in messages],
             "shown": content,
-            "system_prompt": _prompt(saved) if content else None,
+            "system_prompt": setup.system_prompt if content and setup is not None else None,
             "missing": () if saved is None else saved.missing,
             "swaps": [{"ts_us": each.ts_us, **msgspec.to_builtins(each.data)} for each in swaps],
             "calls": [attempt_in_brief(row) for row in calls],
@@ -107,14 +107,6 @@ def _tags(calls: Sequence[CallRow]) -> dict[str, str]:
         return {}
     origin = calls[0].origin
     return {**({} if origin is None else {"origin": origin}), **calls[0].tags}
-
-
-def _prompt(saved: SavedSession | None) -> str | None:
-    return None if saved is None or saved.setup is None else saved.setup.system_prompt
-
-
-def _messages(saved: SavedSession | None, content: bool) -> list[object]:
-    return [] if saved is None else [message_seen(each, content) for each in saved.messages[-MOST_MESSAGES:]]
 
 
 async def models(subject: Subject, request: Request) -> Response:
@@ -143,8 +135,6 @@ async def preview(subject: Subject, request: Request) -> Response:
 
 EVERY_SECONDS = 0.05
 """Seconds between two batches of a stream for one page."""
-
-_builtins = msgspec.to_builtins
 
 
 async def streams(subject: Subject, request: Request) -> Response:
@@ -185,7 +175,7 @@ def _next_seq(request: Request, stream_id: str) -> int:
     return int(seq) + 1
 
 
-async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterator[bytes]:
+async def _batches(reader: StreamReader[TurnEvent], shown: bool) -> AsyncGenerator[bytes]:
     async with reader:
         yield frame("shown", b"true" if shown else b"false")
         try:

@@ -33,6 +33,7 @@ cancel, reprice, undo."""
 
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
+
 # --- The subject: an engine, a trace that another process writes, or both ---
 # Queries about the past use a read-only store, which is opened for the query and closed after it. So a query does
 # not block the engine's writer. Changes of the trace go through the engine, which updates its sessions and
@@ -78,10 +79,6 @@ class Subject:
     def has_trace(self) -> bool:
         return self._trace is not None
 
-    @property
-    def state(self) -> str:
-        return "trace" if self.engine is None else self.engine.statistics().state
-
     async def started(self) -> Engine:
         if self.engine is None:
             raise CallboardError("this view shows a trace. Its engine runs in another process")
@@ -120,27 +117,21 @@ class Subject:
 
     async def changes(self, min_interval: float = 0.5) -> AsyncIterator[None]:
         """Yield one item now, then one after each possible change."""
-        if self.engine is not None and not self.shared:
-            await self.started()
-            async for _ in self.engine.changes(min_interval=min_interval):
-                yield
-            return
         if self.engine is not None:
             await self.started()
+            if not self.shared:
+                async for _ in self.engine.changes(min_interval=min_interval):
+                    yield
+                return
         async with self.reading() as store:
             former: object = None
             while self.engine is None or not self.engine.closed:
-                found = (await store.last_event_id(), await store.current_prices(), self._last_seq())
-                if found != former or self._busy():
+                seq = 0 if self.engine is None else self.engine.bus.last_seq
+                found = (await store.last_event_id(), await store.current_prices(), seq)
+                if found != former or (self.engine is not None and self.engine.in_progress(limit=0).total > 0):
                     former = found
                     yield
                 await anyio.sleep(LOOK_SECONDS)
-
-    def _last_seq(self) -> int:
-        return 0 if self.engine is None else self.engine.bus.last_seq
-
-    def _busy(self) -> bool:
-        return self.engine is not None and self.engine.in_progress(limit=0).total > 0
 
 
 # --- The latest events ---
@@ -163,18 +154,16 @@ AT_MOST_EVERY = 0.1
 class EventBatch(NamedTuple):
     """A batch of events for a page."""
 
-    missed: int
-    """The number of lost events before or among these events."""
-    events: list[Envelope]
-    """The events that match its filter, the oldest first."""
+    missed: int  # the number of lost events before or among these events
+    events: list[Envelope]  # the events that match its filter, the oldest first
 
 
 class Tail:
     def __init__(self, bus: Bus, *, linger: float = LINGER_SECONDS) -> None:
         self._bus = bus
         self._linger = linger
+        # the latest events, the oldest first; a `Gap` among them represents events that arrived too fast
         self.events: deque[Envelope] = deque(maxlen=RING)
-        """The latest events, the oldest first. A `Gap` among them represents events that arrived too fast."""
         self._task: asyncio.Task[None] | None = None
         self._pages = 0
         self._last_reader_left: asyncio.Event = asyncio.Event()
@@ -182,12 +171,10 @@ class Tail:
 
     @property
     def running(self) -> bool:
-        """Whether the tail is reading events."""
         return self._task is not None and not self._task.done()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """A context in which a page receives events."""
         self._pages += 1
         self._last_reader_left.set()
         if not self.running:
@@ -200,27 +187,22 @@ class Tail:
             self._last_reader_left.set()
 
     async def after(self, seq: int | None, matches: Callable[[Envelope], bool]) -> AsyncIterator[EventBatch]:
-        """The events after a given event as they arrive, in order, and the number of missing events. The iteration
-        ends with the bus.
-        """
+        """The events after a given event as they arrive, in order, until the bus closes."""
         position = self._bus.last_seq if seq is None else seq
         while True:
             found = [each for each in self.events if each.seq > position]
             if found:
                 missed = max(_first_of(found[0]) - position - 1, 0)
                 position = found[-1].seq
-                gaps = [each.data.count for each in found if isinstance(each.data, Gap)]
-                batch = EventBatch(
-                    missed + sum(gaps), [each for each in found if type(each.data) is not Gap and matches(each)]
-                )
-                if batch.missed or batch.events:
-                    yield batch
+                missed += sum(each.data.count for each in found if isinstance(each.data, Gap))
+                events = [each for each in found if not isinstance(each.data, Gap) and matches(each)]
+                if missed or events:
+                    yield EventBatch(missed, events)
                     await asyncio.sleep(AT_MOST_EVERY)
                 continue
             if not self.running:
                 return
-            news = self._news
-            await news.wait()
+            await self._news.wait()
 
     async def _run(self) -> None:
         with self._bus.subscribe(">", policy=DropOldest(RING), name="live view") as events:

@@ -100,7 +100,7 @@ class Network:
     async def connect(
         self, origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
     ) -> Connection:
-        """Replaces `adapters.transport.http1.connecting.connect`."""
+        """Replaces `adapters.transport.connection_pool.connect`."""
         await self.pause()
         if self._chance.random() < 0.05:
             raise ConnectionRefusedError("nobody there")
@@ -175,7 +175,7 @@ class Network:
 
     def is_idle(self, wire: ServedWire) -> bool:
         """Whether a connection has no request in progress."""
-        return wire.connection.is_idle
+        return wire.connection._reply is None and not wire.connection.is_over
 
 
 def request_body(number: int) -> bytes:

@@ -136,7 +136,7 @@ from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.models.catalogue import convert
 from callboard.engine.models.registry import published_provider
 from callboard.engine.models.configured import entry_of
-from callboard.tracestore.export.otel_names import provider_names
+from callboard.tracestore.otel_names import provider_names
 
 
 def refused(kind, variable):

@@ -23,7 +23,7 @@ from callboard.adapters import (
     UsageSource,
     create_adapter,
 )
-from callboard.adapters.conformance.assertions import check_stream
+from callboard.adapters.conformance import check_stream
 from callboard.adapters.providers.scripted import ScriptedCall, ScriptedFailure, ScriptedReply
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.streams.events import TextDelta, ToolUseInputDelta

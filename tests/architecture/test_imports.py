@@ -29,8 +29,8 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1_connection.py",),
-    "httpx": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
-    "httpcore": ("adapters/transport/httpx_transport.py", "adapters/transport/httpx_connections.py"),
+    "httpx": ("adapters/transport/httpx_transport.py",),
+    "httpcore": ("adapters/transport/httpx_transport.py",),
     "sqlite3": ("tracestore/foreign_rows.py", "tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
@@ -50,8 +50,8 @@ LAZY = (
 
 LATE_PARTS = {
     "adapters": ("http.errors", "http.adapter", "http.retry", "embeddings", "images", "videos"),
-    "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
-        *("sqlite.store", "sqlite.database", "writing.writer")),
+    "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.trace_file", "replay"),
+        *("sql.listing", "sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
         *("schema_checks", "object_functions", "generation.object_stream", "generation.objects", "sync"),
         *("nodes", "nodes.node"), *("operations.batch_creation", "operations.embeddings", "operations.videos"),

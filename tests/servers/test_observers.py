@@ -12,7 +12,8 @@ import pytest
 
 from callboard.adapters import ServerError
 from callboard.adapters.servers import Note, notes
-from callboard.tracestore.export import OtelExporter, export_calls
+from callboard.tracestore import OtelExporter
+from callboard.tracestore.export import export_calls
 from tests.support.engines import running
 from tests.support.scripted import ADD, Say
 from tests.support.virtual_time import runs_on

@@ -1,5 +1,5 @@
 """The stream invariants as one check for all tests of streams: the conformance kit's own."""
 
-from callboard.adapters.conformance.assertions import check_stream
+from callboard.adapters.conformance import check_stream
 
 __all__ = ["check_stream"]

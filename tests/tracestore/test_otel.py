@@ -36,14 +36,13 @@ from callboard.bus import (
     ToolUseBlock,
     UsageSource,
 )
+from callboard.bus.events.calls import current_trace
 from callboard.bus.events.codec import decode_envelope, encode_envelope
-from callboard.bus.log import current_trace
 from callboard.bus.values.content import AudioBlock, ImageBlock
 from callboard.bus.values.messages import MessageMetadata
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
-from callboard.tracestore import StoredEvents, TraceStore
-from callboard.tracestore.export import OtelExporter
+from callboard.tracestore import OtelExporter, StoredEvents, TraceStore
 
 from ..support.engines import running
 from ..support.present import present

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from callboard import Envelope, SessionCreated, SessionTurnStarted, TokenUsage
 from callboard.bus import ConfigurationError, StoreError
 from callboard.tracestore import CallFilter, Percentiles, TraceStore
-from callboard.tracestore.export import Format, export_calls
-from callboard.tracestore.export.calls import exact_usd
+from callboard.tracestore.export import Format, exact_usd, export_calls
 from callboard.tracestore.sql.batches import Batch
 from callboard.tracestore.sql.connection import Insert, SqlValue
 from callboard.tracestore.sql.events import JOB_QUERY, RunSpan

@@ -33,7 +33,7 @@ from callboard.engine.imports.importer import import_calls
 from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
-from callboard.engine.web_view.now import ended_us
+from callboard.engine.web_view.operation import ended_us
 from callboard.engine.web_view.subject import Tail
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.gateway import Client

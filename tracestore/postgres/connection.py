@@ -39,8 +39,6 @@ _IN_WORDS = re.compile(r"(?:(?<=\s)|^)(schema|pooler)\s*=\s*(\S+)\s*")
 
 
 class Address(NamedTuple):
-    """An address, taken apart."""
-
     dsn: str
     """The address without Callboard's own parameters, for libpq."""
     schema: str | None
@@ -328,19 +326,10 @@ _NOT_LIBPQS = re.compile(r"(?<=[?&])(connection_limit|pool_timeout|pgbouncer|soc
 def server_rows(
     dsn: str, table: str, columns: Sequence[str], order: str, after: str = "", overlap: str = "0"
 ) -> Iterator[Mapping[str, str | None]]:
-    """The rows of a table on a server, one at a time, with each value as text. A value above 8 MiB is left out.
+    """The rows of a table on a server, sorted by a time, with each value as text. A value above 8 MiB is left out,
+    and so is a column that the table lacks. Rows of the interval `overlap` before the time `after` are read again.
 
-    Args:
-        dsn: The address.
-        table: The name of the table.
-        columns: The columns to read. A column that the table lacks is left out.
-        order: The column to sort by, a time.
-        after: The time of the first row; empty for all rows.
-        overlap: An interval in PostgreSQL's format. Rows of this interval before `after` are read again.
-
-    Raises:
-        ConfigurationError: psycopg is missing.
-        OSError: The server or the table can't be read. The text has no password.
+    Raises OSError if the server or the table can't be read. The text has no password.
     """
     try:
         import psycopg

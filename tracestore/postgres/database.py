@@ -102,29 +102,20 @@ class Database:
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish work in progress that takes at most a few seconds, and close the connections. Closing twice is
-        harmless.
-        """
+        """Finish work in progress within a few seconds, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
-        """Return all rows of one statement that writes nothing."""
-        self._check_open()
-        if self.before_reading is not None:
-            await self.before_reading()
+        link = await self._reader()
         with translated_errors(self.name):
-            link = self._reader()
             return await self._bounded(link, link.statement(lambda statements: statements.run(sql, parameters)))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` on one state of the database. It may only write to temporary tables."""
-        self._check_open()
-        if self.before_reading is not None:
-            await self.before_reading()
+        link = await self._reader()
         with translated_errors(self.name):
-            link = self._reader()
             return await self._bounded(link, link.snapshot(work))
 
     async def write(
@@ -134,9 +125,7 @@ class Database:
         *,
         patience: Patience | None = None,
     ) -> _T:
-        """Run `work` in one transaction, which is committed when `work` returns and undone when it raises. A
-        caller that is cancelled still waits for the end of the transaction.
-        """
+        """Run `work` in one transaction. A caller that is cancelled still waits for the end of the transaction."""
         self._check_open()
         if self.readonly:
             raise StoreError(f"{self.name} was opened for reading only")
@@ -151,7 +140,7 @@ class Database:
         """
         self._check_open()
         with translated_errors(self.name):
-            return await self._bounded(self._writer, self._writer.brief(work))
+            return await self._bounded(self._writer, self._writer.transaction(work, overlaps=True))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""
@@ -163,7 +152,10 @@ class Database:
         patience = patience or self._patience
         return await bounded(work, patience, link.cut if patience.work is None else link.give_up)
 
-    def _reader(self) -> Link:
+    async def _reader(self) -> Link:
+        self._check_open()
+        if self.before_reading is not None:
+            await self.before_reading()
         return min(self._readers, key=lambda link: link.waiting)
 
     def _check_open(self) -> None:
@@ -226,9 +218,7 @@ class ServerReachability:
         self._ask_at = 0.0
 
     def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
-        """Return the result of `make`. While the server is treated as unreachable, raise the last error instead.
-        Raises psycopg's errors.
-        """
+        """Return the result of `make`, or raise the last error while the server is treated as unreachable."""
         import psycopg
 
         started = time.monotonic()
@@ -245,7 +235,6 @@ class ServerReachability:
         return made
 
     def hangs(self) -> None:
-        """Record that the server has not answered in time."""
         import psycopg
 
         self._failed = psycopg.OperationalError(_NO_ANSWER)
@@ -272,8 +261,6 @@ class Link:
         return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
 
     async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` on one state of the database. It may only write to temporary tables."""
-
         def transaction(connection: psycopg.Connection) -> Callable[[], _T]:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             return lambda: self._to_its_end(connection, work)
@@ -281,33 +268,26 @@ class Link:
         return await self._run(lambda: self._twice(transaction)())
 
     async def transaction(
-        self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
+        self,
+        work: Callable[[Statements], _T],
+        stage: Callable[[Statements], None] | None = None,
+        *,
+        overlaps: bool = False,
     ) -> _T:
-        """Run `work` in a transaction that does not overlap with the transactions of other writers, and commit
-        it.
-        """
+        """Run `work` in a transaction, and commit it. Unless it `overlaps`, other writers wait meanwhile."""
 
         def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            with self._undone(connection):
-                if stage is not None:
-                    stage(self._statements(connection))
-                connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
-            return connection
-
-        return await self._run(lambda: self._to_its_end(self._twice(started), work))
-
-    async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a transaction that may overlap with those of writers, and commit it."""
-
-        def started(connection: psycopg.Connection) -> psycopg.Connection:
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            if not overlaps:
+                with self._undone(connection):
+                    if stage is not None:
+                        stage(self._statements(connection))
+                    connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
             return connection
 
         return await self._run(lambda: self._to_its_end(self._twice(started), work))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
-        """Run `work` with the connection itself, outside of a transaction."""
         return await self._run(lambda: self._twice(work))
 
     async def close(self) -> None:
@@ -329,9 +309,7 @@ class Link:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def give_up(self) -> None:
-        """Make the work in progress fail, because the server has not answered in time. The work is retried
-        later.
-        """
+        """Make the work in progress fail, because the server has not answered in time. It is retried later."""
         self._reach.hangs()
         self.cut()
 
@@ -423,19 +401,14 @@ class Link:
 
 
 @asynccontextmanager
-async def own_connection(database: Database) -> AsyncIterator[Database]:
-    """The database over a separate connection, which is closed after the block."""
-    if database.pooled:
-        raise StoreError(
-            f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
-            f"drops them. Use the address of the server itself, without pooler=transaction"
-        )
-    single = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
-    await single.open()
+async def separate_connection(dsn: str, schema: str, *, readonly: bool = True) -> AsyncIterator[Database]:
+    """A database over one connection of its own, which is closed after the block."""
+    database = Database(dsn, schema=schema, readonly=readonly, single=True)
+    await database.open()
     try:
-        yield single
+        yield database
     finally:
-        await single.close()
+        await database.close()
 
 
 # --- Free SQL statements ---
@@ -492,7 +465,6 @@ def _plain(value: Any) -> SqlValue:
 def _rows(
     connection: psycopg.Connection, sql: str, parameters: Sequence[SqlValue], limit: int
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The columns and the first rows of one statement."""
     query = cast("Any", translated(sql) if parameters else sql)
     if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
         cursor: Any = connection.cursor(binary=True)  # the binary protocol allows only one statement

@@ -86,8 +86,6 @@ before smaller ones.
 
 
 class PostgresLedger:
-    """The rows of shared budgets in one database."""
-
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
 
@@ -170,7 +168,6 @@ class PostgresLedger:
 
 
 def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
-    """Convert the rows of a `SLICES` query to slices."""
     return [
         SliceRow(
             budget=budget,
@@ -226,9 +223,7 @@ def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int)
 def _size(
     statements: Statements, account: int, request: SliceRequest, node: str, number: int, now_us: int
 ) -> Allotment | None:
-    """The size of a requested slice; None if it is refused. A refusal is recorded, so that other nodes return
-    unused amounts.
-    """
+    """The size of a requested slice. None is a refusal, which is recorded so that other nodes return amounts."""
     balance, allotment, last = _balance(statements, account, request.slot, node, now_us)
     if last >= number:
         return balance.granted

@@ -16,7 +16,7 @@ from ..nodes import Claimed, HeldSession, NodeInfo, NodeRow, Owner, Renewed, Tur
 from ..sql.connection import Patience, Row, SqlValue, bounded, shielded
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, ServerReachability
-from .schema import migrate
+from .schema import open_migrated
 from .statements import SECONDS_LEFT, Statements
 
 if TYPE_CHECKING:
@@ -93,8 +93,6 @@ NODES = f"""
 
 
 class PostgresOwnership:
-    """The shared rows of nodes and owners in one database."""
-
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
 
@@ -141,11 +139,8 @@ class PostgresOwnership:
         return [session_id for (session_id,) in rows]
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        for (
-            session_id,
-            epoch,
-            # One session at a time, because a writer of messages may lock several sessions in any order.
-        ) in sessions.items():
+        # One session at a time, because a writer of messages may lock several sessions in any order.
+        for session_id, epoch in sessions.items():
             await self._database.statement(_RELEASE, (session_id, node, epoch))
 
     async def forget(self, node: str, session_id: str, epoch: int) -> None:
@@ -173,7 +168,6 @@ class PostgresOwnership:
 
 
 def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
-    """Convert the rows of a `NODES` query to nodes."""
     return [
         NodeRow(
             node=node,
@@ -188,12 +182,6 @@ def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
 
 
 # --- Within a transaction ---
-
-
-def _seconds_left(statements: Statements, node: str) -> float | None:
-    """Lock a node's row, and return the seconds until the end of its lease; None for an unknown node."""
-    rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
-    return float(rows[0][0]) if rows else None
 
 
 def _requested_sessions(statements: Statements, node: str) -> list[str]:
@@ -236,8 +224,9 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
         found = _owner(statements, ending.session_id, lock=True)
         if found is not None and (found.node, found.epoch) != (owner, ending.epoch):
             return False
-    seconds_left = _seconds_left(statements, owner)
-    return seconds_left is not None and seconds_left > 0
+    # the row is locked, so that the node can't renew its lease meanwhile
+    rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (owner,))
+    return bool(rows) and rows[0][0] > 0
 
 
 def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
@@ -292,7 +281,6 @@ class SharedDatabase:
 
     @property
     def gateway(self) -> GatewayTables:
-        """The rows of gateways in this database."""
         return GatewayTables(self.brief, self.brief)
 
     async def close(self) -> None:
@@ -306,12 +294,7 @@ class SharedDatabase:
         async with self._opening:
             if self._ready:
                 return
-            await self._database.open()
-            try:
-                await migrate(self._database, self._clock.now_us())
-            except BaseException:
-                await self._database.close()
-                raise
+            await open_migrated(self._database, self._clock.now_us())
             self._ready = True
 
 
@@ -368,8 +351,6 @@ _LEAST_SECONDS = 0.05
 
 
 class PostgresProbes:
-    """The leases for probes of one cluster in one database."""
-
     def __init__(self, database: SharedDatabase, cluster: str) -> None:
         self._database = database
         self._cluster = cluster

@@ -11,6 +11,7 @@ from callboard.bus.events.sessions import SessionCreated
 from ..gateway import forget_kept_before
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
+from ..sql.content import DROP_REPLACED_MESSAGES, ENTER_BODY, ENTER_SETUP, MESSAGE_COLUMNS, REPLACE_MESSAGE
 from ..sql.events import branch, is_anothers, is_recorded
 from ..sql.expiry import (
     Erasure,
@@ -68,12 +69,14 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
     """Delete the content that is not yet deleted. Return whether there was any."""
     pending = False
     for erasure in erasures:
-        ((done,),) = statements.run(_ENTER, _values(origin, erasure))
+        session_id = None if erasure.session_id is None else clean_text(erasure.session_id)
+        place = (origin.name, erasure.number, erasure.event)
+        ((done,),) = statements.run(_ENTER, (erasure.key, erasure.at_us, *place, session_id, erasure.before_us))
         if done:
             continue
         pending = True
-        if erasure.session_id is not None:
-            _delete_session(statements, origin, clean_text(erasure.session_id), erasure.runs)
+        if session_id is not None:
+            _delete_session(statements, origin, session_id, erasure.runs)
         if erasure.before_us is not None:
             after = 0
             while after := erase_old_words(statements, erasure.before_us, after, origin.name):
@@ -96,19 +99,12 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, run
     owners: dict[str, bool] = dict(
         statements.run(
             f"""
-            SELECT s.session_id, coalesce(r.shipped_from = ?, FALSE) OR r.run_id IN ({placeholders(len(runs))})
+            SELECT s.session_id,
+                   coalesce(r.shipped_from = ? OR r.run_id IN ({placeholders(len(runs)) or "NULL"}), FALSE)
               FROM session_setups AS s JOIN runs AS r ON r.id = s.run
              WHERE s.session_id IN ({placeholders(len(names))})
             """,
             (origin.name, *runs, *names),
-        )
-        if runs
-        else statements.run(
-            """
-            SELECT s.session_id, coalesce(r.shipped_from = ?, FALSE)
-              FROM session_setups AS s JOIN runs AS r ON r.id = s.run WHERE s.session_id = ?
-            """,
-            (origin.name, session_id),
         )
     )
     erase_words(statements, session_id, origin.name)
@@ -126,11 +122,6 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, run
 def _note_done(statements: Statements, origin: Origin, erasures: Collection[Erasure]) -> None:
     statements.run_many("UPDATE erasures SET swept = 1 WHERE key = ?", [(each.key,) for each in erasures])
     statements.run(_MARK, (origin.name, origin.host, origin.file, max(each.number for each in erasures)))
-
-
-def _values(origin: Origin, erasure: Erasure) -> tuple[str | int | None, ...]:
-    session_id = None if erasure.session_id is None else clean_text(erasure.session_id)
-    return (erasure.key, erasure.at_us, origin.name, erasure.number, erasure.event, session_id, erasure.before_us)
 
 
 _ENTER = """
@@ -181,9 +172,7 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
-    """The names that the sessions of a shipment may have in this store, and for each name the session's own
-    name.
-    """
+    """The names that a shipment's sessions may have in this store, each with the session's own name."""
     names = {session_id: session_id for session_id in shipment.sessions}
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:
@@ -208,12 +197,6 @@ def _starts_of(shipment: Shipment) -> Mapping[str, int]:
 #
 # Content is stored unchanged. Messages from nodes of a cluster follow the claims of their session (see
 # `tracestore.sql.events`), from any file.
-
-
-_ENTER_BODY = """
-    INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-    ON CONFLICT (hash) DO UPDATE SET last_us = greatest(content.last_us, excluded.last_us)
-"""
 
 
 def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[Row]:
@@ -267,7 +250,7 @@ class ContentStoring:
                 if into is not None and not self._barrier.keeps_out(into, message[4]):
                     self._store_message(into, number, message)
                     digests.append(message[5])
-        self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
+        self._statements.run_many(ENTER_BODY, referred_to(self._content.bodies, digests))
 
     def _name_of(self, setup: Row) -> str | None:
         """The session's name in this store. It differs from the name in the file if another file's run has a
@@ -315,36 +298,13 @@ class ContentStoring:
     def _store_setup(self, name: str, setup: Row) -> None:
         _, run_id, seq, ts_us, history, digest, withheld, epoch = setup
         run = self._number(run_id, ts_us)
-        changed = self._statements.run(
-            """
-            INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld, epoch)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-            ON CONFLICT (session_id) DO UPDATE SET
-                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
-                hash = excluded.hash, withheld = excluded.withheld, epoch = excluded.epoch
-             WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
-            RETURNING 1
-            """,
-            (name, run, seq, ts_us, history, digest, withheld, epoch),
-        )
-        if changed:
-            self._statements.run(
-                "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
-                (name, history, run, seq),
-            )
+        values = (name, run, seq, ts_us, history, digest, withheld, epoch)
+        if self._statements.run(f"{ENTER_SETUP} RETURNING 1", values):
+            self._statements.run(DROP_REPLACED_MESSAGES, (name, history, run, seq))
 
     def _store_message(self, name: str, run: int, message: Row) -> None:
-        _, position, _, seq, ts_us, digest, message_id, metadata, withheld, epoch = message
+        _, position, _, *rest = message
         self._statements.run(
-            """
-            INSERT INTO session_messages
-                   (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-            ON CONFLICT (session_id, position) DO UPDATE SET
-                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
-                message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld,
-                epoch = excluded.epoch
-             WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
-            """,
-            (name, position, run, seq, ts_us, digest, message_id, metadata, withheld, epoch),
+            f"INSERT INTO session_messages ({MESSAGE_COLUMNS}) VALUES ({placeholders(10)}) {REPLACE_MESSAGE}",
+            (name, position, run, *rest),
         )

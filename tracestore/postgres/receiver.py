@@ -30,8 +30,8 @@ from ..sql.sums import SumKeeper
 from .connection import unstorable
 from .database import SCHEMA, Database
 from .received_content import OPEN, Barrier, ContentStoring, barrier_for, erase
-from .schema import ensure_months, migrate
-from .statements import Statements, clean_text
+from .schema import ensure_months, open_migrated
+from .statements import Statements, array_of, clean_text
 
 # --- Runs, sessions and the position ---
 
@@ -75,12 +75,9 @@ class ExistingRows(msgspec.Struct, frozen=True):
     pruned_us: int | None
     """The time up to which retention has deleted rows, in microseconds UTC; None if it has not deleted any."""
     barrier: Barrier
-    """The deleted content that the shipment must not restore."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The result of a shipment."""
-
     position: Position
     """The position up to which the file has arrived now."""
     all_new: bool
@@ -190,9 +187,7 @@ _DROP_PRUNED = """
 
 
 def stage(statements: Statements, shipment: Shipment) -> None:
-    """Copy the events of a shipment into a temporary table. This happens before the transaction takes the writers'
-    lock.
-    """
+    """Copy a shipment's events into a temporary table, before the transaction takes the writers' lock."""
     statements.run(_STAGE)
     events = shipment.events
     as_there = {number: number for number in shipment.runs}
@@ -202,14 +197,12 @@ def stage(statements: Statements, shipment: Shipment) -> None:
 def store_staged(
     statements: Statements, origin: Origin, shipment: Shipment, present: ExistingRows, *, clean: bool
 ) -> Stored:
-    """Store the new events of a staged shipment. Events that were received earlier and pruned since are not
-    new.
-    """
+    """Store the new events of a staged shipment. Events that were received earlier and pruned are not new."""
     if present.pruned_us is not None:
         names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
         statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))
     numbers = enter_runs(statements, origin, shipment)
-    inserted = statements.run(_ENTER_EVENTS, (_array(numbers), _array(numbers.values())))
+    inserted = statements.run(_ENTER_EVENTS, (array_of(numbers, "bigint"), array_of(numbers.values(), "bigint")))
     new = None if len(inserted) == len(shipment) else set(inserted)
     places, sessions = shipment.projected, shipment.sessions
     if new is not None:
@@ -227,10 +220,6 @@ def store_staged(
     if shipment.content is not None:
         ContentStoring(statements, origin, shipment.content, new, present.barrier, sessions).store()
     return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=new is None)
-
-
-def _array(numbers: Iterable[int]) -> str:
-    return f"{{{','.join(map(str, numbers))}}}"
 
 
 # --- The target of shippers ---
@@ -262,27 +251,18 @@ class Receiver:
 
     @property
     def name(self) -> str:
-        """The name of the database, without user and password."""
         return self._database.name
 
     async def open(self) -> None:
-        """Connect to the database and upgrade its schema. Raises StoreError."""
         if self._database.is_open:
             return
-        await self._database.open()
-        try:
-            await migrate(self._database, self._clock.now_us())
-        except BaseException:
-            await self._database.close()
-            raise
+        await open_migrated(self._database, self._clock.now_us())
 
     async def close(self) -> None:
-        """Close the connection. Closing twice is harmless."""
         self._days.clear()
         await self._database.close()
 
     async def position(self, origin: Origin) -> Position:
-        """The position up to which a file has arrived."""
         rows = await self._database.read(
             "SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,)
         )
@@ -334,7 +314,6 @@ class Receiver:
         return stored.position
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
-        """Record the end position of a shipment that the store refuses."""
         clean = cleaned(shipment, clean_text)
 
         def work(statements: Statements) -> None:
@@ -343,16 +322,13 @@ class Receiver:
         await self._database.write(work)
 
     async def erased(self, origin: Origin) -> int:
-        """The number of a file's last deletion that was repeated in this store."""
         rows = await self._database.read("SELECT erasure FROM shipping WHERE origin = ?", (origin.name,))
         return int(rows[0][0]) if rows else 0
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
-        """Delete from this store the content that was deleted in a file."""
         await erase(self._database, origin, erasures)
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
-        """The runs of a file that have no end in this store."""
         rows = await self._database.read(
             "SELECT run_id FROM runs WHERE shipped_from = ? AND ended_us IS NULL", (origin.name,)
         )

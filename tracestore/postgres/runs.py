@@ -25,9 +25,10 @@ from callboard.bus.log import Log
 from ..prices.table import PriceTable
 from ..reports import Delivered
 from ..sql.batches import END_IN_ORDER, close_run, delivered_of
-from ..sql.connection import SqlValue, Statements
+from ..sql.connection import Statements
 from ..writing.overflow import is_unwritten
 from .database import Database
+from .statements import array_of
 
 _log = Log("tracestore.runs")
 
@@ -159,13 +160,10 @@ class Runs:
         leased = sorted(self._leased)
         if not leased:
             return
-        names: list[SqlValue] = [self.lease_seconds, _text_array(leased)]
-        found = {run_id for (run_id,) in await self._database.read(_RENEW, names)}
+        found = {
+            run_id
+            for (run_id,) in await self._database.read(_RENEW, (self.lease_seconds, array_of(leased, "text")))
+        }
         for run_id in self._leased.difference(found):
             _log.warning("lease_was_lost", run_id=run_id, note="its calls were ended by another process")
         self._leased &= found
-
-
-def _text_array(texts: list[str]) -> str:
-    quoted = ('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts)
-    return f"{{{','.join(quoted)}}}"

@@ -34,8 +34,17 @@ SCHEMA_VERSION = len(MIGRATIONS)
 _MIGRATIONS_LOCK = 0x43414C42_53434845  # CALBSCHE
 
 
+async def open_migrated(database: Database, now_us: int) -> None:
+    """Open the database, and bring it to `SCHEMA_VERSION`."""
+    await database.open()
+    try:
+        await migrate(database, now_us)
+    except BaseException:
+        await database.close()
+        raise
+
+
 async def migrate(database: Database, now_us: int) -> None:
-    """Bring the database to `SCHEMA_VERSION`."""
     version = _checked(database, await database.alone(lambda connection: _found(connection, database.schema)))
     if version == SCHEMA_VERSION:
         return
@@ -90,9 +99,7 @@ def _make_schema(connection: psycopg.Connection, schema: str) -> None:
 
 
 def _found(connection: psycopg.Connection, schema: str) -> Row:
-    """The version of the schema, and the number of its tables. The version is NULL if the schema is not
-    Callboard's.
-    """
+    """The version of the schema, NULL if the schema is not Callboard's, and the number of its tables."""
     (has_meta, tables) = connection.execute(
         """
         SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
@@ -143,9 +150,7 @@ END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
 
 
 def month_of(ts_us: int) -> tuple[int, int, str] | None:
-    """The month of a time: its start, its end, and the name of its partition; None if the month has no
-    partition.
-    """
+    """The start and the end of a time's month, and the name of its partition; None without a partition."""
     if not FIRST_US <= ts_us < END_US:
         return None
     moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)

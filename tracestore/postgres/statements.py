@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..codec import storable_text
-from ..search import Term
 from ..sql.connection import Insert, Row, SqlValue, TemporaryTable
 from ..sql.connection import Statements as AnyStatements
 from .connection import unstorable
 
 if TYPE_CHECKING:
     import psycopg
+
+    from ..search import Term
 
 
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
@@ -32,9 +33,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_envelope(envelope: Envelope) -> Envelope:
-    """Clean the names and tags of an envelope. The event is not changed, because an event's JSON contains no
-    NUL.
-    """
+    """Clean the names and tags of an envelope. The JSON of its event contains no NUL."""
     changes: dict[str, object] = {
         name: clean_text(value)
         for name in envelope.__struct_fields__
@@ -92,7 +91,7 @@ def statements_for(
     sql = _statement(insert, of_columns)
     for rows in _rounds(insert, values):
         columns = [values[at::width] for at in range(width)] if rows is None else _picked(values, rows, width)
-        yield sql, [_array(column, type_) for column, type_ in zip(columns, of_columns, strict=True)]
+        yield sql, [array_of(column, type_) for column, type_ in zip(columns, of_columns, strict=True)]
 
 
 def _picked(values: list[SqlValue], rows: Sequence[int], width: int) -> list[list[SqlValue]]:
@@ -131,10 +130,8 @@ def _statement(insert: Insert, types: tuple[str, ...]) -> str:
     return f"INSERT INTO {insert.table} ({columns}) SELECT * FROM unnest({arrays}) {insert.conflict}"
 
 
-def _array(values: list[SqlValue], type_: str) -> str:
-    """Convert values to an array in PostgreSQL's text form. This is several times as fast as psycopg's own
-    conversion.
-    """
+def array_of(values: Iterable[SqlValue], type_: str) -> str:
+    """An array in PostgreSQL's text form. This is several times as fast as psycopg's own conversion."""
     if type_ == "text":
         parts = ["NULL" if value is None else _quoted(value) for value in values]
     else:
@@ -202,9 +199,7 @@ class PostgresPricing:
         return (f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} ({', '.join(listed)})",)
 
     def emptied(self, table: str) -> str:
-        """A statement that deletes all rows of a temporary table. DELETE would not do, because scans would still
-        visit the rows.
-        """
+        """Delete all rows of a temporary table. After a DELETE, scans would still visit the rows."""
         return f"TRUNCATE pg_temp.{table}"
 
     def surveyed(self, table: str) -> tuple[str, ...]:
@@ -292,7 +287,7 @@ MOST = 400_000
 
 
 class PostgresIndex:
-    """See `index.Index`."""
+    """PostgreSQL's implementation of `tracestore.search.Index`."""
 
     missing = f"NOT EXISTS (SELECT 1 FROM {TABLE} AS s WHERE s.id = c.id)"
     join = f"JOIN {TABLE} AS s ON s.id = c.id"
@@ -346,7 +341,6 @@ class Statements:
         self._types = types
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
-        """Execute one statement and return all its rows."""
         import psycopg
 
         query = translated(sql)
@@ -360,7 +354,6 @@ class Statements:
         return [] if cursor.description is None else cursor.fetchall()
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
-        """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
         return self._execute(translated(sql), parameters).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
@@ -385,7 +378,6 @@ class Statements:
                 yield self._execute(sql, parameters)
 
     def copy(self, table: str, columns: Sequence[str], options: str, parts: Iterable[bytes]) -> None:
-        """Copy rows into a table."""
         with (
             unstorable(),
             self.connection.cursor().copy(
@@ -400,7 +392,6 @@ class Statements:
         return contextlib.nullcontext()
 
     def column_types(self, table: str) -> dict[str, str]:
-        """The types of a table's columns by their names."""
         found = self._types.get(table)
         if found is None:
             found = self._types[table] = dict(self._execute(_COLUMN_TYPES, (table,)).fetchall())
@@ -425,7 +416,5 @@ def _cleaned(parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> list[Sq
 
 
 def _query(sql: str) -> Any:
-    """Convert a statement to psycopg's type, which accepts only literals. No statement here contains a value in
-    its text.
-    """
+    """A statement in psycopg's type, which accepts only literals. No statement here contains a value."""
     return cast("Any", sql)

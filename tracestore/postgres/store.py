@@ -5,28 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock, to_us
+from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
-from ..call_columns import CallFilter, SearchFilter
+from ..call_columns import SearchFilter
 from ..gateway import GatewayTables
 from ..home import home_folder
 from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
-from ..reports import Check, Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage, ImportedFile, Revision
+from ..reports import Check, Delivered, PruneReport, SqlResult, StoreCondition
+from ..rows import FoundMessage
 from ..sql.batches import Batch, batch_of
 from ..sql.connection import Patience, SqlValue, Unstorable, shielded
+from ..sql.connection import Statements as AnyStatements
 from ..sql.events import RunNumbers, RunSpan, claim
-from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..sql.sums import SumKeeper
 from ..writing.overflow import (
@@ -40,12 +39,15 @@ from ..writing.overflow import (
     warn_of,
 )
 from .connection import name_of, unstorable
-from .database import EVER_US, SCHEMA, Database, own_connection, select
+from .database import EVER_US, SCHEMA, Database, select, separate_connection
 from .ledger import SLICES, slice_rows
 from .nodes import NODES, named_lock, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
-from .schema import ensure_months, migrate
+from .schema import ensure_months, open_migrated
 from .statements import Statements, clean_envelope, clean_text
+
+if TYPE_CHECKING:
+    from ..sql.pruning import Pruning
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
 """Seconds for a transaction. If a transaction takes longer, the server hangs or another writer blocks the
@@ -71,6 +73,8 @@ class PostgresStore(SqlStore):
         ValueError: The schema's name or the length of leases is impossible.
     """
 
+    _sweep_before_us = EVER_US
+
     def __init__(
         self,
         dsn: str,
@@ -88,7 +92,6 @@ class PostgresStore(SqlStore):
         self._living = Runs(self._database, clock, self._path, lease_seconds)
         self._sums = SumKeeper(self._database)
         self._opening = anyio.Lock()
-        # repricings of one host run one after the other, so that the last one is current
         self._repricing = anyio.Lock()
         self._is_opened = False  # True between `open` and `close`, even if the database could not be opened
         self._days: set[int] = set()  # days whose partitions exist
@@ -159,7 +162,7 @@ class PostgresStore(SqlStore):
         return self
 
     async def _take_in(self, *, needed: bool = False) -> None:
-        """Store the events that dead processes left. On failure, raise StoreError if `needed`, or else warn.
+        """Store the events that dead processes left.
 
         A reader that may not write shows the trace without these events, because they can't be merged into a
         database in memory.
@@ -197,12 +200,7 @@ class PostgresStore(SqlStore):
                 return
             if not self.readonly:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            await self._database.open()
-            try:
-                await migrate(self._database, self._clock.now_us())
-            except BaseException:
-                await self._database.close()
-                raise
+            await open_migrated(self._database, self._clock.now_us())
         if self.readonly and self._takes_in:
             await self._take_in()
             self._database.before_reading = self._take_in
@@ -226,24 +224,15 @@ class PostgresStore(SqlStore):
         return await self._living.close_lost(prices, delivered)
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
-        if not envelopes:
-            return
-        await self._open_at_last()
-        await shielded(self._store(envelopes))
-        await self._sums.stored(len(envelopes))
+        if envelopes:
+            await self._write_with(envelopes)
 
-    async def write_import(
-        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
-    ) -> bool:
+    async def _write_with(
+        self, envelopes: Sequence[Envelope], first: Callable[[AnyStatements], None] = lambda statements: None
+    ) -> None:
         await self._open_at_last()
-        try:
-            await shielded(
-                self._store(envelopes, lambda statements: note_import(statements, envelopes, revisions, files))
-            )
-        except ImportConflict:
-            return False
+        await shielded(self._store(envelopes, first))
         await self._sums.stored(len(envelopes))
-        return True
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self._database, name)
@@ -253,9 +242,7 @@ class PostgresStore(SqlStore):
         if self._is_opened and not self._database.is_open:
             await self.open()
 
-    async def _store(
-        self, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None = None
-    ) -> None:
+    async def _store(self, envelopes: Sequence[Envelope], first: Callable[[AnyStatements], None]) -> None:
         try:
             await self._write(await batch_of(envelopes), envelopes, first)
         except Unstorable:
@@ -265,7 +252,7 @@ class PostgresStore(SqlStore):
             await self._write(await batch_of(cleaned, clean_text), cleaned, first)
 
     async def _write(
-        self, batch: Batch, envelopes: Sequence[Envelope], first: Callable[[Statements], None] | None
+        self, batch: Batch, envelopes: Sequence[Envelope], first: Callable[[AnyStatements], None]
     ) -> None:
         days = {envelope.ts_us // US_PER_DAY for envelope in envelopes}
 
@@ -274,8 +261,7 @@ class PostgresStore(SqlStore):
                 if not days <= self._days:
                     ensure_months(statements, [day * US_PER_DAY for day in days])
                 committed = self._living.lease(statements)
-                if first is not None:
-                    first(statements)
+                first(statements)
                 batch.write(statements, partial(RunNumbers().note, statements))
                 return committed
 
@@ -326,19 +312,6 @@ class PostgresStore(SqlStore):
 
         return await search(self._database, PostgresIndex(), where)
 
-    async def delete_session(self, session_id: str) -> bool:
-        from ..sql.expiry import delete_session
-
-        await self._take_in(needed=True)
-        return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
-
-    async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.expiry import forget_content
-
-        before_us, now = to_us(before), self._clock.now_us()
-        await self._take_in(needed=True)
-        return await forget_content(self._database, before_us, now)
-
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         from .upkeep import check
 
@@ -370,58 +343,30 @@ class PostgresStore(SqlStore):
     async def journal_mode(self) -> str:
         return "wal"  # PostgreSQL always has a write-ahead log
 
-    async def prune(
-        self,
-        *,
-        before: int | datetime | None = None,
-        max_bytes: int | None = None,
-        dry_run: bool = False,
-        vacuum: bool = False,
-        progress: Callable[[PruneReport], object] | None = None,
-    ) -> PruneReport:
+    def _pruning(self, progress: Callable[[PruneReport], object] | None) -> Pruning:
         from .upkeep import ServerPruning
 
-        moment = None if before is None else to_us(before)
-        if not dry_run:
-            await self._take_in()
-        try:
-            return await ServerPruning(self._database, progress).run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
-        finally:
-            self._days.clear()
+        return ServerPruning(self._database, progress)
+
+    def _pruned(self) -> None:
+        self._days.clear()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         from .upkeep import refuse_backup
 
         raise refuse_backup(self._database, path)
 
-    async def reprice(
-        self,
-        table: PriceTable | str,
-        *,
-        where: CallFilter | None = None,
-        dry_run: bool = False,
-        as_model: str | None = None,
-        by_session: bool = False,
-        progress: OnProgress | None = None,
-    ) -> RepriceReport:
-        from ..sql.repricing import reprice
+    async def _erased(self) -> None:
+        """Do nothing, as `Statements.erasing`."""
 
-        async with self._repricing, own_connection(self._database) as database:
-            return await reprice(
-                *(database, self._clock, table, where or CallFilter()),
-                dry_run=dry_run,
-                as_model=as_model,
-                by_session=by_session,
-                progress=progress,
+    def _for_repricing(self) -> AbstractAsyncContextManager[Database]:
+        database = self._database
+        if database.pooled:
+            raise StoreError(
+                f"{database.name}: a repricing needs temporary tables across transactions, and a pooler "
+                f"drops them. Use the address of the server itself, without pooler=transaction"
             )
-
-    async def resume_reprice(
-        self, run_id: int | None = None, *, progress: OnProgress | None = None
-    ) -> RepriceReport:
-        from ..sql.repricing import resume_reprice
-
-        async with self._repricing, own_connection(self._database) as database:
-            return await resume_reprice(database, self._clock, run_id, progress)
+        return separate_connection(database.dsn, database.schema, readonly=database.readonly)
 
 
 def _default_path(database: Database) -> Path:

@@ -17,7 +17,7 @@ from ..reports import Check, StoreCondition
 from ..sql import pruning
 from ..sql.connection import Statements
 from ..writing.overflow import leftovers
-from .database import Database
+from .database import Database, separate_connection
 from .runs import LOST
 from .schema import ensure_months, found_version, month_named
 
@@ -96,9 +96,7 @@ class ServerPruning(pruning.Pruning):
         return size, size
 
     async def _shrink_to(self, max_bytes: int) -> None:
-        """Delete the share of rows by which the size must shrink. This is done only once: the result can't be
-        measured, because deletions don't make the tables smaller.
-        """
+        """Delete the excess share of rows, once. The result can't be measured: tables don't shrink."""
         used, _ = await self._sizes()
         if used > max_bytes:
             cutoff = await self._cutoff(1 - max_bytes / used)
@@ -150,8 +148,6 @@ def _vacuum_full(connection: psycopg.Connection, table: str) -> None:
 
 
 async def condition(database: Database, path: Path, lease_seconds: float) -> StoreCondition:
-    """The condition of the trace. Nothing is changed."""
-
     def look(statements: Statements) -> tuple[int, int, int, int]:
         ((open_runs,),) = statements.run(
             "SELECT count(*) FROM runs WHERE ended_us IS NULL AND shipped_from IS NULL"
@@ -200,15 +196,9 @@ _AMCHECK = """
 
 
 async def check(database: Database, seconds: float) -> list[str]:
-    """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and the reports of amcheck if
-    that extension is installed.
-    """
-    single = Database(database.dsn, schema=database.schema, readonly=True, single=True)
-    await single.open()
-    try:
+    """The faults that PostgreSQL finds: wrong checksums, invalid indexes, and reports of amcheck if installed."""
+    async with separate_connection(database.dsn, database.schema) as single:
         return await single.alone(lambda connection: _faults(connection, seconds, database.name))
-    finally:
-        await single.close()
 
 
 def _faults(connection: psycopg.Connection, seconds: float, name: str) -> list[str]:
@@ -238,14 +228,10 @@ def _faults(connection: psycopg.Connection, seconds: float, name: str) -> list[s
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a server about a trace at one moment."""
-
     name: str
     """The host, the port and the database."""
     version: str
-    """The version of PostgreSQL."""
     schema: str
-    """The name of the schema of the tables."""
     schema_version: int
     """The version of the tables; 0 if there are no tables yet."""
     user: str
@@ -264,12 +250,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 async def server_facts(dsn: str, schema: str) -> ServerFacts:
     """The facts of a server, read over a separate connection. Nothing is created."""
-    database = Database(dsn, schema=schema, readonly=True, single=True)
-    await database.open()
-    try:
+    async with separate_connection(dsn, schema) as database:
         return await database.alone(lambda connection: _facts(connection, database))
-    finally:
-        await database.close()
 
 
 def _facts(connection: psycopg.Connection, database: Database) -> ServerFacts:
@@ -346,9 +328,7 @@ def checks_of(facts: ServerFacts, condition: StoreCondition | None, nodes: Seque
 
 
 def _nodes(rows: Sequence[NodeRow]) -> Check:
-    """Check the nodes that share the trace. A stopped node is not a failure, because other nodes take over its
-    sessions.
-    """
+    """The nodes that share the trace. A stopped node is no failure: other nodes take over its sessions."""
     living = [row for row in rows if row.lives]
     descriptions = [
         f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living

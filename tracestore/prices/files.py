@@ -75,31 +75,23 @@ class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None = None
     """The size of the model's window in tokens."""
     deprecated: bool = False
-    """Whether the provider has deprecated the model."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A published table."""
-
     format: int
     date: str
     """The date of the table, YYYY-MM-DD."""
     source: str
     """The source of the table and the source's version."""
     licence: str
-    """The licence of the source."""
     models: tuple[SnapshotModel, ...]
     aliases: tuple[tuple[str, str], ...] = ()
-    """Aliases that concern several models, as pairs of pattern and target. An example is a provider that resells
-    another provider's models.
-    """
+    """Aliases of several models, as pairs of pattern and target. An example is a reseller of models."""
     left_out: dict[str, int] = {}
     """The number of models whose prices are missing in the table, by reason."""
 
     def prices(self) -> PriceList:
-        """The snapshot's rows and aliases, marked as a reference table, with zero prices for local models. Raises
-        ConfigurationError.
-        """
+        """The rows and aliases, marked as reference, with zero prices for local models."""
         try:
             rows = [
                 msgspec.convert({"model": model.id, "reference": True, **fields}, PriceRow)
@@ -133,7 +125,6 @@ _FREE = [
 
 @cache
 def shipped_snapshot() -> Snapshot:
-    """The snapshot that comes with Callboard."""
     return decode(package_data(__name__, "snapshots/prices.json"), str(SHIPPED))
 
 
@@ -163,14 +154,8 @@ def decode(data: bytes, source: str) -> Snapshot:
 
 def encode(snapshot: Snapshot) -> bytes:
     """Encode a snapshot as JSON, one model a line, so that two snapshots can be compared line by line."""
-    head = {
-        "format": snapshot.format,
-        "date": snapshot.date,
-        "source": snapshot.source,
-        "licence": snapshot.licence,
-        "left_out": snapshot.left_out,
-    }
-    lines = [f"{_json(name)}:{_json(value)}," for name, value in head.items()]
+    head = ("format", "date", "source", "licence", "left_out")
+    lines = [f"{_json(name)}:{_json(getattr(snapshot, name))}," for name in head]
     lines += ['"aliases":[', *_separated(snapshot.aliases), "],"]
     lines += ['"models":[', *_separated(snapshot.models), "]}"]
     return ("{" + "\n".join(lines) + "\n").encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -59,9 +59,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     valid_to: int | None = None
     """The time from which the row is no longer valid, in microseconds since the epoch; None means no limit."""
     above: int = 0
-    """The row applies to calls with more input tokens in total than this number. With 0, it applies to all
-    calls.
-    """
+    """The row applies above this total number of input tokens. With 0, it applies to all calls."""
     note: str = ""
     """A note for people, which does not affect the table's version."""
     extra: dict[str, int] = {}
@@ -69,9 +67,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     (`USAGE_PARTS`) without a rate here is billed as its bucket. Any other count without a rate here has no price.
     """
     service_tier: str = ""
-    """The service tier, as `tier_name` gives it. Empty means the usual tier. ``*`` means any tier without a row of
-    its own.
-    """
+    """The service tier, as `tier_name` gives it: empty for the usual one, ``*`` for any without its own row."""
     daily_from: int | None = None
     """The start of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all day.
     Within its hours, a row with hours takes precedence over a row for all day.
@@ -236,17 +232,13 @@ def _refuse(row: PriceRow, complaint: str) -> None:
 def _refuse_overlaps(rows: tuple[PriceRow, ...]) -> None:
     for _, group in groupby(rows, key=lambda row: _order(row)[:5]):
         alike = list(group)
-        pairs = pairwise(alike) if alike[0].daily_from is None else _all_pairs(alike)
+        pairs = pairwise(alike) if alike[0].daily_from is None else combinations(alike, 2)
         for first, second in pairs:
             if _same_time(first, second) and _same_hours(first, second):
                 raise ConfigurationError(
                     f"price rows for {first.model!r} overlap in time: give the earlier one a valid_to no later "
                     "than the other's valid_from"
                 )
-
-
-def _all_pairs(rows: list[PriceRow]) -> list[tuple[PriceRow, PriceRow]]:
-    return [(first, second) for index, first in enumerate(rows) for second in rows[index + 1 :]]
 
 
 def _same_time(first: PriceRow, second: PriceRow) -> bool:
@@ -371,9 +363,7 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name, and the names of its aliases, until one of them has rows. For each name there is a text about
-        how the name was found.
-        """
+        """A name and the names of its aliases, until one has rows. Each has a text about how it was found."""
         names: dict[str, str] = {}
         waiting = [(name, "")]
         while waiting and len(names) < _MOST_NAMES:
@@ -442,9 +432,7 @@ def _covered(parts: list[str], name: str) -> str:
 
 
 def _names(under: str, model: str, served_model: str | None) -> list[str]:
-    """The names of a call under one provider, the highest in rank first. The served model is first, because it is
-    billed.
-    """
+    """The names of a call under one provider. The served model is first, because it is billed."""
     provider = under.partition(":")[0]
     if not served_model:
         return [under]

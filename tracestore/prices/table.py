@@ -202,8 +202,6 @@ class PriceTable:
             ConfigurationError: A factor is negative, not a number, or a float, which wouldn't be exact. It is also
                 raised if a name matches no row. A model that is priced through an alias has no rows of its own.
         """
-        pass
-
         rows, words = discounted(self.rows, factors)
         return PriceTable(rows, f"{words} of {self.label}" if label is None else label, aliases=self.aliases)
 
@@ -385,7 +383,6 @@ class Segment(msgspec.Struct, frozen=True):
     up_to: int
     """The largest total number of input tokens."""
     row: PriceRow
-    """The row that applies."""
     daily_from: int
     """The time from which the segment applies in each UTC day, in microseconds since midnight."""
     daily_to: int

@@ -46,7 +46,6 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def mark_path(trace: Path, target: str) -> Path:
-    """The place of a trace file's mark for a target."""
     return trace.with_name(f"{trace.name}.shipped-{_short(target)}.json")
 
 
@@ -91,7 +90,6 @@ def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
 
 
 def marks(trace: Path) -> list[Mark]:
-    """The marks of a trace file for all targets."""
     paths = sorted(trace.parent.glob(f"{escaped(trace.name)}.shipped-*.json"))
     return [mark for mark in map(read_mark, paths) if mark is not None]
 
@@ -111,9 +109,7 @@ def forget_mark(trace: Path, target: str) -> bool:
 
 
 class Turn:
-    """The lock for shipping a trace file to a target. Other shippers wait, only so that the work is not done
-    twice. Concurrent shipping would be harmless.
-    """
+    """The lock for shipping a trace file to a target. It only prevents that work is done twice."""
 
     def __init__(self, trace: Path, target: str) -> None:
         self._path = trace.with_name(f"{trace.name}.shipper-{_short(target)}.lock")
@@ -153,9 +149,7 @@ class Backlog(msgspec.Struct, frozen=True):
     target: str
     """The name of the shared store, without user and password."""
     behind: int
-    """The number of waiting events."""
     erasures: int
-    """The number of waiting deletions."""
     shipped_us: int
     """The time at which events were last sent, in microseconds UTC; 0 if never."""
     failing: str
@@ -188,12 +182,8 @@ _BATCH_EVENTS = 256
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The trace file of a shipper of this machine."""
-
     file: str
-    """The path of the trace file."""
     target: str
-    """The name of the shared store."""
 
 
 class RegisteredFiles:

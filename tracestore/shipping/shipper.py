@@ -13,7 +13,7 @@ import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Event
+from callboard.bus.events import Event
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 
@@ -50,13 +50,10 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Read the events after a position, send them, and report the result with `ShippingPlan.sent` or
-    `ShippingPlan.unstorable`.
-    """
+    """Read and send the events after a position, and report the result to the `ShippingPlan`."""
 
     after: Position
     limit: int
-    """The largest number of events."""
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -82,7 +79,6 @@ class ShippingPlan:
         """The number of failures in a row."""
 
     def next(self, now: float) -> Step:
-        """Return the next step. `now` is the current time in seconds."""
         if self.state in ("resting", "retrying"):
             if now < self._until:
                 return Pause(self._until - now)
@@ -102,14 +98,11 @@ class ShippingPlan:
         self._limit = min(self._options.batch_events, self._limit * 2)
 
     def nothing_left(self, now: float) -> None:
-        """Record that there are no events after the position."""
         self.state, self.failures = "resting", 0
         self._until = now + self._options.look_seconds
 
     def unstorable(self, events: int, last: Position) -> bool:
-        """Record that the target permanently refuses an event of a batch. The next batches are smaller, to find
-        this event.
-        """
+        """Record that the target permanently refuses an event. Smaller batches then find this event."""
         if events > 1:
             self._limit = max(1, min(events, self._limit) // 2)
             return False

@@ -16,12 +16,12 @@ from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppen
 
 from ..sql.batches import STORED_COLUMNS, Batch
 from ..sql.call_rows import Values
-from ..sql.connection import Row, Statements, placeholders
+from ..sql.connection import Row, Statements, in_parts, placeholders
 from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined
 from ..sqlite.database import Database
-from ..sqlite.reader import WholeTrace
 from ..sqlite.schema import migrate
+from ..sqlite.trace_file import WholeTrace
 from .shipment import (
     EVENT_COLUMNS,
     QUOTE,
@@ -44,7 +44,6 @@ _AT_ONCE_EVENTS = 500
 _MOST_BYTES = 8_000_000
 """The size in bytes at which a shipment is sent, even with few events."""
 
-_AT_ONCE = 500
 _ERASURES_AT_ONCE = 200
 
 
@@ -62,7 +61,6 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self._database.path
 
     async def open(self) -> None:
@@ -83,9 +81,7 @@ class Source:
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
-        """Return the target's position if it belongs to this file. Otherwise return the start. Raises
-        StoreError.
-        """
+        """Return the target's position if it belongs to this file, or else the start. Raises StoreError."""
         if position == START:
             return START
         await self.open()
@@ -98,9 +94,8 @@ class Source:
     async def endings(self, runs: Iterable[str]) -> dict[str, Ending]:
         """Return the ends of the given runs, without runs that have not ended. Raises StoreError."""
         await self.open()
-        run_ids, found = list(runs), {}
-        for begin in range(0, len(run_ids), _AT_ONCE):
-            part = run_ids[begin : begin + _AT_ONCE]
+        found = {}
+        for part in in_parts(list(runs)):
             for run_id, ended_us, ending in await self._database.read(
                 "SELECT run_id, ended_us, ending FROM runs"
                 f" WHERE ended_us IS NOT NULL AND run_id IN ({placeholders(len(part))})",
@@ -174,9 +169,7 @@ def _shipment(
 
 
 def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
-    """Return the events after event number `after` from memory, or None unless they are exactly the last written
-    events of the file.
-    """
+    """The events after event number `after` from memory; None unless they are the last written events."""
     ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
     if first_run != last_run:
         return None
@@ -335,9 +328,7 @@ _WIDTH = len(STORED_COLUMNS)
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A batch of events of one run that was written to the file, in the order of the events' numbers in the
-    file.
-    """
+    """A batch of events of one run, in the order of the events' numbers in the file."""
 
     run: int
     """The number of the run in the file."""
@@ -347,7 +338,6 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """The rows that are derived from the batch's events."""
     size: int
     """The length of the events' data, in characters."""
 
@@ -373,7 +363,11 @@ class Recent:
 
     def behind(self, position: Position) -> Sequence[Written]:
         """The events after a position that are in memory. Batches before the position are dropped."""
-        places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
+        places = [
+            place
+            for place, batch in enumerate(self._batches)
+            if batch.run_id == position.run_id and batch.seqs[-1] <= position.seq
+        ]
         for _ in range(places[-1] + 1 if places else 0):  # batches are in the order of the file
             self._drop_first()
         return tuple(self._batches)
@@ -387,10 +381,6 @@ class Recent:
         first = self._batches.popleft()
         self._events -= len(first.seqs)
         self._size -= first.size
-
-
-def _is_before(batch: Written, position: Position) -> bool:
-    return batch.run_id == position.run_id and batch.seqs[-1] <= position.seq
 
 
 def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[int]) -> list[Written]:

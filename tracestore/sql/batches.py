@@ -10,9 +10,9 @@ from typing import Any, Self
 import anyio.lowlevel
 from msgspec.structs import astuple
 
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import LlmCallFailed
 from callboard.bus.events.codec import topic_of
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..codec import encode_events
@@ -52,9 +52,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.events: Values = []
-        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name instead of its
-        number.
-        """
+        """The values of `STORED_COLUMNS`, row after row. Until `write`, a run is stored by its name."""
         self.projection = Projection()
         """The rows of other tables that are derived from the events."""
         self.runs: list[RunSpan] = []
@@ -159,9 +157,7 @@ _MESSAGE = "the process died before this call ended. Its usage and cost are at b
 
 
 def _goes_on(call: str) -> str:
-    """The SQL condition that a call's reply is generated in the background. Such a call continues after its
-    process ends.
-    """
+    """The SQL condition that a call's reply is made in the background, so it continues after its process."""
     return (
         f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
         f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"

@@ -10,8 +10,8 @@ import msgspec
 
 from callboard.bus.clock import US_PER_DAY, iso_day, to_us
 from callboard.bus.errors import ErrorClass
+from callboard.bus.events import Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
-from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, TokenUsage, UsageSource
 
 from ..call_columns import COLUMNS, DIMENSIONS, IMPORTED, OWN, CallFilter, Column
@@ -39,9 +39,7 @@ _COST_FIELDS = {
 
 
 def cost_columns(prefix: str) -> tuple[str, ...]:
-    """The columns of a cost. The prefix is ``cost`` for the cost at call time, or ``now`` for the requested
-    cost.
-    """
+    """The columns of a cost: ``cost`` at call time, or ``now`` for the requested cost."""
     return tuple(f"{prefix}_{name}" for name in _COST_FIELDS)
 
 
@@ -233,15 +231,12 @@ REVISION = len(_SHARED) + len(_ENDED) + _IMPORT.columns.index("revision")
 
 
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a started call. In this and the following functions, `run` is the run's number or a
-    placeholder.
-    """
+    """The row of a started call. In this and the next functions, `run` is a run's number or a placeholder."""
     shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
     return [*shared, *_START.values(event), ts_us]
 
 
 def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a completed call."""
     row = _ended(event, identity, run, ts_us, "completed")
     row += _COMPLETION.values(event)
     attempt = identity[ATTEMPT]
@@ -251,7 +246,6 @@ def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_
 
 
 def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: int) -> Values:
-    """The row of a failed call."""
     status = "cancelled" if event.error_class == ErrorClass.CANCELLED else "failed"
     row = _ended(event, identity, run, ts_us, status)
     row += _FAILURE.values(event)
@@ -455,10 +449,7 @@ _TAG = "tag:"
 
 
 class Grouping(msgspec.Struct, frozen=True):
-    """Dimensions of calls as SQL."""
-
     by: tuple[str, ...]
-    """The dimensions as requested."""
     columns: str
     """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]

@@ -14,7 +14,7 @@ from ..reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, Sess
 from .call_rows import CURRENT_NANO, condition, usage_unknown
 from .connection import Database, PricingDialect, SqlValue, Statements, TemporaryTable, placeholders
 from .pricing import Pricer
-from .sums import Difference, current_runs
+from .sums import KEY, REPRICED, Difference, added, current_runs
 
 # --- The sums of a repricing ---
 #
@@ -129,6 +129,23 @@ def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: It
     statements.run_many(_ADD_SUMS.format(table=table), rows)
 
 
+_ADD_REPRICED = added(
+    *("repriced_sums", ("run", *KEY), REPRICED), f"VALUES ({placeholders(1 + len(KEY) + len(REPRICED))})"
+)
+
+
+def add_repriced(statements: Statements, run_id: int, groups: Iterable[Group]) -> None:
+    """Add the differences of a run's new costs to the costs at call time to `repriced_sums`."""
+    rows: list[list[SqlValue]] = [
+        [
+            *(run_id, of.day, of.provider, of.model),
+            *(of.calls, of.after - of.at_call, of.unpriced - of.unpriced_at_call),
+        ]
+        for of in groups
+    ]
+    statements.run_many(_ADD_REPRICED, rows)
+
+
 def add_up_again(statements: Statements, run_id: int) -> None:
     """Recalculate the sums of a run from its costs and the current costs, before the run becomes current."""
     ((by_session,),) = statements.run("SELECT by_session FROM reprice_run WHERE id = ?", (run_id,))
@@ -152,14 +169,11 @@ _SELECT_TOTALS = ", ".join(f"coalesce({total}, 0)" for total in _TOTALS.values()
 
 
 def total_of(statements: Statements, table: SumTable, run_id: int) -> RepriceSums:
-    """The sums of a run over all its calls."""
     (row,) = statements.run(f"SELECT {_SELECT_TOTALS} FROM {table} WHERE run = ?", (run_id,))
     return RepriceSums(**dict(zip(_TOTALS, row, strict=True)))
 
 
 async def sums_of_run(database: Database, table: SumTable, run_id: int) -> ComparedSums:
-    """The sums of a run, with the lines of its report."""
-
     async def lines(column: str, order: str) -> list[tuple[str, dict[str, int]]]:
         groups = f"GROUP BY {column} HAVING sum(calls) > 0 ORDER BY {order}"
         rows = await database.read(
@@ -202,7 +216,6 @@ _TABLES = (
 
 
 def prepare(statements: Statements) -> None:
-    """Create the temporary tables, or empty them."""
     dialect = statements.dialect.pricing
     for table in _TABLES:
         for sql in (*dialect.made(table), dialect.emptied(table.name)):

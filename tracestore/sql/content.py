@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.log import Log
 from callboard.bus.values.messages import Message, SessionSetup
 
@@ -35,12 +35,39 @@ from ..writing.content import (
     setup_of,
 )
 from .call_rows import tags_of
-from .connection import Database, Row, SqlValue, Statements, greater
+from .connection import Row, Statements, greater
 from .events import branch, is_anothers, is_recorded
 
 _log = Log("tracestore.content")
 
 # --- Writing content ---
+
+# An existing body is written again, so that a concurrent deletion detects the new use.
+ENTER_BODY = f"""
+    INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
+    ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
+"""
+ENTER_SETUP = """
+    INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld, epoch)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (session_id) DO UPDATE SET
+        run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
+        hash = excluded.hash, withheld = excluded.withheld, epoch = excluded.epoch
+     WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
+"""
+DROP_REPLACED_MESSAGES = (
+    "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)"
+)
+"""Deletes the messages that a setup has replaced. The parameters are its session, history, run and seq."""
+
+MESSAGE_COLUMNS = "session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch"
+REPLACE_MESSAGE = """
+    ON CONFLICT (session_id, position) DO UPDATE SET
+        run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
+        message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld,
+        epoch = excluded.epoch
+     WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
+"""
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
@@ -74,13 +101,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
-    statements.run_many(  # an existing body is written again, so that a concurrent deletion detects the new use
-        f"""
-        INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-        ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
-        """,
-        [(digest, last_us[digest], body) for digest, body in bodies.items()],
-    )
+    statements.run_many(ENTER_BODY, [(digest, last_us[digest], body) for digest, body in bodies.items()])
 
 
 def _can_be_dropped(
@@ -125,19 +146,14 @@ def _insert_message(
 ) -> None:
     message, (run, seq, ts_us) = event.message, moment
     statements.run(
-        """
-        INSERT INTO session_messages
-               (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch)
+        f"""
+        INSERT INTO session_messages ({MESSAGE_COLUMNS})
         SELECT :session, :position, :run, :seq, :ts, :hash, :message_id, :metadata, :withheld, :epoch
          WHERE NOT EXISTS (
                    SELECT 1 FROM session_setups
                     WHERE session_id = :session AND history <= :position AND run = :run AND seq > :seq
                )
-        ON CONFLICT (session_id, position) DO UPDATE SET
-            run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
-            message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld,
-            epoch = excluded.epoch
-         WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
+        {REPLACE_MESSAGE}
         """,
         {
             "session": session_id,
@@ -172,29 +188,14 @@ def _insert_setup(
     digest: bytes | None,
     withheld: str | None,
 ) -> None:
-    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld, event.epoch]
-    statements.run(
-        """
-        INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld, epoch)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-        ON CONFLICT (session_id) DO UPDATE SET
-            run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
-            hash = excluded.hash, withheld = excluded.withheld, epoch = excluded.epoch
-         WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
-        """,
-        values,
-    )
-    statements.run(
-        "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
-        (session_id, 0 if event.begins else event.history, *moment[:2]),
-    )
+    statements.run(ENTER_SETUP, (session_id, *moment, event.history, digest, withheld, event.epoch))
+    statements.run(DROP_REPLACED_MESSAGES, (session_id, 0 if event.begins else event.history, *moment[:2]))
 
 
 # --- Reading content ---
 
 
 def load_session(statements: Statements, session_id: str) -> SavedSession | None:
-    """A session as stored; None if it is not stored."""
     setups = statements.run(
         "SELECT history, hash, withheld FROM session_setups WHERE session_id = ?", (session_id,)
     )
@@ -209,7 +210,7 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         return None
     session_rows = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
     tags, name = session_rows[0] if session_rows else (None, None)
-    fetch = _Fetch(statements)
+    fetch = BodyReader(statements)
     setup, withheld, missing = None, None, []
     if setups:
         ((history, digest, withheld),) = setups
@@ -253,21 +254,7 @@ A call that was in progress when its process was killed doesn't count, because i
 """
 
 
-async def was_answered(database: Database, session_id: str) -> bool:
-    """Whether a call of a stored session completed, or may have been answered before its process was killed."""
-    return bool(
-        await database.read(
-            """
-            SELECT 1 FROM sessions AS s JOIN calls AS c ON c.session_id = s.session_id
-             WHERE s.session_id = ? AND (c.status = 'completed' OR c.error_class = 'process_lost')
-             LIMIT 1
-            """,
-            (session_id,),
-        )
-    )
-
-
-class _Fetch:
+class BodyReader:
     """Reads bodies by hash, each once. Raises KeyError for a body that is not stored."""
 
     def __init__(self, statements: Statements) -> None:
@@ -283,7 +270,9 @@ class _Fetch:
         return self._bodies[digest]
 
 
-def _setup(digest: bytes | None, withheld: str | None, fetch: _Fetch) -> tuple[SessionSetup | None, str | None]:
+def _setup(
+    digest: bytes | None, withheld: str | None, fetch: BodyReader
+) -> tuple[SessionSetup | None, str | None]:
     if digest is None:
         return None, withheld or _EXPIRED
     try:
@@ -294,7 +283,7 @@ def _setup(digest: bytes | None, withheld: str | None, fetch: _Fetch) -> tuple[S
         return None, f"can't be read by this version ({error})"
 
 
-def _message(row: Row | None, fetch: _Fetch) -> tuple[Message | None, str | None]:
+def _message(row: Row | None, fetch: BodyReader) -> tuple[Message | None, str | None]:
     if row is None:
         return None, _EXPIRED
     _, digest, message_id, metadata, withheld = row

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from itertools import islice
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
-from callboard.bus.clock import to_us
+from callboard.bus.events import Envelope
 from callboard.bus.events.codec import decode_event
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.log import Log
 from callboard.bus.values.usage import Cost, CostSource
 
 from ..rows import CountedCall, OpenReply, StoredBatch, StoredJob, StoredSubmission
 from .call_rows import USAGE_COLUMNS, cost_columns, cost_of, tags_of, usage_of
-from .connection import Database, Dialect, Row, Sql, SqlValue, Statements, at_most, greater, lesser
+from .connection import Database, Row, SqlValue, Statements, greater, in_parts, lesser, placeholders
 
 # --- Numbers of runs ---
 
@@ -91,9 +88,7 @@ _ENTER = f"""
 
 
 def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, tuple[int, int]]:
-    """The smallest and the largest value for each name. `names` and `values` have the same length. A name of None
-    is skipped.
-    """
+    """The smallest and the largest of the values of each name. A name of None is skipped."""
     if len(set(names)) == 1 and names[0] is not None:
         return {names[0]: (min(values), max(values))}
     found: dict[_Name, list[int]] = {}
@@ -159,12 +154,7 @@ def is_recorded(
 
 
 def branch(
-    statements: Statements,
-    session_id: str,
-    name: str,
-    moment: tuple[int, int, int],
-    history: int,
-    epoch: int,
+    statements: Statements, session_id: str, name: str, moment: tuple[int, int, int], history: int, epoch: int
 ) -> str:
     """Create a session for a run's own continuation (a branch), and return its id. The branch starts with the
     messages before the run's first message. If the owner wrote the last of these messages, the owner may have
@@ -226,20 +216,6 @@ def claim(statements: Statements, session_id: str, run: int, seq: int, history: 
     )
 
 
-async def owner(database: Database, session_id: str, run_id: str) -> tuple[str | None, int]:
-    """The run that owns a session, or None, and the last committed number of `run_id`."""
-    ((name, committed),) = await database.read(
-        """
-        SELECT (SELECT r.run_id
-                  FROM session_setups AS s JOIN runs AS r ON r.id = s.run
-                 WHERE s.session_id = ?),
-               coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)
-        """,
-        (session_id, run_id),
-    )
-    return name, int(committed)
-
-
 # --- Reading events ---
 
 
@@ -250,63 +226,13 @@ COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not 
 }
 """The columns for the fields of an envelope, and for the topic, which is needed to decode the event."""
 
-_tags = msgspec.json.Decoder(dict[str, str])
-
-
-def events_query(
-    dialect: Dialect,
-    *,
-    run_id: str | None,
-    session_id: str | None,
-    request_id: str | None,
-    topic: str | None,
-    since: int | datetime | None,
-    until: int | datetime | None,
-    after_id: int,
-    limit: int | None,
-) -> Sql:
-    """The query for stored events. Each row is the event's number, then the columns that `envelope` expects."""
-    conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
-    filters = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
-    conditions += [(sql, value) for sql, value in filters.items() if value is not None]
-    if topic is not None:
-        conditions.append(dialect.like_topic("e.topic", topic))
-    if since is not None:
-        conditions.append(("e.ts_us >= ?", to_us(since)))
-    if until is not None:
-        conditions.append(("e.ts_us < ?", to_us(until)))
-    limited, most = at_most(limit)
-    sql = f"""
-        SELECT e.id, {", ".join(COLUMNS.values())}
-          FROM events AS e
-          JOIN runs AS r ON r.id = e.run
-         WHERE {" AND ".join(sql for sql, _ in conditions)}
-         ORDER BY e.id
-         {limited}
-    """
-    return sql, [*(value for _, value in conditions), *most]
-
-
-RUN_EVENTS = f"""
-    SELECT {", ".join(COLUMNS.values())}
-      FROM events AS e
-      JOIN runs AS r ON r.id = e.run
-     WHERE r.run_id = ? AND e.seq > ?
-     ORDER BY e.seq
-     LIMIT ?
-"""
-"""The query for some events of one run after a number, as the columns that `envelope` expects."""
-
-RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL OR last_us >= ?"
-"""The query for the positions of the runs that are in progress, or were in progress at a given time."""
-
 
 def envelope(row: Row) -> Envelope:
-    """Convert a row of `events_query` without its number. The event of an unknown topic is an `UnknownEvent`."""
+    """The event in the values of `COLUMNS`. An event of an unknown topic is an `UnknownEvent`."""
     fields = dict(zip(COLUMNS, row, strict=True))
     fields["data"] = decode_event(fields.pop("topic"), fields["data"])
     if fields["tags"] is not None:
-        fields["tags"] = _tags.decode(fields["tags"])
+        fields["tags"] = tags_of(fields["tags"])
     return Envelope(**fields)
 
 
@@ -330,11 +256,7 @@ class _Accepted(msgspec.Struct):
     response_id: str
 
 
-_decode_reply = msgspec.json.Decoder(_Accepted).decode
-
-
 async def open_replies(database: Database, session_id: str | None, *, owned: bool) -> list[OpenReply]:
-    """The background replies of ended processes, in the order of their calls."""
     of_session = "" if session_id is None else " AND c.session_id = ?"
     of_ended = "" if owned else " AND r.ended_us IS NOT NULL"
     sql = f"{_OPEN}{of_session}{of_ended} ORDER BY c.id"
@@ -350,7 +272,7 @@ async def open_replies(database: Database, session_id: str | None, *, owned: boo
             key=key,
             tags=tags_of(tags) or None,
             started_us=started_us or 0,
-            response_id=_decode_reply(data).response_id,
+            response_id=msgspec.json.decode(data, type=_Accepted).response_id,
         )
         for request_id, attempt, session, turn_id, message_id, model, key, tags, started_us, data in rows
         if data is not None
@@ -407,7 +329,6 @@ BATCH_EVENTS = (
 )
 PART_ENDED = "SELECT 1 FROM events WHERE request_id = ? AND topic = 'batch.part_ended' LIMIT 1"
 LATEST_BATCHES = "SELECT request_id FROM events WHERE topic = 'batch.planned' ORDER BY id DESC LIMIT ?"
-_CHUNK = 500
 
 
 class _BatchFields(msgspec.Struct):
@@ -430,11 +351,9 @@ class _BatchFields(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_BatchFields).decode
-_decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 
 
 async def batch(database: Database, batch_id: str) -> StoredBatch | None:
-    """The stored data of a batch; None if nothing is stored."""
     found: StoredBatch | None = None
     for topic, ts_us, tags, data in await database.read(BATCH_EVENTS, (batch_id,)):
         parsed = _decode(data)
@@ -448,7 +367,7 @@ async def batch(database: Database, batch_id: str) -> StoredBatch | None:
                 planned_us=ts_us,
                 request_ids=parsed.request_ids,
                 key=parsed.key,
-                tags=None if tags is None else _decode_tags(tags),
+                tags=None if tags is None else tags_of(tags),
             )
         elif found is not None:
             found = _with_event(found, topic, parsed)
@@ -483,29 +402,20 @@ async def _with_ends(database: Database, found: StoredBatch) -> StoredBatch:
 
 
 async def batches(database: Database, limit: int) -> list[StoredBatch]:
-    """The latest batches, the latest first."""
     found = [await batch(database, str(row[0])) for row in await database.read(LATEST_BATCHES, (limit,))]
     return [each for each in found if each is not None]
 
 
 async def counted_calls(database: Database, request_ids: Sequence[str]) -> dict[str, CountedCall]:
-    """The given calls that have ended, by their ids."""
     columns = ", ".join([*USAGE_COLUMNS, *cost_columns("cost")])
     counted: dict[str, CountedCall] = {}
-    for chunk in _chunks(request_ids):
-        marks = ", ".join("?" * len(chunk))
+    for some in in_parts(request_ids):
         sql = (
             f"SELECT request_id, error_type, {columns} FROM calls"
-            f" WHERE request_id IN ({marks}) AND status <> 'started' ORDER BY attempt"
+            f" WHERE request_id IN ({placeholders(len(some))}) AND status <> 'started' ORDER BY attempt"
         )
-        for request_id, error_type, *values in await database.read(sql, chunk):
+        for request_id, error_type, *values in await database.read(sql, some):
             width = len(USAGE_COLUMNS)
             cost, usage = cost_of(tuple(values[width:])), usage_of(values[:width])
             counted[request_id] = CountedCall(cost, usage, error_type)
     return counted
-
-
-def _chunks(values: Sequence[str]) -> Iterable[list[str]]:
-    rest = iter(values)
-    while chunk := list(islice(rest, _CHUNK)):
-        yield chunk

@@ -90,15 +90,16 @@ Tags and the host's own events are kept, because they are not captured content.
 _OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WHERE session_id = ?))"
 
 
+def _of_origin(origin: str | None) -> tuple[str, list[str]]:
+    """The SQL condition that limits rows to the runs of a shipped file, and its parameters."""
+    return ("", []) if origin is None else (" AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [origin])
+
+
 def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
-    """Erase the texts in the events and the calls of a session, but not their figures. The caller holds a
-    transaction.
-    """
-    where, values = _OF_SESSION, [session_id, session_id]
-    calls, of_calls = "session_id = ?", [session_id]
-    if origin is not None:
-        runs = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)"
-        where, values, calls, of_calls = where + runs, [*values, origin], calls + runs, [*of_calls, origin]
+    """Erase the texts in a session's events and calls, but not their figures. The caller holds a transaction."""
+    of_origin, more = _of_origin(origin)
+    where, values = f"{_OF_SESSION}{of_origin}", [session_id, session_id, *more]
+    calls, of_calls = f"session_id = ?{of_origin}", [session_id, *more]
     after = 0
     while after := _erase_some(statements, where, values, after, keeps_tags=False):
         pass
@@ -123,18 +124,14 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
     """Erase texts from before a given time, in some events. The caller holds a transaction."""
-    where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
-    values: list[SqlValue] = [before_us, *WORDY]
-    if origin is not None:
-        where, values = where + " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [*values, origin]
-    return _erase_some(statements, where, values, after, keeps_tags=True)
+    of_origin, more = _of_origin(origin)
+    where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))}){of_origin}"
+    return _erase_some(statements, where, [before_us, *WORDY, *more], after, keeps_tags=True)
 
 
 def forget_names(statements: Statements, before_us: int, origin: str | None = None) -> None:
     """Erase names of sessions and texts of errors from before a given time. The caller holds a transaction."""
-    of_origin, more = "", []
-    if origin is not None:
-        of_origin, more = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [origin]
+    of_origin, more = _of_origin(origin)
     with statements.erasing():
         statements.run(
             f"""
@@ -372,13 +369,22 @@ def erasures_after(statements: Statements, number: int, limit: int) -> list[Eras
         "SELECT id, key, at_us, event, session_id, before_us, runs FROM erasures WHERE id > ? ORDER BY id LIMIT ?",
         (number, limit),
     )
-    return [_erasure(row) for row in rows]
+    return [
+        Erasure(
+            key=key,
+            at_us=at_us,
+            number=number,
+            event=event,
+            session_id=session_id,
+            before_us=before_us,
+            runs=msgspec.json.decode(runs, type=tuple[str, ...]),
+        )
+        for number, key, at_us, event, session_id, before_us, runs in rows
+    ]
 
 
 def next_boundary(statements: Statements, event: int) -> int | None:
-    """The number of the last event before the next deletion of a session, searched from an event on. None if there
-    is no such deletion.
-    """
+    """The number of the last event before the next deletion of a session, from an event on; None if none."""
     ((boundary,),) = statements.run(
         "SELECT min(event) FROM erasures WHERE session_id IS NOT NULL AND event >= ?", (event,)
     )
@@ -392,16 +398,3 @@ def erased_since(statements: Statements, event: int, sessions: Collection[str]) 
         (event, *sessions),
     )
     return {session_id for (session_id,) in rows}
-
-
-def _erasure(row: Row) -> Erasure:
-    number, key, at_us, event, session_id, before_us, runs = row
-    return Erasure(
-        key=key,
-        at_us=at_us,
-        number=number,
-        event=event,
-        session_id=session_id,
-        before_us=before_us,
-        runs=msgspec.json.decode(runs, type=tuple[str, ...]),
-    )

@@ -164,7 +164,6 @@ _ENDED_BADLY = "('failed', 'cancelled')"
 def spending(
     statements: Statements, queries: Sequence[SpendingQuery], run_id: str, *, without: Sequence[str] = ()
 ) -> Spending:
-    """The sums and the position of the trace, read from one snapshot."""
     ((committed,),) = statements.run(
         "SELECT coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)", (run_id,)
     )
@@ -275,7 +274,6 @@ _READERS = [(name, read) for name, column in COLUMNS.items() if (read := _reader
 
 
 def calls_query(where: CallFilter | None, under: str | None, limit: int | None, dialect: Dialect) -> Sql:
-    """The query for calls, newest first."""
     priced, values = with_cost(under, *condition(where or CallFilter(), dialect, NOW_NANO))
     limited, most = at_most(limit)
     sql = f"""
@@ -299,7 +297,6 @@ def calls_after_query(
 
 
 def call_row(row: Row) -> CallRow:
-    """Convert a row of `calls_query` to a CallRow."""
     named: dict[str, Any] = dict(zip(COLUMNS, row[1:_USAGE_AT], strict=True))
     for name, read in _READERS:
         named[name] = read(named[name])
@@ -345,7 +342,6 @@ _FIELDS = {
 async def sessions(
     database: Database, limit: int | None, tags: Mapping[str, str] | None = None
 ) -> list[SessionRow]:
-    """Sessions that have all the given tags, those with the latest event first."""
     runs = await database.look(current_runs)
     priced, _ = with_nano(cost_under(runs), "c.session_id IN (SELECT session_id FROM newest)")
     limited, most = at_most(limit)
@@ -405,7 +401,6 @@ _MEASURES = (
 
 
 async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -> list[StatisticsRow]:
-    """The statistics of each group, the group with the most attempts first."""
     group = grouping(by, "c", database.dialect)
     counts = await _counts(database, where, by)
     latency, first_token, speed = [await _percentiles(database, where, group, *each) for each in _MEASURES]
@@ -482,7 +477,6 @@ _LATEST = ("error_type", "error_message", "provider_status", "provider_code", "r
 
 
 async def errors(database: Database, where: CallFilter) -> list[ErrorRow]:
-    """Failed attempts by class and model, the most frequent first."""
     which, values = condition(where, database.dialect)
     fields = {
         "error_class": "error_class",

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
-from callboard.bus.events.envelope import Event
 from callboard.bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 from callboard.bus.log import Log
 
@@ -46,10 +46,10 @@ from .call_rows import (
     usage_of,
     whole_row,
 )
-from .comparison import Group, add_to_sums, session_of
-from .connection import Insert, Row, SqlValue, Statements, greater, lesser, placeholders
+from .comparison import Group, add_repriced, add_to_sums, session_of
+from .connection import Insert, Row, SqlValue, Statements, greater, in_parts, lesser, placeholders
 from .pricing import table_of
-from .sums import add_repriced, current_runs
+from .sums import current_runs
 
 PROJECTED: frozenset[type[Event]] = frozenset(
     (
@@ -145,8 +145,6 @@ class Projection:
                 self._note_session(session_id, event.current)
             case SessionRenamed():
                 self._note_session(session_id, name=event.name)
-            case _:
-                pass
 
     def complete(self) -> None:
         """Join the rows that belong together. Call this once, after the last `add`."""
@@ -263,9 +261,7 @@ class Projection:
             self._starts[call] = start
 
     def _joined(self, ends: list[Values]) -> list[Values]:
-        """Join rows of calls that start and end in these events. The rows are removed from the starts and from
-        `ends`.
-        """
+        """Join the rows of calls that start and end in these events, and remove them from starts and `ends`."""
         complete: list[Values] = []
         alone: list[Values] = []
         for end in ends:
@@ -279,7 +275,6 @@ class Projection:
 
 
 def joined(several: Iterable[Projection]) -> Projection:
-    """Join several complete projections."""
     result = Projection()
     for one in several:
         result.take_in(one)
@@ -288,7 +283,6 @@ def joined(several: Iterable[Projection]) -> Projection:
 
 
 def flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
-    """Join the values of rows to one flat list."""
     return list(chain.from_iterable(rows))
 
 
@@ -316,9 +310,6 @@ ROUNDED_US = 1_000_000
 
 The start is computed from the end and the rounded latency, and a clock may be set back.
 """
-
-_AT_ONCE = 500
-"""The number of calls that one statement reads."""
 
 _RUN_COLUMNS = "id, version, filter, replaced, base, by_session, finished_us, done"
 _RUNS = f"""
@@ -362,8 +353,7 @@ def add_late_costs(statements: Statements, ended: Sequence[tuple[str, int, int]]
     if not found:
         return
     names = [(request, attempt) for request, attempt, _ in ended]
-    for place in range(0, len(names), _AT_ONCE):
-        some = names[place : place + _AT_ONCE]
+    for some in in_parts(names):
         sql = _ENDED.format(names=", ".join(["(?, ?)"] * len(some)))
         ids = [number for (number,) in statements.run(sql, [value for name in some for value in name])]
         for run in (_Run(*row) for row in found if ids):
@@ -391,14 +381,7 @@ def _add_costs_of(statements: Statements, run: _Run, ids: Sequence[SqlValue]) ->
         return
     table = table_of(statements, run.version)
     groups = [_priced(statements, run, table, row) for row in rows]
-    add_repriced(
-        statements,
-        run.id,
-        [
-            (of.day, of.provider, of.model, 1, of.after - of.at_call, of.unpriced - of.unpriced_at_call)
-            for of in groups
-        ],
-    )
+    add_repriced(statements, run.id, groups)
     if run.finished_us is None:
         add_to_sums(statements, "reprice_sum", run.id, groups)
     for (above,) in statements.run("SELECT id FROM reprice_run WHERE base = ? AND finished_us IS NULL", (run.id,)):
@@ -424,8 +407,7 @@ def remove_outdated_costs(statements: Statements, corrections: Sequence[tuple[st
     found: dict[int, list[int]] = {}
     if not statements.run("SELECT 1 FROM reprice_run LIMIT 1"):
         return found
-    for place in range(0, len(corrections), _AT_ONCE):
-        some = corrections[place : place + _AT_ONCE]
+    for some in in_parts(corrections):
         sql = _OUTDATED.format(names=", ".join(["(?, ?)"] * len(some)))
         for call_id, run in statements.run(sql, [value for pair in some for value in pair]):
             found.setdefault(int(run), []).append(int(call_id))

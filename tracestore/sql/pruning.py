@@ -191,7 +191,6 @@ class Pruning(ABC):
         return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
-        """Delete captured content that no session uses any more."""
         old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
         if not old:
             return
@@ -257,17 +256,14 @@ class Pruning(ABC):
     @abstractmethod
     async def _sizes(self) -> tuple[int, int]:
         """The bytes in use, and the bytes on the disk."""
-        ...
 
     @abstractmethod
     async def _vacuum(self) -> None:
         """Rewrite the whole database without gaps. Writers wait until this ends."""
-        ...
 
     @abstractmethod
     async def _give_back(self) -> None:
         """Return free space to the disk, if that is possible without making writers wait."""
-        ...
 
 
 def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, SqlValue]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from .call_rows import condition
 from .comparison import (
     SumTable,
     UncountedCalls,
+    add_repriced,
     add_to_sums,
     add_up_again,
     change_of,
@@ -29,22 +31,21 @@ from .comparison import (
     with_counts,
 )
 from .connection import Database, Statements, greater
-from .pricing import Pricer, current_version, save_table, stored_table
-from .sums import Difference, RepricedGroup, add_repriced, current_runs, difference, make_current
+from .pricing import Pricer, current_version, save_table
+from .sums import Difference, current_runs, difference, make_current
 
 # --- Repricing stored calls ---
 #
 # A repricing works on sets of calls, and only adds rows.
 #
-# 1. Calls name their model in many ways. Each distinct name is resolved once, in Python, into segments
-# (`pricing`). A segment is a range of time and size with one price row. Segments are stored in a temporary table.
+# 1. Each distinct name of a model is resolved once, in Python, into segments in a temporary table (see `pricing`).
 # 2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, are stored in
-# a temporary table and copied from there into the trace. The costs are summed at the same time (`comparison`), so
-# the large rows of the calls are read once. Other writers work between these transactions. 3. Calls that started
-# during the run are also priced. The transaction that prices the last of them also makes the costs of this run the
-# current costs. Until then no visible cost changes. Each transaction also stores the progress of the run, so
-# `resume` continues there and ends with the same report. 4. A call that started before the end of the run, and
-# ends later, gets its cost in the transaction of its end.
+#    a temporary table and copied from there into the trace. The costs are summed at the same time (`comparison`),
+#    so the large rows of the calls are read once. Other writers work between these transactions.
+# 3. Calls that started during the run are also priced. The transaction that prices the last of them also makes the
+#    costs of this run the current costs. Until then no visible cost changes. Each transaction also stores the
+#    progress of the run, so `resume` continues there and ends with the same report.
+# 4. A call that started before the end of the run, and ends later, gets its cost in the transaction of its end.
 #
 # Events, costs at call time, and the costs of a run are never changed. The SQL follows `PriceTable.explain` case
 # by case. A property test compares the two to the nano-dollar. A repricing of *some* calls changes only their
@@ -73,8 +74,6 @@ def _sum_table(dry: bool) -> SumTable:
 
 
 class Repricing:
-    """A repricing of a trace."""
-
     def __init__(
         self,
         database: Database,
@@ -111,7 +110,8 @@ class Repricing:
         while done < last:
             for low in range(done, last, CHUNK):
                 done = min(low + CHUNK, last)
-                await self._either(dry, self._chunk(run_id, low, done, dry))
+                price = partial(self._price, run_id=run_id, low=low, high=done, dry=dry)
+                await self._either(dry, price)
                 if self._progress is not None:
                     self._progress(done, last)
             last = await self._either(True, _last_call)
@@ -148,71 +148,50 @@ class Repricing:
             return 0, last
         table, where, now = self._table, self._where, self._clock.now_us()
         save_table(statements, table, now)
-        run_id = begin(statements, table.version, where, now, last, by_session=self._by_session)
+        ((run_id,),) = statements.run(
+            """
+            INSERT INTO reprice_run (version, filter, started_us, last_call, by_session, replaced)
+            VALUES (?, ?, ?, ?, ?, ?)
+            RETURNING id
+            """,
+            (
+                *(table.version, msgspec.json.encode(where).decode(), now, last, int(self._by_session)),
+                _encoded(current_runs(statements)),
+            ),
+        )
         if where == CallFilter() and not self._by_session:
             start_from_base(statements, run_id)
-        return run_id, last
-
-    def _chunk(self, run_id: int, low: int, high: int, dry: bool) -> Callable[[Statements], None]:
-        return lambda statements: self._price(statements, run_id, low, high, dry)
+        return int(run_id), last
 
     def _price(self, statements: Statements, run_id: int, low: int, high: int, dry: bool) -> None:
-        """Price one chunk of calls, and add the costs before and after to the sums. Unless `dry`, store the new
-        costs.
-        """
+        """Price one chunk of calls, and add its costs to the sums. Unless `dry`, store the new costs."""
         self._pricer.price(statements, low, high)
         groups = compared(statements, self._pricer, run_id, low, high)
         add_to_sums(statements, _sum_table(dry), run_id, groups)
         if dry:
             return
         statements.run(_KEEP, [run_id])
-        more: list[RepricedGroup] = [
-            (of.day, of.provider, of.model, of.calls, of.after - of.at_call, of.unpriced - of.unpriced_at_call)
-            for of in groups
-        ]
-        add_repriced(statements, run_id, more)
-        note_progress(statements, run_id, low, high)
+        add_repriced(statements, run_id, groups)
+        if not statements.change(
+            f"""
+            UPDATE reprice_run
+               SET done = :high, last_call = {greater("last_call", ":high")}
+             WHERE id = :run AND done = :low AND finished_us IS NULL
+            """,
+            {"run": run_id, "low": low, "high": high},
+        ):
+            raise StoreError(f"repricing {run_id} is being continued by another process. Nothing was changed")
 
     def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[UncountedCalls, str | None]:
         """Price the calls that were stored after `done`, and finish the run."""
         last = _last_call(statements)
         if done < last:
-            self._chunk(run_id, done, last, dry)(statements)
+            self._price(statements, run_id, done, last, dry)
         uncounted = count_uncounted(statements, self._where, by_session=self._by_session)
         previous = current_version(statements)
         if not dry:
             finish(statements, run_id, uncounted, self._clock.now_us())
         return uncounted, previous
-
-
-async def reprice(
-    database: Database,
-    clock: Clock,
-    table: PriceTable | str,
-    where: CallFilter,
-    *,
-    dry_run: bool,
-    as_model: str | None,
-    by_session: bool,
-    progress: OnProgress | None,
-) -> RepriceReport:
-    """See `tracestore.store.Repricing.reprice`."""
-    if isinstance(table, str):
-        table = await stored_table(database, table)
-    run = Repricing(database, clock, table, where, as_model, by_session=by_session, progress=progress)
-    return await run.run(dry=dry_run or as_model is not None)
-
-
-async def resume_reprice(
-    database: Database, clock: Clock, run_id: int | None, progress: OnProgress | None
-) -> RepriceReport:
-    """See `tracestore.store.Repricing.resume_reprice`."""
-    started = await interrupted(database, run_id)
-    table = await stored_table(database, started.version)
-    run = Repricing(
-        *(database, clock, table, started.where, None), by_session=started.by_session, progress=progress
-    )
-    return await run.resume(started)
 
 
 def _last_call(statements: Statements) -> int:
@@ -225,52 +204,14 @@ def _last_call(statements: Statements) -> int:
 # In between, the run stores its progress. An unfinished run was interrupted, or is in progress.
 
 
-def begin(
-    statements: Statements, version: str, where: CallFilter, now_us: int, last_call: int, *, by_session: bool
-) -> int:
-    """Store a new run, and return its number."""
-    ((run_id,),) = statements.run(
-        """
-        INSERT INTO reprice_run (version, filter, started_us, last_call, by_session, replaced)
-        VALUES (?, ?, ?, ?, ?, ?)
-        RETURNING id
-        """,
-        (
-            *(version, msgspec.json.encode(where).decode(), now_us, last_call, int(by_session)),
-            _encoded(current_runs(statements)),
-        ),
-    )
-    return int(run_id)
-
-
-def note_progress(statements: Statements, run_id: int, low: int, high: int) -> None:
-    """Record the progress of a run, in the transaction of the chunk.
-
-    Raises StoreError if another process has already recorded this progress.
-    """
-    if not statements.change(
-        f"""
-        UPDATE reprice_run
-           SET done = :high, last_call = {greater("last_call", ":high")}
-         WHERE id = :run AND done = :low AND finished_us IS NULL
-        """,
-        {"run": run_id, "low": low, "high": high},
-    ):
-        raise StoreError(f"repricing {run_id} is being continued by another process. Nothing was changed")
-
-
 def finish(statements: Statements, run_id: int, uncounted: UncountedCalls, now_us: int) -> None:
-    """Record the result of a run, and make its costs the current costs. Call this in the transaction of the run's
-    last calls.
-    """
-    run = _by_number(statements, run_id)
+    """Record a run's result and make its costs current, in the transaction of its last calls."""
+    (run,) = _runs(statements, "WHERE r.id = ?", (run_id,))
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)
+    is_stale = bool(statements.run("SELECT 1 FROM reprice_run WHERE id = ? AND add_up_again = 1", (run_id,)))
     _check(
-        statements,
-        run_id,
-        _changed(statements, replaced, after),
-        recounts=replaced != run.replaced or _is_stale(statements, run_id),
+        statements, run_id, _changed(statements, replaced, after), recounts=replaced != run.replaced or is_stale
     )
     sums = total_of(statements, "reprice_sum", run_id)
     statements.run(
@@ -289,10 +230,6 @@ def finish(statements: Statements, run_id: int, uncounted: UncountedCalls, now_u
     make_current(statements, after)
 
 
-def _is_stale(statements: Statements, run_id: int) -> bool:
-    return bool(statements.run("SELECT 1 FROM reprice_run WHERE id = ? AND add_up_again = 1", (run_id,)))
-
-
 def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) -> Difference:
     """The change of all current costs if other runs become current."""
     old, new = difference(statements, before), difference(statements, after)
@@ -300,9 +237,7 @@ def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) 
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, recounts: bool) -> None:
-    """Check the sums of a run, or recalculate them from its costs, because other processes may have changed the
-    trace during the run.
-    """
+    """Check the sums of a run, or recalculate them: other processes may have changed the trace meanwhile."""
     if not recounts and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
@@ -348,7 +283,6 @@ async def interrupted(database: Database, run_id: int | None) -> RepriceRun:
 
 
 async def history(database: Database) -> list[RepriceRun]:
-    """All repricings, the newest first."""
     return await database.look(lambda statements: _runs(statements, "ORDER BY r.id DESC"))
 
 
@@ -399,11 +333,6 @@ def _runs(statements: Statements, which: str = "", values: Sequence[int] = ()) -
 def _in_order_of_finish(statements: Statements) -> list[RepriceRun]:
     """The runs that finished, the latest first."""
     return _runs(statements, "WHERE r.finished_no IS NOT NULL ORDER BY r.finished_no DESC")
-
-
-def _by_number(statements: Statements, run_id: int) -> RepriceRun:
-    (run,) = _runs(statements, "WHERE r.id = ?", (run_id,))
-    return run
 
 
 def _encoded(runs: tuple[int, ...] | list[int]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from .call_rows import usage_unknown
-from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
+from .connection import Database, Statements, greater, placeholders
 
 # --- Sums of calls ---
 #
@@ -45,9 +45,7 @@ def flag(condition: str) -> str:
 
 
 def total_input(row: str) -> str:
-    """The SQL for all input tokens of a call. A sum beyond 64 bits is not an error: outside of SQLite, numeric has
-    no bounds.
-    """
+    """The SQL for all input tokens of a call. Outside of SQLite, numeric has no bounds, so no sum is an error."""
     return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
 
@@ -130,33 +128,27 @@ def sums(values: Iterable[str]) -> str:
 
 
 def keys(row: str) -> str:
-    """The columns of `KEY`, as a list."""
     return ", ".join(f"{row}.{name}" for name in KEY)
 
 
-def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
-    """The statement that adds new calls to the sums in `names`."""
-    # Read in the order of ids. The index on days would avoid sorting, but would read all calls.
-    values = summands("c")
-    return added(
-        *("call_sums", KEY, names),
-        f"""
-        SELECT {keys("c")}, {sums(values[name] for name in names)}
-          FROM {dialect.by_number("calls", "c")}
-         WHERE c.id > (SELECT up_to FROM summed_calls)
-         GROUP BY {keys("c")}
-        """,
-    )
-
-
 _LAST_CALL = "(SELECT coalesce(max(id), 0) FROM calls)"
-SUMMED_UP = f"UPDATE summed_calls SET up_to = {greater('up_to', _LAST_CALL)}"
 
 
 def sum_up(statements: Statements) -> None:
-    """Add the new calls to the sums."""
-    statements.run(sum_up_sql(SUMMED, statements.dialect))
-    statements.run(SUMMED_UP)
+    # Read in the order of ids. The index on days would avoid sorting, but would read all calls.
+    values = summands("c")
+    statements.run(
+        added(
+            *("call_sums", KEY, SUMMED),
+            f"""
+            SELECT {keys("c")}, {sums(values[name] for name in SUMMED)}
+              FROM {statements.dialect.by_number("calls", "c")}
+             WHERE c.id > (SELECT up_to FROM summed_calls)
+             GROUP BY {keys("c")}
+            """,
+        )
+    )
+    statements.run(f"UPDATE summed_calls SET up_to = {greater('up_to', _LAST_CALL)}")
 
 
 def not_summed_up(statements: Statements) -> int:
@@ -202,16 +194,6 @@ class SumKeeper:
 # `repriced_sums` has the differences of a run to the costs at call time, in sums over all its calls.
 
 
-RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""The values are day, provider, model, calls, difference and unpriced. `calls` is the number of calls that got a
-cost. `difference` is from their costs at call time to their new costs, in nano-USD. `unpriced` is the increase of
-the number of unpriced calls.
-"""
-
-RUN_KEY = ("run", *KEY)
-_ADD_REPRICED = added("repriced_sums", RUN_KEY, REPRICED, f"VALUES ({placeholders(len((*RUN_KEY, *REPRICED)))})")
-
-
 class Difference(NamedTuple):
     """The difference between some costs and the costs at call time, over all calls."""
 
@@ -221,19 +203,11 @@ class Difference(NamedTuple):
     """The increase of the number of unpriced calls."""
 
 
-def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedGroup]) -> None:
-    """Add new costs of a run to its sums, in the transaction that writes the costs."""
-    rows: list[list[SqlValue]] = [[run_id, *group] for group in groups]
-    statements.run_many(_ADD_REPRICED, rows)
-
-
 def current_runs(statements: Statements) -> list[int]:
-    """The current runs, in order."""
     return [int(run) for (run,) in statements.run("SELECT run FROM current_run ORDER BY position")]
 
 
 def make_current(statements: Statements, runs: Iterable[int]) -> None:
-    """Make these runs the current runs, in this order."""
     statements.run("DELETE FROM current_run")
     statements.run_many("INSERT INTO current_run (position, run) VALUES (?, ?)", enumerate(runs))
 

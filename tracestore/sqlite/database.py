@@ -82,7 +82,6 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The path, for messages."""
         return str(self.path)
 
     @property
@@ -178,7 +177,6 @@ class Database:
                 lock.close()
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
-        """Return all rows of one statement that writes nothing."""
         return await self._read(sql, parameters)
 
     async def _read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
@@ -232,9 +230,7 @@ class Database:
                         raise StoreError(f"{self.path}: {error}") from error
 
     async def _within(self, seconds: float, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` with a time limit that includes the wait for the thread. After the limit, SQLite interrupts
-        the work.
-        """
+        """Run `work` within a time limit that includes the wait for the thread. SQLite interrupts it then."""
         deadline = time.monotonic() + seconds
 
         def bounded(statements: Statements) -> _T:
@@ -244,9 +240,7 @@ class Database:
         return await shielded(in_thread(self._open_connection(), bounded))
 
     async def vacuum(self) -> None:
-        """Rewrite the file without gaps, so that later it can return free pages to the disk. Writers wait
-        meanwhile.
-        """
+        """Rewrite the file without gaps, so that it can later return free pages. Writers wait meanwhile."""
 
         def work(statements: Statements) -> None:
             statements.run("PRAGMA auto_vacuum = INCREMENTAL")
@@ -357,9 +351,7 @@ _reaper_lock = threading.Lock()
 
 
 def stop_at_exit(connection: aiosqlite.Connection) -> None:
-    """Stop a connection that is still open when the interpreter ends. The connection belongs to the calling
-    thread.
-    """
+    """Stop a connection of the calling thread that is still open when the interpreter ends."""
     global _reaper
     with _reaper_lock:
         _open_connections[connection] = threading.current_thread()

@@ -22,9 +22,7 @@ _TURN_SECONDS = 0.1
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file if it doesn't exist. Only the owner can read the file, from the moment of its
-    creation.
-    """
+    """Create an empty file if there is none. From its creation on, only the owner can read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -150,13 +148,10 @@ class FileLock:
         self._file = HeldFile(self._path, os.O_RDWR | os.O_CREAT)
 
     def try_acquire(self) -> bool:
-        """Take the lock immediately, or return False."""
         return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Repeat the attempt until it takes the lock. Raises StoreError if the lock is not free after some
-        seconds.
-        """
+        """Repeat the attempt until it takes the lock. Raises StoreError after some seconds."""
         # An attempt takes a microsecond and nearly always succeeds. Only a contended lock needs a wait.
         if await attempt():
             return
@@ -231,9 +226,7 @@ class RunLock:
     """
 
     def __init__(self, database: Path, run_id: str) -> None:
-        """Create the file and take the lock. Raises StoreError if that fails, or if the run is already in
-        progress.
-        """
+        """Create the file and take the lock. Raises StoreError, also if the run is already in progress."""
         self._path = run_lock_path(database, run_id)
         unborn = self._path.with_name(f"{database.name}.new-run-{run_id}")
         try:
@@ -266,19 +259,9 @@ class RunLock:
         self._file.close()
 
 
-class FreeRunLock:
-    """A lock on a run that no other process holds. This process holds it temporarily."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def remove(self) -> None:
-        remove_quietly(self._path)
-
-
 @contextlib.contextmanager
-def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
-    """Hold the lock of a stopped run. Yields None if the run is in progress, or if its file can't be opened.
+def free_run_lock(database: Path, run_id: str) -> Iterator[Path | None]:
+    """Hold the lock of a stopped run, and yield its file. Yields None if it is in progress or can't be locked.
 
     A run without a lock file is not in progress: the file exists from before the first write until the run's end.
     """
@@ -286,13 +269,13 @@ def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
     try:
         file = HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
-        yield FreeRunLock(path)
+        yield path
         return
     except OSError:
         yield None
         return
     try:
-        yield FreeRunLock(path) if file.try_lock() else None
+        yield path if file.try_lock() else None
     finally:
         file.close()
 

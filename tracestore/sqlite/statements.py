@@ -17,7 +17,6 @@ from callboard.bus.errors import StoreError, StoreUnavailable
 
 from ..prices.rows import MAX_INT64
 from ..prices.table import MOST_PICO
-from ..search import Term
 from ..sql.connection import Insert, Row, SqlValue, TemporaryTable, Unstorable
 from ..sql.connection import Statements as AnyStatements
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     import sqlite3
 
     import aiosqlite
+
+    from ..search import Term
 
 
 BUSY_TIMEOUT_MS = 5_000
@@ -37,7 +38,6 @@ def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> st
 
 
 def sqlite_version() -> str:
-    """The version of the SQLite library that Python uses."""
     import sqlite3
 
     return sqlite3.sqlite_version
@@ -53,9 +53,7 @@ def needs_file_lock() -> bool:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite about the file at `path` as StoreError, or as StoreUnavailable if they may be
-    temporary.
-    """
+    """Raise errors of SQLite as StoreError, or as StoreUnavailable if they may be temporary."""
     import sqlite3
 
     try:
@@ -98,9 +96,7 @@ class SqlitePricing:
     value = "d.value"
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
-        """Statements that make a temporary table. A table without a key has no column types either, because they
-        cost time.
-        """
+        """Make a temporary table. Without a key, it has no column types, because they cost time."""
         name, columns, key = table
         types = {column: "INTEGER" if of == "RATE" else of for column, of in columns.items()} if key else {}
         listed = [f"{column} {types.get(column, '')}" for column in columns]
@@ -196,9 +192,7 @@ class FilledColumns:
         self._narrowed: dict[Insert, tuple[Insert, list[int]]] = {}
 
     def only(self, insert: Insert, values: list[SqlValue]) -> tuple[Insert, list[SqlValue]]:
-        """Return an INSERT and its rows from the flat list `values`, without the columns that never had a
-        value.
-        """
+        """An INSERT and the flat list of its values, without the columns that never had a value."""
         width = len(insert.columns)
         rows = len(values) // width
         if not rows:
@@ -256,7 +250,7 @@ DROP = f"DROP TABLE IF EXISTS {TABLE}"
 
 
 class SqliteIndex:
-    """See `index.Index`."""
+    """SQLite's implementation of `tracestore.search.Index`."""
 
     missing = f"c.id NOT IN (SELECT id FROM {TABLE}_docsize)"
     join = f"JOIN {TABLE} AS s ON s.rowid = c.id"
@@ -295,9 +289,8 @@ def _unstorable() -> Iterator[None]:
     try:
         yield
     except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
-        raise Unstorable(
-            str(error)
-        ) from error  # the value is invalid text, exceeds 64 bits, or has an unsupported type
+        # the value is invalid text, exceeds 64 bits, or has an unsupported type
+        raise Unstorable(str(error)) from error
     except (sqlite3.IntegrityError, sqlite3.DataError) as error:
         raise Unstorable(str(error)) from error  # a value is missing, has the wrong type, or is too large
 
@@ -313,7 +306,6 @@ class Statements:
         self._erases = False
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
-        """Execute one statement and return all its rows."""
         return self._connection.execute(sql, parameters).fetchall()
 
     def first(self, sql: str, parameters: Sequence[SqlValue], limit: int) -> tuple[list[str], list[Row]]:
@@ -326,7 +318,6 @@ class Statements:
         return [column[0] for column in cursor.description or ()], cursor.fetchmany(limit)
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
-        """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
         return self._connection.execute(sql, parameters).rowcount
 
     def script(self, sql: str) -> None:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.events import Envelope
 
-from ..call_columns import CallFilter, SearchFilter
+from ..call_columns import SearchFilter
 from ..gateway import GatewayTables
 from ..prices.table import PriceTable
-from ..reports import Delivered, OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..rows import FoundMessage, ImportedFile, Revision
+from ..reports import Delivered, PruneReport, SqlResult, StoreCondition
+from ..rows import FoundMessage
 from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.events import RunSpan, claim
-from ..sql.imports import ImportConflict, note_import
 from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_events, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
-from .reader import WholeTrace, take_in
-from .trace_file import TraceFile
+from .trace_file import TraceFile, WholeTrace, select, take_in
+
+if TYPE_CHECKING:
+    from ..sql.pruning import Pruning
 
 
 class TraceStore(SqlStore):
@@ -66,7 +66,7 @@ class TraceStore(SqlStore):
         self._waiting = NOTHING_WAITS
         self._clock = clock
         self._file = TraceFile(self._database, clock)
-        # One repricing at a time, because a connection has only one set of temporary tables.
+        # A connection also has only one set of temporary tables.
         self._repricing = anyio.Lock()
 
     @classmethod
@@ -118,10 +118,6 @@ class TraceStore(SqlStore):
         return self
 
     async def _take_in(self, *, needed: bool = False) -> None:
-        """Store the events that dead processes left.
-
-        On failure, raise StoreError if `needed`, or else warn.
-        """
         found = await waiting_events(self.path) if waiting_files(self.path) else NOTHING_WAITS
         if found:
             await take_in(self.path)
@@ -146,16 +142,8 @@ class TraceStore(SqlStore):
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)
 
-    async def write_import(
-        self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
-    ) -> bool:
-        try:
-            await self._file.write(
-                envelopes, lambda statements: note_import(statements, envelopes, revisions, files)
-            )
-        except ImportConflict:
-            return False
-        return True
+    async def _write_with(self, envelopes: Sequence[Envelope], first: Callable[[Statements], None]) -> None:
+        await self._file.write(envelopes, first)
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         return named_lock(self.path, name)
@@ -167,8 +155,6 @@ class TraceStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .reader import select
-
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
@@ -186,22 +172,8 @@ class TraceStore(SqlStore):
 
         return await search(self._database, SqliteIndex(), where)
 
-    async def delete_session(self, session_id: str) -> bool:
-        from ..sql.expiry import delete_session
-
-        await self._take_in(needed=True)
-        found = await delete_session(self._database, session_id, self._clock.now_us())
+    async def _erased(self) -> None:
         await self._database.clear_gaps()
-        return found
-
-    async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.expiry import forget_content
-
-        before_us, now = to_us(before), self._clock.now_us()
-        await self._take_in(needed=True)
-        bodies = await forget_content(self._database, before_us, now)
-        await self._database.clear_gaps()
-        return bodies
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         return await self._database.quick_check(seconds)
@@ -214,58 +186,16 @@ class TraceStore(SqlStore):
     async def journal_mode(self) -> str:
         return await self._database.journal_mode()
 
-    async def prune(
-        self,
-        *,
-        before: int | datetime | None = None,
-        max_bytes: int | None = None,
-        dry_run: bool = False,
-        vacuum: bool = False,
-        progress: Callable[[PruneReport], object] | None = None,
-    ) -> PruneReport:
+    def _pruning(self, progress: Callable[[PruneReport], object] | None) -> Pruning:
         from .upkeep import FilePruning
 
-        moment = None if before is None else to_us(before)
-        if not dry_run:
-            await self._take_in()
-        pruning = FilePruning(self._database, progress)
-        try:
-            return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
-        finally:
-            if not dry_run:
-                self._file.numbers.forget()
+        return FilePruning(self._database, progress)
+
+    def _pruned(self) -> None:
+        self._file.numbers.forget()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         from .upkeep import backup
 
         await self._take_in()
         await backup(self.path, path, progress)
-
-    async def reprice(
-        self,
-        table: PriceTable | str,
-        *,
-        where: CallFilter | None = None,
-        dry_run: bool = False,
-        as_model: str | None = None,
-        by_session: bool = False,
-        progress: OnProgress | None = None,
-    ) -> RepriceReport:
-        from ..sql.repricing import reprice
-
-        async with self._repricing:
-            return await reprice(
-                *(self._database, self._clock, table, where or CallFilter()),
-                dry_run=dry_run,
-                as_model=as_model,
-                by_session=by_session,
-                progress=progress,
-            )
-
-    async def resume_reprice(
-        self, run_id: int | None = None, *, progress: OnProgress | None = None
-    ) -> RepriceReport:
-        from ..sql.repricing import resume_reprice
-
-        async with self._repricing:
-            return await resume_reprice(self._database, self._clock, run_id, progress)

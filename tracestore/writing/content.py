@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 from callboard.bus.log import Log
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
@@ -37,9 +37,7 @@ class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=Ses
     """A redacted message, with the content for the store."""
 
     withheld: str | None = None
-    """The reason why the content is not stored; None if it is stored. With a reason, the message has no
-    content.
-    """
+    """The reason why the content is not stored; None if it is stored. With a reason, there is no content."""
 
 
 class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
@@ -83,11 +81,7 @@ class Capture:
             return msgspec.structs.replace(
                 envelope,
                 data=CapturedSetup(
-                    history=data.history,
-                    begins=data.begins,
-                    setup=setup,
-                    withheld=withheld,
-                    epoch=data.epoch,
+                    history=data.history, begins=data.begins, setup=setup, withheld=withheld, epoch=data.epoch
                 ),
             )
         return envelope
@@ -208,9 +202,7 @@ Bodies: TypeAlias = dict[bytes, bytes]
 
 
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
-    """The hash of a message's body, and all bodies that the message consists of. Raises the errors of
-    `encode_json`.
-    """
+    """The hash of a message's body, and all its bodies. Raises the errors of `encode_json`."""
     bodies: Bodies = {}
     more: dict[str, object] = {} if message.name is None else {"name": message.name}
     if message.steers:
@@ -220,7 +212,6 @@ def bodies_of(message: Message) -> tuple[bytes, Bodies]:
 
 
 def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
-    """The hash and all bodies of a session's setup."""
     bodies: Bodies = {}
     return _keep(encode_json(setup), bodies), bodies
 
@@ -285,11 +276,8 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
     withheld: str | None = None
     """The reason why the content is not stored; None if it is stored."""
     message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the message, if the event has one."""
     metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the message's metadata, if it has any."""
     setup: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the session's setup, if the event has one."""
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
@@ -310,17 +298,12 @@ def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
 def unspilled(
     event: SessionMessageAppended | SessionConfigured, content: SpilledContent
 ) -> CapturedMessage | CapturedSetup:
-    """The captured event of a spilled line."""
     if isinstance(event, SessionConfigured):
         if not isinstance(content.setup, msgspec.Raw):
             raise ValueError("a line with a setup's content has no setup")
         setup = setup_of(bytes(content.setup))
         return CapturedSetup(
-            history=event.history,
-            begins=event.begins,
-            setup=setup,
-            withheld=content.withheld,
-            epoch=event.epoch,
+            history=event.history, begins=event.begins, setup=setup, withheld=content.withheld, epoch=event.epoch
         )
     if not isinstance(content.message, msgspec.Raw):
         raise ValueError("a line with a message's content has no message")

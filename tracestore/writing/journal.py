@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended
 from callboard.bus.log import Log
 from callboard.bus.streams.events import weigh_content
@@ -60,7 +60,6 @@ class Waiting:
         self.size = self.size - _weigh(oldest) if self._events else 0
 
     def drop_newest(self) -> Envelope:
-        """Remove and return the newest event."""
         newest = self._events.pop()
         self.size -= _weigh([newest])
         return newest
@@ -101,8 +100,6 @@ class JournalFull(OSError):
 
 
 class _Part:
-    """One of the two files."""
-
     def __init__(self, path: Path) -> None:
         self.file = LineFile(path)
         self.events = 0

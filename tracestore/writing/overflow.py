@@ -20,7 +20,7 @@ import anyio.to_thread
 import msgspec
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.log import Log
 
 from ..codec import decode_line, encode_line
@@ -171,7 +171,6 @@ class SpillFile:
 
 
 def spill_path(database: Path, run_id: str) -> Path:
-    """The path of the spill file of a run."""
     return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
 
 

@@ -28,7 +28,7 @@ import msgspec
 from callboard.bus.actor import WorkActor
 from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.operation import BudgetReserved, BudgetSettled, PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
 from callboard.bus.subscription import Lossless
@@ -113,9 +113,7 @@ class WriterCore:
         self._reason: str | None = None
         self._lost = 0
         self._lost_logged = 0
-        self._logged_at_close = (
-            0  # The number of lost events that were reported. A second `close` reports only later losses.
-        )
+        self._logged_at_close = 0  # the lost events that a `close` reported; a second one reports later losses
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._wake = anyio.Event()
@@ -214,7 +212,7 @@ class WriterCore:
             await self._wait()
             async with self._work:
                 await self._take_in()
-                if self._state == "ok" or self._due():
+                if self._state == "ok" or anyio.current_time() >= self._retry_at:
                     await self._attempt()
                 await self._park()
             after = self._take_over_after
@@ -267,9 +265,7 @@ class WriterCore:
             pass
 
     def _secured_to(self, mark: int) -> bool:
-        """Copy some of the waiting events. Return whether the events up to a mark are copied, or can't be
-        copied.
-        """
+        """Copy some waiting events. Return whether those up to a mark are copied, or can't be copied."""
         journal = self._journal
         if journal is None:
             return True
@@ -278,9 +274,7 @@ class WriterCore:
         return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
     async def adopted(self) -> bool:
-        """Wait until `run` has written the leftover events of earlier processes, or has failed. Return whether
-        they are written.
-        """
+        """Wait until `run` has handled the events of earlier processes. Return whether they are written."""
         await self._adopted.wait()
         return self._taken_over
 
@@ -305,9 +299,7 @@ class WriterCore:
                 self._journal.close()
 
     async def _wait(self) -> None:
-        """Wait until there are events to commit, and then a little longer, so that more events share the
-        commit.
-        """
+        """Wait for events to commit, and then a little longer, so that more events share the commit."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         options = self._options
@@ -337,9 +329,6 @@ class WriterCore:
             envelopes = [self._capture.apply(envelope) for envelope in envelopes]
         self._pending.add(envelopes)
         self._entered += len(envelopes)
-
-    def _due(self) -> bool:
-        return anyio.current_time() >= self._retry_at
 
     # --- Writing ---
 
@@ -414,21 +403,14 @@ class WriterCore:
 
         Return False if the store can't be written now.
         """
-        return await self._adopt_leftovers() and await self._end_lost_runs()
-
-    async def _adopt_leftovers(self) -> bool:
-        if self._database_path is None:
-            return True
         own_path = None if self._spill is None else self._spill.path
-        return await adopt_leftovers(
+        if self._database_path is not None and not await adopt_leftovers(
             self._database_path, self._write, own_path=own_path, batch_events=self._options.batch_events
-        )
-
-    async def _end_lost_runs(self) -> bool:
-        if self._close_lost is None:
-            return True
+        ):
+            return False
         try:
-            await self._close_lost()
+            if self._close_lost is not None:
+                await self._close_lost()
         except (StoreError, OSError) as error:
             _log.warning("lost_runs_not_ended", error=str(error))
             return False

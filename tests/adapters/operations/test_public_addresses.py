@@ -14,7 +14,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.transport import connection_pool
 from callboard.adapters.transport.addresses import is_public
 from callboard.adapters.transport.connection_pool import Origin, new_transport
-from callboard.adapters.transport.httpx_connections import PublicSockets
+from callboard.adapters.transport.httpx_transport import PublicSockets
 from callboard.adapters.transport.transport import HttpRequest
 from callboard.adapters.videos import VideoJob
 from callboard.bus.errors import StreamError

@@ -18,8 +18,7 @@ from callboard.bus import ConfigurationError, Envelope, LlmCallStarted, StoreErr
 from callboard.bus.clock import iso_moment
 from callboard.bus.values.usage import Cost, CostSource, CostSum, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
-from callboard.tracestore.export import FORMATS, Format, export_calls
-from callboard.tracestore.export.calls import COLUMNS
+from callboard.tracestore.export import COLUMNS, FORMATS, Format, export_calls
 from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.sql.sums import sum_up
 
@@ -444,7 +443,7 @@ async def test_parquet_has_typed_columns_and_the_same_values(
     store: Store, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times are timestamps in UTC, US dollars are exact decimals, and an unknown value is null."""
-    monkeypatch.setattr("callboard.tracestore.export.calls._ROW_GROUP", 3)
+    monkeypatch.setattr("callboard.tracestore.export._ROW_GROUP", 3)
     parquet = pytest.importorskip("pyarrow.parquet")
     await fill(store, make, 7)
     assert await export_calls(store, tmp_path / "calls.parquet", "parquet", page=2) == 7

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+from typing import IO, Final, Literal, TypeAlias, get_args
 
 import anyio
 import anyio.to_thread
@@ -26,12 +26,9 @@ from callboard.bus.clock import iso_moment
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.files import private_file
 
-from ..call_columns import COLUMNS as COLUMNS_OF_CALLS
-from ..call_columns import CallFilter, CallRow
-from ..store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .call_columns import COLUMNS as COLUMNS_OF_CALLS
+from .call_columns import CallFilter, CallRow
+from .store import Store
 
 Format: TypeAlias = Literal["csv", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -89,9 +86,7 @@ def _column(name: str) -> Column:
 
 
 def _at(path: str) -> Callable[[CallRow], Cell]:
-    """Return a function that reads a value from a row by its path. The function returns None if a part of the path
-    is missing.
-    """
+    """Return a function that reads a value from a row by its path, or None if a part of the path is missing."""
     outer, _, inner = path.partition(".")
     if not inner:
         return attrgetter(outer)
@@ -136,48 +131,27 @@ async def export_calls(
     page: int = PAGE,
 ) -> int:
     """Write calls to a table, in the order in which they were stored. Return the number of rows."""
-    _refuse_trace_file(target, store.path)
     rows = 0
-    with _opened(target) as file, _writer(format, file) as writer:
+    with _opened(target, store.path) as file, _WRITERS[format](file) as write:
         after = 0
         while found := await store.calls_after(after, where, page, under=under):
             # In a thread, because writing a page would block the event loop too long.
-            await anyio.to_thread.run_sync(_write, writer, found)
+            await anyio.to_thread.run_sync(_write, write, found)
             rows += len(found)
             after = found[-1].call_id
     return rows
 
 
-def _write(writer: _Writer, rows: Sequence[CallRow]) -> None:
-    writer.write([[read(row) for _, _, read in COLUMNS] for row in rows])
-
-
-def _refuse_trace_file(target: Path | IO[bytes], trace: Path) -> None:
-    if isinstance(target, Path) and target.resolve() == trace.resolve():
-        raise ConfigurationError(f"{target} is the trace file. Write the export to another file")
-
-
-@contextmanager
-def _opened(target: Path | IO[bytes]) -> Iterator[IO[bytes]]:
+def _opened(target: Path | IO[bytes], trace: Path) -> AbstractContextManager[IO[bytes]]:
     if not isinstance(target, Path):
-        yield target
-        return
-    with private_file(target) as file:
-        yield file
+        return nullcontext(target)
+    if target.resolve() == trace.resolve():
+        raise ConfigurationError(f"{target} is the trace file. Write the export to another file")
+    return private_file(target)
 
 
-class _Writer(Protocol):
-    def write(self, rows: Sequence[Sequence[Cell]]) -> None: ...
-
-
-def _writer(format: Format, file: IO[bytes]) -> AbstractContextManager[_Writer]:
-    match format:
-        case "csv":
-            return _csv(file)
-        case "jsonl":
-            return _jsonl(file)
-        case "parquet":
-            return _parquet(file)
+def _write(write: _Write, rows: Sequence[CallRow]) -> None:
+    write([[read(row) for _, _, read in COLUMNS] for row in rows])
 
 
 def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
@@ -195,15 +169,6 @@ def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
 _TEXT_OF: Final[dict[Kind, Callable[[int], str]]] = {"moment": iso_moment, "usd": exact_usd}
 
 
-class _Csv:
-    def __init__(self, text: io.TextIOWrapper) -> None:
-        self._rows = csv.writer(text, lineterminator="\n")
-        self._rows.writerow([name for name, _, _ in COLUMNS])
-
-    def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-        self._rows.writerows([[_csv_cell(cell) for cell in row] for row in _as_text(rows)])
-
-
 def _csv_cell(cell: Cell) -> Cell:
     """Put an apostrophe before text that a spreadsheet would read as a formula."""
     match cell:
@@ -215,38 +180,32 @@ def _csv_cell(cell: Cell) -> Cell:
             return cell
 
 
+_Write: TypeAlias = Callable[[Sequence[Sequence[Cell]]], object]
+"""Writes rows of cells, in the order of `COLUMNS`."""
+
+_NAMES = [name for name, _, _ in COLUMNS]
+
+
 @contextmanager
-def _csv(file: IO[bytes]) -> Iterator[_Csv]:
+def _csv(file: IO[bytes]) -> Iterator[_Write]:
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(_NAMES)
     try:
-        yield _Csv(text)
+        yield lambda rows: lines.writerows([[_csv_cell(cell) for cell in row] for row in _as_text(rows)])
         text.flush()
     finally:
         text.detach()  # keep the file open, because the caller closes it
 
 
-class _JsonLines:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._names = [name for name, _, _ in COLUMNS]
-        self._encoder = msgspec.json.Encoder()
-
-    def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-        objects = [dict(zip(self._names, row, strict=True)) for row in _as_text(rows)]
-        self._file.write(self._encoder.encode_lines(objects))
+@contextmanager
+def _jsonl(file: IO[bytes]) -> Iterator[_Write]:
+    encode = msgspec.json.Encoder().encode_lines
+    yield lambda rows: file.write(encode([dict(zip(_NAMES, row, strict=True)) for row in _as_text(rows)]))
 
 
 @contextmanager
-def _jsonl(file: IO[bytes]) -> Iterator[_JsonLines]:
-    yield _JsonLines(file)
-
-
-def _in_dollars(cells: Sequence[Cell]) -> list[Decimal | None]:
-    return [None if cell is None else Decimal(cell).scaleb(-9) for cell in cells]
-
-
-@contextmanager
-def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
+def _parquet(file: IO[bytes]) -> Iterator[_Write]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -264,27 +223,33 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         "usd": pyarrow.decimal128(28, 9),
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])
+    group: list[Sequence[Cell]] = []
 
-    class Parquet:
-        def __init__(self) -> None:
-            self._rows: list[Sequence[Cell]] = []
+    def flush() -> None:
+        arrays = [
+            pyarrow.array(_in_dollars(cells) if kind == "usd" else cells, types[kind])
+            for cells, (_, kind, _) in zip(zip(*group, strict=True), COLUMNS, strict=True)
+        ]
+        parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+        group.clear()
 
-        def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-            self._rows += rows
-            if len(self._rows) >= _ROW_GROUP:
-                self.flush()
-
-        def flush(self) -> None:
-            if self._rows:
-                columns = zip(*self._rows, strict=True)
-                arrays = [
-                    pyarrow.array(_in_dollars(cells) if kind == "usd" else cells, types[kind])
-                    for cells, (_, kind, _) in zip(columns, COLUMNS, strict=True)
-                ]
-                parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
-                self._rows = []
+    def write(rows: Sequence[Sequence[Cell]]) -> None:
+        group.extend(rows)
+        if len(group) >= _ROW_GROUP:
+            flush()
 
     with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
-        writer = Parquet()
-        yield writer
-        writer.flush()
+        yield write
+        if group:
+            flush()
+
+
+def _in_dollars(cells: Sequence[Cell]) -> list[Decimal | None]:
+    return [None if cell is None else Decimal(cell).scaleb(-9) for cell in cells]
+
+
+_WRITERS: Mapping[Format, Callable[[IO[bytes]], AbstractContextManager[_Write]]] = {
+    "csv": _csv,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+}

@@ -11,7 +11,7 @@ import httpcore
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from callboard.adapters.transport.httpx_connections import ConnectionPool
+from callboard.adapters.transport.httpx_transport import ConnectionPool
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +133,7 @@ async def test_a_connection_with_unexpected_data_is_not_used_again(
     pool: ConnectionPool, server: Server, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data would be taken for the reply to the next request, although the connection is still open."""
-    monkeypatch.setattr("callboard.adapters.transport.httpx_connections.KEPT_SECONDS", 3600.0)
+    monkeypatch.setattr("callboard.adapters.transport.httpx_transport.KEPT_SECONDS", 3600.0)
     server.more = more
     assert await whole(pool, server) == b"ok"
     assert not pool.connections[0].has_expired()

@@ -18,11 +18,11 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Mapping
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from callboard.bus.errors import ConfigurationError, ErrorClass
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, ToolFinished, ToolStarted
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
 from callboard.bus.values.content import ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role
@@ -129,8 +129,6 @@ class OtelExporter:
                 self._tool_started(envelope, data)
             case ToolFinished() as data:
                 self._tool_ended(envelope, data)
-            case _:
-                pass
 
     def close(self) -> None:
         """End the spans without an end event, each as an error of type ``lost``. Idempotent."""
@@ -267,7 +265,6 @@ class OtelExporter:
             self._open.pop(key).span.end(found.end_ns)
 
     def _answered(self, envelope: Envelope, result: ToolResultBlock) -> None:
-        """End the span of a tool's run with its result."""
         found = self._open.pop(_tool_key(envelope, result.tool_use_id), None)
         if found is not None:
             found.span.set_attribute(
@@ -419,11 +416,6 @@ class Metrics:
                 self._tokens.record(count, {**attributes, "gen_ai.token.type": kind})
         if span.get("gen_ai.request.stream") and data.first_token_ms is not None:
             self._first_chunk.record(data.first_token_ms / 1000, attributes)
-        match data:
-            case LlmCallCompleted():
-                pass
-            case LlmCallFailed():
-                attributes["error.type"] = data.error_type
-            case _:
-                assert_never(data)
+        if isinstance(data, LlmCallFailed):
+            attributes["error.type"] = data.error_type
         self._duration.record(data.latency_ms / 1000, attributes)

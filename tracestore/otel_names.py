@@ -15,8 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from callboard.adapters.provider import providers, vendors
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -53,16 +53,14 @@ CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_age
 CONVERSATIONS = (CHAT, "generate_content")
 """The operations whose replies have a stop reason."""
 
+_GOOGLE = ("gcp.gemini", "gcp.vertex_ai")
+
 
 def provider_names() -> dict[str, str]:
     """The names of providers in the conventions, by Callboard's names. Only names that differ are listed."""
     by_name = [(vendor.name, vendor) for vendor in vendors()]
     by_name += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
     return {name: vendor.telemetry for name, vendor in by_name if vendor.telemetry is not None}
-
-
-def operation(provider: str) -> str:
-    return "generate_content" if provider in ("gcp.gemini", "gcp.vertex_ai") else CHAT
 
 
 def model_name(model: str) -> str:
@@ -80,7 +78,7 @@ def of_call(
     """The attributes that all events of one attempt have."""
     provider = provider_name(data.provider, names)
     attributes: Attributes = {
-        "gen_ai.operation.name": operation(provider),
+        "gen_ai.operation.name": "generate_content" if provider in _GOOGLE else CHAT,
         "gen_ai.provider.name": provider,
         "gen_ai.request.model": model_name(data.model),
         "callboard.run.id": envelope.run_id,
@@ -96,9 +94,7 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
-    """The attributes from an attempt's start. For operations other than conversations, some of them replace those
-    of `of_call`.
-    """
+    """The attributes from an attempt's start. For other operations, some replace those of `of_call`."""
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
         attributes["gen_ai.operation.name"] = data.operation
@@ -142,7 +138,6 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> Attributes:
-    """The attributes that the end of an attempt adds."""
     attributes: Attributes = {}
     if data.usage is not None:
         attributes |= of_usage(data.usage)
@@ -169,9 +164,7 @@ def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> A
 
 
 def of_usage(usage: TokenUsage) -> Attributes:
-    """The attributes of the usage. Input includes tokens read from and written to caches, as the conventions
-    require.
-    """
+    """The attributes of the usage. The conventions require that input includes tokens of caches."""
     attributes: Attributes = {
         "gen_ai.usage.input_tokens": usage.total_input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -208,7 +201,6 @@ def for_metrics(attributes: Attributes) -> Attributes:
 
 
 def input_json(messages: Sequence[Message]) -> str:
-    """Messages to a model, as the conventions' JSON."""
     return _json([_message(message) for message in messages])
 
 
@@ -221,14 +213,10 @@ def of_content(content: CallContent) -> Attributes:
     """The content of a request: its messages, its system text, and the tools that the model may call."""
     attributes: Attributes = {"gen_ai.input.messages": input_json(content.messages)}
     if content.system_prompt:
-        attributes[SYSTEM_INSTRUCTIONS] = system_json(content.system_prompt)
+        attributes[SYSTEM_INSTRUCTIONS] = _json([{"type": "text", "content": content.system_prompt}])
     if content.tools:
         attributes["gen_ai.tool.definitions"] = _json([_definition(tool) for tool in content.tools])
     return attributes
-
-
-def system_json(text: str) -> str:
-    return _json([{"type": "text", "content": text}])
 
 
 def reply_json(content: Sequence[ContentBlock], data: LlmCallCompleted | LlmCallFailed) -> str:
@@ -249,7 +237,6 @@ def _definition(tool: ToolDefinition) -> JsonObject:
 
 
 def value_json(value: Json) -> str:
-    """Arguments of a tool, or its result."""
     return value if isinstance(value, str) else _json(value)
 
 
