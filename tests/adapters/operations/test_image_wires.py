@@ -240,6 +240,14 @@ async def test_a_reply_without_an_image_is_an_error_and_not_asked_for_again() ->
         assert len(transport.requests) == 1
 
 
+async def test_a_chat_model_s_failed_response_is_not_asked_for_again() -> None:
+    """The response gives no reason, and the provider may bill it."""
+    adapter, transport = maker("openai", reply({"object": "response", "status": "failed", "output": []}))
+    with pytest.raises(OutcomeUnknownError):
+        await adapter.make_images(image_request("openai:gpt-5"))
+    assert len(transport.requests) == 1
+
+
 def test_a_request_whose_parts_do_not_fit_together_cannot_be_made() -> None:
     for wrong in ({"n": 0}, {"mask": BOAT}, {"images": [ImageBlock(url="https://x.test/a.png")]}):
         with pytest.raises(ValueError, match=r"at least 1|needs an image|must be bytes"):
