@@ -23,7 +23,7 @@ from callboard.tracestore.home import home_folder
 
 from ..gateway.clients import ClientSpending, check_client, issue_key, spending_of
 from ..stores import store_to_write
-from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
+from .options import OWN_TRACE, TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
 from .sanitize import echo, note, write_json
 from .table import Column, add_format, count, figure, json_text, moment_text, usd, write_rows
 
@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 _WINDOWS = ("hour", "day", "month")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_DEFAULT_TRACE = "$CALLBOARD_HOME/trace.db"
 
 
 class ClientLine(msgspec.Struct, frozen=True):
@@ -122,7 +121,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--all", action="store_true", help="include revoked clients")
     add_format(listing, "for each client")
     for each in (adding, changing, budgeting, rotating, revoking, listing):
-        add_trace(each, _DEFAULT_TRACE)
+        add_trace(each, OWN_TRACE)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

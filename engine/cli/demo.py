@@ -54,17 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen(make_console(plain=arguments.plain))
     trace = demo_trace()
     if not arguments.keep:
-        _remove_trace(trace)
+        for ending in _BESIDE_THE_TRACE:  # only demos use the name of this trace
+            trace.with_name(trace.name + ending).unlink(missing_ok=True)
     source: Source = "cassettes" if arguments.cassettes else "record" if arguments.record else "live"
     demo = Demo(screen, trace, source)
     screen.run(demo.play)
     return 0
-
-
-def _remove_trace(trace: Path) -> None:
-    """Remove the trace of an earlier demo. Its name is only used by demos."""
-    for ending in _BESIDE_THE_TRACE:
-        trace.with_name(trace.name + ending).unlink(missing_ok=True)
 
 
 class Demo:

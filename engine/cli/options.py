@@ -95,17 +95,21 @@ the machine can see arguments.
 """
 
 
-def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
+OWN_TRACE = "$CALLBOARD_HOME/trace.db"
+
+
+def add_trace(
+    parser: argparse.ArgumentParser,
+    default: str = f"{OWN_TRACE}, else the demo's",
+    *,
+    file: str = "read this trace file",
+    server: str = "read the trace on a server",
+) -> None:
     """Add ``--db`` and ``--store``, which select the trace."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"read this trace file (default: {default})")
-    which.add_argument(
-        "--store",
-        type=store_address,
-        metavar="URL",
-        help=f"read the trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if "
-        f"set)",
-    )
+    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"{file} (default: {default})")
+    address = f"{server}, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if set)"
+    which.add_argument("--store", type=store_address, metavar="URL", help=address)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:

@@ -21,17 +21,7 @@ from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace, store_to_read
 from ..tools import ToolLike
 from .conversation_setup import add_mcp_file, given_tools
-from .options import (
-    STORE_VARIABLE,
-    add_address,
-    add_models_file,
-    add_trace,
-    chosen_trace,
-    named_trace,
-    repeated,
-    store_address,
-    trace_file,
-)
+from .options import OWN_TRACE, add_address, add_models_file, add_trace, chosen_trace, named_trace, repeated
 from .sanitize import echo, note
 from .screen import make_console
 from .table import exact
@@ -96,19 +86,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture-content", action="store_true", help="keep the content of messages in the trace, too"
     )
-    trace = parser.add_mutually_exclusive_group()
-    trace.add_argument(
-        "--db",
-        type=trace_file,
-        metavar="PATH",
-        help="record calls in this file (default: $CALLBOARD_HOME/trace.db)",
-    )
-    trace.add_argument(
-        "--store",
-        type=store_address,
-        metavar="URL",
-        help=f"record calls on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if set)",
-    )
+    add_trace(parser, OWN_TRACE, file="record calls in this file", server="record calls on a server")
     add_models_file(parser)
     parser.set_defaults(run=run_serve, host=(), view_only=False)
 

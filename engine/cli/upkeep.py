@@ -26,6 +26,7 @@ from ..imports.source import source_names
 from ..stores import StoreAddress, TracePlace, existing_store, store_to_read, store_to_write
 from .command_line import FAILED
 from .options import (
+    OWN_TRACE,
     STORE_VARIABLE,
     TRACE_NAME,
     add_trace,
@@ -215,7 +216,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="continue with new calls until interrupted")
     parser.add_argument("--content", action="store_true", help="store the messages, too")
     parser.add_argument("--dry-run", action="store_true", help="only report")
-    add_trace(parser, "$CALLBOARD_HOME/trace.db")
+    add_trace(parser, OWN_TRACE)
     add_format(parser, "for each model")
     parser.set_defaults(run=run_import)
 
