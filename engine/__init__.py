@@ -29,12 +29,10 @@ __getattr__, __dir__, __all__ = face(
             "Finish StreamAccumulator StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent"
         ),
         ".imports.importer": "Importer ImportFault ImportReport ImportedModel import_calls",
-        ".mcp.hooks": (
-            "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
-        ),
+        ".mcp.hooks": "Elicitation ElicitationAnswer McpLogMessage SamplingRequest",
         ".mcp.oauth": "McpOAuth McpTokenFile McpTokenStorage",
         ".mcp.serve": "McpService mcp_service",
-        ".mcp.server": "McpServer McpTool",
+        ".mcp.server": "McpPrompt McpPromptArgument McpResource McpServer McpTool",
         ".mcp.servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".mcp.settings": "McpServerSettings",
         ".models.catalogue": "ModelInfo get_latest_model get_model_info list_models",
