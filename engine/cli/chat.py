@@ -59,7 +59,7 @@ from .conversation_setup import (
     remember,
 )
 from .inputs import attachment, content_of, options_of
-from .options import add_key, add_model, add_models_file, command_name
+from .options import add_key, add_model, add_models_file, command_name, flag
 from .sanitize import echo, note
 from .screen import ReplyWriter, Screen, error_text, make_console, print_error
 from .table import cost_text, plural, seconds, sum_text, usd
@@ -456,14 +456,12 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser, required=False)
     parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
-    parser.add_argument("--save", action="store_true", help="save the conversation, so that you can resume it")
+    flag(parser, "--save", help="save the conversation, so that you can resume it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--resume", metavar="SESSION", help="continue a saved session, and save it (see `callboard sessions`)"
     )
-    which.add_argument(
-        "-c", "--continue", dest="goes_on", action="store_true", help="continue the last saved conversation"
-    )
+    flag(which, "-c", "--continue", dest="goes_on", help="continue the last saved conversation")
     add_tools_and_options(
         parser,
         tools="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",

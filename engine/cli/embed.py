@@ -33,6 +33,7 @@ from .options import (
     add_limit,
     add_model,
     add_models_file,
+    flag,
     on_engine,
     positive,
     print_warnings,
@@ -233,13 +234,13 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="PURPOSE",
         help=f"set the purpose of the embedding: {', '.join(INPUT_TYPES)}",
     )
-    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    flag(parser, "--truncate", help="cut texts that are too long")
     parser.add_argument(
         "--jsonl",
         metavar="FIELD",
         help="read JSON objects from stdin, with the text in this field, and print each with its vector",
     )
-    parser.add_argument("--base64", action="store_true", help="print vectors as base64 of little-endian float32")
+    flag(parser, "--base64", help="print vectors as base64 of little-endian float32")
     parser.set_defaults(run=run_embed)
 
 
@@ -340,9 +341,7 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--id", default="id", metavar="FIELD", help="read the id of a row from this field (default: id)"
     )
     repeated(parser, "--text", metavar="FIELD", help="read the text from this field (default: text; repeatable)")
-    parser.add_argument(
-        "--keep-text", action="store_true", help="also store the texts, and show them in `similar`"
-    )
+    flag(parser, "--keep-text", help="also store the texts, and show them in `similar`")
     parser.add_argument("--dimensions", type=positive, metavar="N", help="set the vector size of a new collection")
     add_key(parser)
     add_models_file(parser)

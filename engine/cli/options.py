@@ -53,6 +53,11 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="NAME", help="use the key with this name (default: the adapter's own)")
 
 
+def flag(parser: argparse._ActionsContainer, *names: str, help: str, **how: Any) -> None:
+    """Add an option without a value. It is True if the option is used."""
+    parser.add_argument(*names, action="store_true", help=help, **how)
+
+
 def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
     """Add an option that may occur several times. Its value is a list."""
     parser.add_argument(*flags, action="append", default=[], **how)
@@ -72,7 +77,7 @@ def add_address(parser: argparse.ArgumentParser, port: int, *, network: str, hos
     parser.add_argument(
         "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
     )
-    parser.add_argument("--allow-network", action="store_true", help=network)
+    flag(parser, "--allow-network", help=network)
     repeated(parser, "--host", metavar="NAME", help=hosts)
 
 
@@ -134,8 +139,8 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         help="show only calls of this source: a program, 'callboard', or 'imported' for all imported calls",
     )
     parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
-    parser.add_argument("--unpriced", action="store_true", help="show only calls with usage but no price")
-    parser.add_argument("--unknown", action="store_true", help="show only attempts with unknown usage")
+    flag(parser, "--unpriced", help="show only calls with usage but no price")
+    flag(parser, "--unknown", help="show only attempts with unknown usage")
     parser.add_argument(
         "--min-cost", metavar="USD", type=amount, help="show only calls that cost at least this amount"
     )

@@ -16,7 +16,7 @@ from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
 from ..stores import TracePlace, store_to_read
-from .options import add_trace, chosen_trace, moment, repeated
+from .options import add_trace, chosen_trace, flag, moment, repeated
 from .sanitize import echo, write_json
 from .table import cost_text, plural, seconds, sum_text, usd
 
@@ -37,9 +37,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest-pause", type=pause, metavar="S", help="wait at most S seconds between two events"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object a line for each event, with its ids"
-    )
+    flag(parser, "--json", help="print one JSON object a line for each event, with its ids")
     parser.set_defaults(run=run)
 
 
