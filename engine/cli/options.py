@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--models-file",
-        type=Path,
-        metavar="PATH",
-        help="read this models.yaml (default: $CALLBOARD_HOME/models.yaml)",
-    )
+    help = "read this models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    parser.add_argument("--models-file", type=Path, metavar="PATH", help=help)
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -63,17 +59,16 @@ def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
     parser.add_argument(*flags, action="append", default=[], **how)
 
 
+def add_port(parser: argparse.ArgumentParser, port: int) -> None:
+    help = f"listen on this port (default: {port}; 0: any free port)"
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=help)
+
+
 def add_address(parser: argparse.ArgumentParser, port: int, *, network: str, hosts: str) -> None:
     """Add the options for a server's address: --port, --bind, --allow-network and --host. `network` and `hosts`
     are the help of the last two.
     """
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=port,
-        metavar="N",
-        help=f"listen on this port (default: {port}; 0: any free port)",
-    )
+    add_port(parser, port)
     parser.add_argument(
         "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
     )

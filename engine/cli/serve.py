@@ -21,7 +21,17 @@ from ..models.configured import FROM_ENVIRONMENT
 from ..stores import StoreAddress, TracePlace, store_to_read
 from ..tools import ToolLike
 from .conversation_setup import add_mcp_file, given_tools
-from .options import OWN_TRACE, add_address, add_models_file, add_trace, chosen_trace, flag, named_trace, repeated
+from .options import (
+    OWN_TRACE,
+    add_address,
+    add_models_file,
+    add_port,
+    add_trace,
+    chosen_trace,
+    flag,
+    named_trace,
+    repeated,
+)
 from .sanitize import echo, note
 from .screen import make_console
 from .table import exact
@@ -62,13 +72,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="listen on this address (default: 127.0.0.1); any address of another network needs client keys",
     )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=GATEWAY_PORT,
-        metavar="N",
-        help=f"listen on this port (default: {GATEWAY_PORT}; 0: any free port)",
-    )
+    add_port(parser, GATEWAY_PORT)
     flag(parser, "--clients", help="require client keys on this machine, too")
     flag(parser, "--log", help="write one line to stderr for each request")
     parser.add_argument(
