@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from callboard.adapters import CanonicalResponse
+from callboard.adapters.providers.openai.items import OTHER_HALF, SELF_CONTAINED
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
 from callboard.adapters.providers.openai.wire import DETAILS
 from callboard.adapters.requests.content import encode_json
@@ -32,9 +33,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
-from .chat_content import annotations_of
-from .chat_content import write_failure as chat_failure
-from .failures import Failure
+from .chat_replies import annotations_of
+from .failures import Failure, openai_failure
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
 from .wire import ClientRequest, ReplyInfo, arguments_of, free_form_text
@@ -53,15 +53,7 @@ _ENDS = {
 }
 """The status and the reason of a reply that is not complete."""
 
-_OPENAI_ITEMS = frozenset(
-    {
-        *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", IMAGE_CALL),
-        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "program", "program_output", "compaction"),
-        *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
-        *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
-        *("additional_tools", "computer_call_output", "mcp_approval_response", "configuration_update"),
-    }
-)
+_OPENAI_ITEMS = frozenset({*SELF_CONTAINED, *OTHER_HALF, "configuration_update"})
 """The types of items that a client of this wire knows, besides messages, reasoning and calls."""
 
 
@@ -86,8 +78,6 @@ def wire_tools(client_request: ClientRequest) -> Mapping[str, WireTool]:
 
 
 class ItemWriter:
-    """Writes the items of one reply."""
-
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
         self.tools = wire_tools(client_request)
         self.ids = ItemIds(info.id)
@@ -158,7 +148,6 @@ class ItemWriter:
         return item | {name: data[name] for name in ("namespace", "caller", "async") if name in data}
 
     def call_item(self, wire: WireTool, call_id: str, fields: JsonObject, status: str) -> JsonObject:
-        """An item for a call, with a new id."""
         prefix = PREFIXES.get(wire.kind) or HOST_TOOLS[wire.kind].prefix
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
@@ -391,7 +380,6 @@ def refusal_of(response: CanonicalResponse) -> str | None:
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-    """See `ClientWire.write_reply`."""
     status, _ = end_of(response.stop_reason)
     writer = ItemWriter(client_request, info)
     items = writer.write(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
@@ -409,7 +397,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """See `ClientWire.write_failure`. The errors are the same as for Chat Completions, except for one field's
     name.
     """
-    status, body = chat_failure(failure)
+    status, body = openai_failure(failure)
     error = body["error"]
     assert isinstance(error, dict)
     if failure.param is None and failure.kind == "context_overflow":

@@ -31,8 +31,6 @@ _records = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Record(NamedTuple):
-    """One JSON value of a file."""
-
     line: int
     """The line, from 1; 0 in a file with one value."""
     data: msgspec.Raw | bytes
