@@ -48,8 +48,7 @@ from .tree import ChildTurn, TurnLimitError, TurnLimits
 from .tree_headers import attach_trace_context, detached, trace_context
 from .type_schema import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
-from .watching.now import ActiveWork, WorkInProgress
-from .watching.statistics import EngineStatistics, ProviderStatistics
+from .watching.snapshots import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope

@@ -70,18 +70,10 @@ class PriceWatch:
         return found if former.run_id != found.run_id else msgspec.structs.replace(found, run=None)
 
 
-def announcement(found: CurrentPrices) -> PricingRepriced:
+def _repriced(version: str, sums: RepriceReport | RepriceRun | None) -> PricingRepriced:
     """The event of a change, with the sums of the repricing that caused it, if there was one."""
-    run = found.run
-    return PricingRepriced(
-        pricing_version=found.versions[0] if found.versions else "",
-        calls=(run and run.calls) or 0,
-        unpriced=(run and run.unpriced) or 0,
-        estimated=(run and run.estimated) or 0,
-        unknown=(run and run.unknown) or 0,
-        sum_before_nano_usd=(run and run.sum_before_nano_usd) or 0,
-        sum_after_nano_usd=(run and run.sum_after_nano_usd) or 0,
-    )
+    fields = ("calls", "unpriced", "estimated", "unknown", "sum_before_nano_usd", "sum_after_nano_usd")
+    return PricingRepriced(pricing_version=version, **{name: getattr(sums, name, None) or 0 for name in fields})
 
 
 TELL_EVERY_NS = 200_000_000
@@ -127,7 +119,7 @@ class Pricing:
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
         if isinstance(prices, str):
             store, _ = await self._traced("look up prices in")
-            table = await _stored(store, prices)
+            table = await store.price_table(prices)
         else:
             table = prices if isinstance(prices, PriceTable) else PriceTable.from_yaml(prices)
         return self._take(table, alone=alone)
@@ -153,7 +145,7 @@ class Pricing:
         store, watch = await self._traced("reprice")
         await self._host.flush()
         stores_costs = not dry_run and as_model is None
-        table = await _stored(store, version) if isinstance(version, str) else version
+        table = await store.price_table(version) if isinstance(version, str) else version
         watch.pause_count += 1
         try:
             report = await store.reprice(
@@ -172,17 +164,7 @@ class Pricing:
                 before = self.prices
                 self._changed[report.run_id] = (before, self._take(table, alone=False))
             await self._show_costs(store)
-            self._bus.publish(
-                PricingRepriced(
-                    pricing_version=report.version,
-                    calls=report.calls,
-                    unpriced=report.unpriced,
-                    estimated=report.estimated,
-                    unknown=report.unknown,
-                    sum_before_nano_usd=report.sum_before_nano_usd,
-                    sum_after_nano_usd=report.sum_after_nano_usd,
-                )
-            )
+            self._bus.publish(_repriced(report.version, report))
         return report
 
     def _progress_reporter(self, version: str, *, dry_run: bool) -> OnProgress:
@@ -228,13 +210,9 @@ class Pricing:
         if found is None or store is None:
             return
         await self._show_costs(store)
-        self._bus.publish(announcement(found))
+        self._bus.publish(_repriced(found.versions[0] if found.versions else "", found.run))
 
     async def _show_costs(self, store: Store) -> None:
         for session_id in list(self._sessions):
             await self._host.show_costs(await costs_of(store, session_id))
         await self._recount()
-
-
-async def _stored(store: Store, version: str) -> PriceTable:
-    return await store.price_table(version)

@@ -20,9 +20,7 @@ from callboard.adapters import ContentBlock
 from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.clock import read_moment
 from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
-from callboard.tracestore.home import home_folder
 
-from .calls.plain_call import Models
 from .conversation.results import GenerateResult
 from .current_prices import load_prices
 from .engine import Engine
@@ -31,10 +29,11 @@ from .generation.readers import OnUsage
 from .generation.streaming import StreamResult
 from .routing.model_choice import Model
 from .runtime.process import engines
-from .stores import StoreAddress, TracePlace, existing_store, is_address, store_to_read
+from .stores import existing_store, place_of, store_to_read
 
 if TYPE_CHECKING:
     from .operations.embeddings import EmbeddingOptions, EmbeddingResult
+    from .operations.plain_calls import Models
     from .sync import SyncHost, SyncStreamResult
 
 
@@ -379,21 +378,13 @@ def _moment(moment: Moment) -> datetime:
         raise ConfigurationError(str(error)) from None
 
 
-def _place(trace: Path | str | None) -> TracePlace:
-    if trace is None:
-        return home_folder() / "trace.db"
-    if isinstance(trace, str) and is_address(trace):
-        return StoreAddress(trace)
-    return Path(trace)
-
-
 @contextlib.asynccontextmanager
 async def _opened(trace: Trace | None, *, writes: bool = False) -> AsyncIterator[Store]:
     """The open store of a trace. All ended calls of this process are written to the trace first."""
     if trace is not None and not isinstance(trace, Path | str):
         yield trace
         return
-    place = _place(trace)
+    place = place_of(trace)
     if isinstance(place, Path):
         await engines().flush(place)
     async with await existing_store(place) if writes else store_to_read(place) as store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,31 +118,19 @@ def _exposed(path: Path, status: os.stat_result) -> tuple[str, str]:
 # --- Changing the file ---
 
 
-def set_key(path: Path, name: str, value: str) -> bool:
-
-    def change(keys: dict[str, str]) -> bool:
-        replaced = name in keys
-        keys[name] = value
-        return replaced
-
-    return _change(path, change)
-
-
-def remove_key(path: Path, name: str) -> bool:
-    return _change(path, lambda keys: keys.pop(name, None) is not None)
-
-
-def _change(path: Path, change: Callable[[dict[str, str]], bool]) -> bool:
+def change_key(path: Path, name: str, value: str | None) -> bool:
+    """Store a key; with None, remove it. Returns whether the file had a key of that name."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone_in(path.parent):
             stored = read_keys(path)
             if stored.fault is not None:
                 raise ConfigurationError(f"{path}: {stored.fault}. {stored.fix}")
-            keys = dict(stored.keys)
-            changed = change(keys)
+            keys = {**stored.keys, name: value}
+            if value is None:
+                del keys[name]
             write_private(path, msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-            return changed
+            return name in stored.keys
     except OSError as error:
         raise ConfigurationError(f"{path}: can't be written: {error.strerror or error}") from error
 

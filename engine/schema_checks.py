@@ -411,11 +411,7 @@ def _explained(error: ValueError) -> str:
 
 
 class Refused(ValueError):
-    """A model's own validation failed.
-
-    Args:
-        faults: The problems, each with its path in the value.
-    """
+    """A model's own validation failed. Each problem has its path in the value."""
 
     def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
         super().__init__("; ".join(text for _, text in faults))
@@ -435,7 +431,6 @@ def validate(value: Json, model: Model) -> object:
 
 
 def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
-    """The problems that pydantic found, each with its path."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return (((), str(error)),)

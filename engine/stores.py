@@ -101,13 +101,16 @@ def _is_secret(parameter: str) -> bool:
     return "%" in name or any(part in name for part in _SECRET)
 
 
+def place_of(trace: Path | str | None) -> TracePlace:
+    """The place that a path or an address means; without one, the default file."""
+    if trace is None:
+        return home_folder() / "trace.db"
+    return StoreAddress(trace) if isinstance(trace, str) and is_address(trace) else Path(trace)
+
+
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
     """The store of an engine: the host's own, the one at a path or an address, or the default file."""
-    if store is None:
-        store = home_folder() / "trace.db"
-    if isinstance(store, str) and is_address(store):
-        return tracestore.PostgresStore(StoreAddress(store).dsn, clock=clock)
-    return tracestore.TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
+    return store_to_write(place_of(store), clock) if store is None or isinstance(store, Path | str) else store
 
 
 def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
@@ -129,11 +132,11 @@ def server_store(store: Store) -> PostgresStore | None:
     return store if isinstance(store, tracestore.PostgresStore) else None
 
 
-def store_to_write(place: TracePlace) -> Store:
+def store_to_write(place: TracePlace, clock: Clock = SYSTEM_CLOCK) -> Store:
     """The store of a trace, not yet open. If the trace does not exist, opening creates it."""
     if isinstance(place, StoreAddress):
-        return tracestore.PostgresStore(place.dsn, clock=SYSTEM_CLOCK)
-    return tracestore.TraceStore(place, clock=SYSTEM_CLOCK)
+        return tracestore.PostgresStore(place.dsn, clock=clock)
+    return tracestore.TraceStore(place, clock=clock)
 
 
 async def existing_store(place: TracePlace) -> Store:

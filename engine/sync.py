@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TextDelta, TokenUsage
 from callboard.bus import CallboardError, ConfigurationError, Cost, RoutingDecision, TurnStatus, WrongLoop
@@ -34,6 +34,9 @@ from .generation.readers import TreePiece
 from .generation.streaming import StreamResult
 from .generation.view import UsageSoFar
 from .generation.view_events import ViewEvent
+
+if TYPE_CHECKING:
+    from .generation.object_stream import ObjectStream
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -310,37 +313,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-class _Stream(Protocol):
-    @property
-    def stream_id(self) -> str: ...
-    @property
-    def undelivered(self) -> tuple[Message, ...]: ...
-    def steer(self, content: str | Sequence[ContentBlock]) -> Message: ...
-    @property
-    def usage(self) -> TokenUsage: ...
-    @property
-    def cost(self) -> Cost: ...
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def routing(self) -> RoutingDecision | None: ...
-    @property
-    def warnings(self) -> tuple[CallWarning, ...]: ...
-    @property
-    def status(self) -> TurnStatus | None: ...
-    async def cancel(self) -> bool: ...
-    async def aclose(self) -> None: ...
-
-
 class SyncStream:
-    """A stream that is used from another thread: a context manager that cancels on leaving.
+    """A stream that is used from another thread: a context manager that cancels on leaving."""
 
-    Args:
-        host: The sync thread.
-        stream: The stream on that thread.
-    """
-
-    def __init__(self, host: SyncHost, stream: _Stream) -> None:
+    def __init__(self, host: SyncHost, stream: StreamResult | ObjectStream[Any]) -> None:
         self._host = host
         self._base_stream = stream
 
@@ -388,7 +364,7 @@ class SyncStream:
         """See `StreamResult.status`."""
         return self._look(lambda stream: stream.status)
 
-    def _look(self, look: Callable[[_Stream], T]) -> T:
+    def _look(self, look: Callable[[StreamResult | ObjectStream[Any]], T]) -> T:
         """Read a property of the stream on the stream's own loop."""
 
         async def run() -> T:
@@ -496,20 +472,12 @@ class SyncStreamResult(SyncStream):
     @property
     def partial_response(self) -> CanonicalResponse | None:
         """See `StreamResult.partial_response`."""
-
-        async def look() -> CanonicalResponse | None:
-            return self._stream.partial_response
-
-        return self._host.run(look)
+        return self._look(lambda _: self._stream.partial_response)
 
     @property
     def usage_so_far(self) -> UsageSoFar:
         """See `StreamResult.usage_so_far`."""
-
-        async def look() -> UsageSoFar:
-            return self._stream.usage_so_far
-
-        return self._host.run(look)
+        return self._look(lambda _: self._stream.usage_so_far)
 
     def response(self) -> CanonicalResponse:
         """See `StreamResult.response`."""

@@ -151,13 +151,7 @@ _REPORTED = UsageSource.REPORTED
 
 
 class TreeNode:
-    """One turn in the tree of turns.
-
-    Args:
-        turn_id: The turn's id.
-        caller: The tool run that started it; None for a root.
-        limits: The turn's own limits.
-    """
+    """One turn in the tree of turns. A root has no caller."""
 
     # Defaults on the class, because most turns never change them.
     limited: tuple[TreeNode, ...] = ()
@@ -207,13 +201,11 @@ class TreeNode:
 
     @property
     def below(self) -> CostSum:
-        """The costs of all descendants."""
         self._sum_up()
         return self._below
 
     @property
     def below_usage(self) -> TokenUsage:
-        """The tokens of all descendants."""
         self._sum_up()
         return self._below_usage
 
@@ -384,14 +376,9 @@ class Caller:
     Args:
         node: The node of the turn that runs the tool.
         call_id: The request whose reply called the tool.
-        tool_use_id: The id of the tool's call.
-        tool_name: The name of the tool.
         runtime: The engine's parts, for a sub-agent that the tool runs.
         key: Returns the value of `ToolContext.idempotency_key`.
         tell: Publishes that the tool has started a turn.
-        session_id: The session of the turn, if there is one.
-        tags: The tags of the turn's calls.
-        streamed: Whether the turn's replies are streamed.
         trace_parent: The host's span, if it came from another process.
         internal: Whether the call belongs to the turn itself, such as a summary of its history.
         carry: Returns the data that another node needs to reach this one; see `trace_context`.

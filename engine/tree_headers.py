@@ -73,29 +73,21 @@ def _place(caller: Caller) -> dict[str, str]:
 
 def _remaining(node: TreeNode) -> dict[str, str]:
     """The unused part of the turn's limits, which applies to the calls of its tools."""
-    calls = [
-        each.limits.max_calls - each.calls - (node.depth + 1 - each.depth)
-        for each in node.limited
-        if each.limits is not None and each.limits.max_calls is not None
-    ]
-    depth = [
-        each.limits.max_depth - (node.depth + 1 - each.depth)
-        for each in node.limited
-        if each.limits is not None and each.limits.max_depth is not None
-    ]
-    children = [
-        each.limits.max_children
-        for each in node.limited
-        if each.limits is not None and each.limits.max_children is not None
-    ]
-    nano = [nano_usd for each in node.accounts if (nano_usd := each.state(0).left_nano_usd) is not None]
-    found: dict[str, int | None] = {
-        "max-calls": min(calls, default=None),
-        "max-depth": min(depth, default=None),
-        "max-children": min(children, default=None),
-        "max-nano-usd": min(nano, default=None),
-    }
-    carried = {name: str(max(value, -1)) for name, value in found.items() if value is not None}
+    found: list[tuple[str, int | None]] = []
+    for each in node.limited:
+        limits, levels = each.limits, node.depth + 1 - each.depth
+        assert limits is not None
+        found += [
+            ("max-calls", None if limits.max_calls is None else limits.max_calls - each.calls - levels),
+            ("max-depth", None if limits.max_depth is None else limits.max_depth - levels),
+            ("max-children", limits.max_children),
+        ]
+    found += [("max-nano-usd", account.state(0).left_nano_usd) for account in node.accounts]
+    tightest: dict[str, int] = {}
+    for name, value in found:
+        if value is not None:
+            tightest[name] = min(value, tightest.get(name, value))
+    carried = {name: str(max(value, -1)) for name, value in tightest.items()}
     if node.deadline < math.inf:
         carried["seconds"] = f"{max(node.deadline - _now(), 0):.3f}"
     return carried

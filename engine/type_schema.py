@@ -116,7 +116,6 @@ def _is_taken(hint: Any) -> bool:
 
 
 def _rebuilt(hint: Any, arguments: tuple[Any, ...], origin: Any) -> Any:
-    """A generic hint with other arguments."""
     made = tuple(fitted(each) for each in arguments)
     if all(new is old for new, old in zip(made, arguments, strict=True)):
         return hint
@@ -157,7 +156,6 @@ class Whole(msgspec.Struct, frozen=True):
     """Its TypeAdapter."""
 
     def schema(self) -> JsonObject:
-        """The JSON Schema. Raises SchemaError."""
         try:
             schema: JsonObject = self.adapter.json_schema()
         except Exception as error:  # pydantic's own exceptions
@@ -284,11 +282,7 @@ def _as_object(schema: Json) -> JsonObject:
 
 
 class Moments:
-    """Adds the formats of dates and times to the schemas of a type and of the classes within it.
-
-    Args:
-        of: The type.
-    """
+    """Adds the formats of dates and times to the schemas of a type and of the classes within it."""
 
     def __init__(self, of: object) -> None:
         self._root = hints.type_info(of)

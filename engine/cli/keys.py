@@ -18,7 +18,7 @@ from callboard.adapters.provider import providers
 from callboard.adapters.transport.transport import fault_of
 from callboard.bus import CallboardError, ConfigurationError
 
-from ..keys import keys_file, read_keys, remove_key, set_key
+from ..keys import change_key, keys_file, read_keys
 from ..models.catalogue import nearest
 from .options import add_action
 from .sanitize import echo, note
@@ -70,7 +70,7 @@ def set_one(arguments: argparse.Namespace) -> int:
             f"keys set {variable}`"
         )
     key = _read(variable)
-    replaced = set_key(keys_file(), variable, key)
+    replaced = change_key(keys_file(), variable, key)
     echo(f"{variable} is {'replaced' if replaced else 'stored'} in {keys_file()}.")
     if os.environ.get(variable):
         note(f"callboard: {variable} is also set in the environment, which has priority")
@@ -155,7 +155,7 @@ def get_one(arguments: argparse.Namespace) -> int:
 
 def remove_one(arguments: argparse.Namespace) -> int:
     variable = variable_of(arguments.name)
-    if not remove_key(keys_file(), variable):
+    if not change_key(keys_file(), variable, None):
         raise CallboardError(f"{keys_file()} has no key {variable}")
     echo(f"Removed {variable} from {keys_file()}.")
     return 0

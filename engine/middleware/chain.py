@@ -54,12 +54,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppedAfter(Exception):
-    """Raised by a filter to end the reply: some events are still delivered, then the call fails with an error.
-
-    Args:
-        passed: The events to deliver.
-        error: The error of the call.
-    """
+    """Raised by a filter to end the reply: some events are still delivered, then the call fails with an error."""
 
     def __init__(self, passed: Sequence[StreamEvent], error: Exception) -> None:
         super().__init__(str(error))
@@ -293,12 +288,9 @@ R = TypeVar("R")
 
 
 class Filtering:
-    """Runs the filter of one call.
+    """Runs the filter of one call, and passes its events to `deliver`.
 
-    Args:
-        function: The filter.
-        deliver: Receives the events that the filter returns.
-        stop: Called once, if the filter raises an exception.
+    `stop` is called once, if the filter raises an exception.
     """
 
     def __init__(

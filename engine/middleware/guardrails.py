@@ -91,12 +91,6 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class TextWindow:
-    """Cuts one text into pieces.
-
-    Args:
-        window: The window.
-    """
-
     def __init__(self, window: Window) -> None:
         self._window = window
         self._text = ""
@@ -195,12 +189,7 @@ class _Block:
 class HeldReply:
     """The events of a reply, with the text of some kinds held back.
 
-    Args:
-        name: The guardrail's name.
-        window: The amount of text that is held back.
-        kinds: The kinds of text to hold back.
-        request: The request.
-        report: Called with each piece that was changed or stopped.
+    `report` is called with each piece that was changed or stopped.
     """
 
     def __init__(

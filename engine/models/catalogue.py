@@ -71,16 +71,12 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of known models."""
-
     kind: Literal["known-models"]
     """A mark that identifies the file format."""
     format: int
-    """The version of the file format."""
     date: str
     """The day of the list, as YYYY-MM-DD."""
     source: str
-    """The origin of the list."""
     models: tuple[KnownModel, ...]
 
 
@@ -100,7 +96,6 @@ def known_models(home: Path) -> KnownModels:
 
 
 def decode(data: bytes, source: str) -> KnownModels:
-    """Parse a file of known models."""
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -111,7 +106,6 @@ def decode(data: bytes, source: str) -> KnownModels:
 
 
 def encode(models: KnownModels) -> bytes:
-    """Encode a file of known models."""
     return msgspec.json.format(msgspec.json.encode(models), indent=1) + b"\n"
 
 
@@ -120,20 +114,18 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
-    models = {model.id: model for model in _models(data, names)}
+    models: dict[str, KnownModel] = {}
+    for name, facts in data.items():
+        if not isinstance(facts, dict) or facts.get("mode") not in _CHATS:
+            continue
+        provider = facts.get("litellm_provider")
+        if isinstance(provider, str) and provider:
+            model = _model(name.removeprefix(f"{provider}/"), names.get(provider, provider), facts)
+            models[model.id] = model
     if not models:
         raise ConfigurationError(f"{source}: it has no model in a known format")
     ordered = tuple(models[name] for name in sorted(models))
     return KnownModels(kind="known-models", format=FORMAT, date=day, source=source, models=ordered)
-
-
-def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
-    """The models for conversations. `names` maps LiteLLM's vendor names to Callboard's."""
-    for name, facts in data.items():
-        if isinstance(facts, dict) and facts.get("mode") in _CHATS:
-            provider = facts.get("litellm_provider")
-            if isinstance(provider, str) and provider:
-                yield _model(name.removeprefix(f"{provider}/"), names.get(provider, provider), facts)
 
 
 def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
@@ -321,13 +313,9 @@ def _read(home: Path, *written: int) -> Catalogue:
 
 
 class Catalogue:
-    """The models of the adapters and of a price snapshot, each with its prices.
+    """The models of the adapters, of a price snapshot and of `callboard models update`, each with its prices.
 
-    Args:
-        snapshot: The published prices.
-        prices: The price table; defaults to the prices of the snapshot.
-        known_models: The models that `callboard models update` stored.
-        clock: The clock. Its current day decides which models are retired.
+    Without `prices`, the prices are those of the snapshot. The clock's day decides which models are retired.
     """
 
     def __init__(
@@ -346,7 +334,10 @@ class Catalogue:
     def info(self, name: str) -> ModelInfo | None:
         """See `get_model_info`."""
         found = self.locate(name)
-        return None if found is None else self._of_provider(*found)
+        if found is None:
+            return None
+        row = _row(*found)
+        return self._of_lists(*found) if row is None else self._from_row(found[0], row)
 
     def locate(self, name: str) -> tuple[str, str] | None:
         """The provider of a model, and the model's name there; None if the model is unknown or ambiguous."""
@@ -371,7 +362,7 @@ class Catalogue:
     ) -> list[ModelInfo]:
         """See `list_models`."""
         capability_field = None if capability is None else capability_name(capability)
-        today = self._today()
+        today = datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).date().isoformat()
         return [
             info
             for info in self._all(None if provider is None else published_vendor(provider))
@@ -401,11 +392,8 @@ class Catalogue:
 
         if self._own_prices is not None:
             return self._own_prices
-        return (
-            PriceTable.default()
-            if self._snapshot is shipped_snapshot()
-            else PriceTable.of(self._snapshot.prices())
-        )
+        shipped = self._snapshot is shipped_snapshot()
+        return PriceTable.default() if shipped else PriceTable.of(self._snapshot.prices())
 
     @cached_property
     def _priced(self) -> dict[str, dict[str, SnapshotModel]]:
@@ -434,12 +422,6 @@ class Catalogue:
     def _has(self, provider: str, name: str) -> bool:
         lists = (self._priced, self._by_provider)
         return _row(provider, name) is not None or any(name in listed.get(provider, {}) for listed in lists)
-
-    def _of_provider(self, provider: str, name: str) -> ModelInfo:
-        row = _row(provider, name)
-        if row is not None:
-            return self._from_row(provider, row)
-        return self._of_lists(provider, name)
 
     def _from_row(self, provider: str, row: ModelRow) -> ModelInfo:
         into, out = self._costs(f"{provider}:{row.id}")
@@ -494,9 +476,6 @@ class Catalogue:
     def _costs(self, model: str) -> tuple[Decimal | None, Decimal | None]:
         row = self._prices.find(model, self._clock.now_us())
         return (None, None) if row is None else (row.per_million("input"), row.per_million("output"))
-
-    def _today(self) -> str:
-        return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).date().isoformat()
 
 
 def _row(provider: str, name: str) -> ModelRow | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from callboard.adapters import AdapterCapabilities, AdapterConfig, ProviderAdapter
 from callboard.adapters.keys import address_variable
-from callboard.adapters.provider import Preset, Provider, providers, registered_type
+from callboard.adapters.provider import Provider, providers, registered_type
 from callboard.bus import Clock, ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.base import Json
@@ -216,8 +216,10 @@ def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
         for preset in provider.presets:
             config = AdapterConfig(options=preset.options)
             adapters[preset.name] = AdapterEntry(name=preset.name, type=provider.name, config=config, offered=True)
-            model = _of_preset(preset)
-            models[model.id] = model
+            model = f"{preset.name}:{preset.model}"
+            models[model] = ModelEntry(
+                id=model, adapter=preset.name, wire_name=preset.model, aliases=(preset.name,), kind=preset.kind
+            )
     return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
 
 
@@ -240,16 +242,6 @@ def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | 
         key_from=source_of(environ, variable) if variable else None,
         address_from=address_from,
         offered=True,
-    )
-
-
-def _of_preset(preset: Preset) -> ModelEntry:
-    return ModelEntry(
-        id=f"{preset.name}:{preset.model}",
-        adapter=preset.name,
-        wire_name=preset.model,
-        aliases=(preset.name,),
-        kind=preset.kind,
     )
 
 
@@ -283,18 +275,12 @@ def entry_of(name: str, adapter: HostAdapter, prices_as: str | None = None) -> A
             f"{type(adapter).__name__} {name!r} is not an adapter: expected an object with all members "
             f"of `ProviderAdapter`, or a function without arguments that returns one"
         )
-    config = getattr(adapter, "config", None)
+    config, kind = getattr(adapter, "config", None), type(adapter)
     return AdapterEntry(
         name=name,
-        type=_type_of(adapter) if made else "",
+        type=registered_type(kind) or f"{kind.__module__}:{kind.__qualname__}" if made else "",
         config=config if isinstance(config, AdapterConfig) else AdapterConfig(),
         prices_as=prices_as,
         make=(lambda: adapter) if made else adapter,  # type: ignore[arg-type, return-value]
         shared=made,
     )
-
-
-def _type_of(adapter: object) -> str:
-    """The registered name of an adapter's class, or else the import path of the class."""
-    kind = type(adapter)
-    return registered_type(kind) or f"{kind.__module__}:{kind.__qualname__}"

@@ -56,7 +56,6 @@ class ModelInput(msgspec.Struct, frozen=True):
 
     tools: tuple[ToolDefinition, ...]
     system_prompt: str | None
-    """The system text."""
     warnings: tuple[CallWarning, ...] = ()
     """Warnings about tools that had to be changed for the model."""
     schema: JsonObject | None = None

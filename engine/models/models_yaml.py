@@ -34,55 +34,20 @@ _SHARED_KEYS = ("capabilities", "defaults", "prompt_addendum", "retry", "tools")
 """The keys that can be set for an adapter, for all its models, and for a model."""
 
 _ADAPTER_KEYS = {
-    "type",
-    "api_key",
-    "api_key_env",
-    "api_key_file",
-    "keys",
-    "key_pool",
-    "base_url",
-    "timeout",
-    "max_retries",
-    "max_concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_wait_seconds",
-    "drain_for_usage",
-    "connect_timeout",
-    "first_event_timeout",
-    "stream_read_timeout",
-    "extra_headers",
-    "options",
-    "prices_as",
+    "type", "api_key", "api_key_env", "api_key_file", "keys", "key_pool", "base_url", "timeout", "max_retries",
+    "max_concurrency", "requests_per_minute", "tokens_per_minute", "max_wait_seconds", "drain_for_usage",
+    "connect_timeout", "first_event_timeout", "stream_read_timeout", "extra_headers", "options", "prices_as",
     *_SHARED_KEYS,
-}
+}  # fmt: skip
 _KEY_KEYS = {"api_key", "api_key_env", "api_key_file"}
 _MODEL_KEYS = {
-    "adapter",
-    "wire_name",
-    "tier",
-    "can_delegate",
-    "aliases",
-    "max_output_tokens",
-    "max_retries",
-    "retry_empty",
-    "fallback",
-    "kind",
-    "embedding_space",
-    *_SHARED_KEYS,
-}
+    "adapter", "wire_name", "tier", "can_delegate", "aliases", "max_output_tokens", "max_retries", "retry_empty",
+    "fallback", "kind", "embedding_space", *_SHARED_KEYS,
+}  # fmt: skip
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
 _TOP_KEYS = {"adapters", "models", "default_model", "default_provider", "gateway", "only"}
 _GATEWAY_KEYS = {"names"}
-
-
-def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
-    """An adapter's entry with the new name of the key for its time limit."""
-    if "timeout_seconds" not in entry:
-        return entry
-    warn_of_old_name(f"{where}.timeout_seconds is deprecated: use {where}.timeout")
-    return {"timeout": entry["timeout_seconds"], **entry}
 
 
 class Reader:
@@ -136,6 +101,9 @@ class Reader:
     def _adapter(self, name: str, value: Json) -> AdapterEntry:
         where = f"adapters.{name}"
         entry = self._section(value, _ADAPTER_KEYS | {"timeout_seconds"}, where)
+        if "timeout_seconds" in entry:
+            warn_of_old_name(f"{where}.timeout_seconds is deprecated: use {where}.timeout")
+            entry = {"timeout": entry["timeout_seconds"], **entry}
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
@@ -153,7 +121,7 @@ class Reader:
         config = AdapterConfig(
             api_key=key,
             base_url=base_url,
-            timeout_seconds=self._number(_with_new_timeout(entry, where), "timeout", where, 600.0),
+            timeout_seconds=self._number(entry, "timeout", where, 600.0),
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
             options={**found, **self._mapping(entry.get("options") or {}, f"{where}.options")},

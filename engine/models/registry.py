@@ -39,7 +39,6 @@ class Resolved(msgspec.Struct, frozen=True):
     """The result of a name lookup."""
 
     model: ModelEntry
-    """The model with that name."""
     resolved_by: str
     """How the model was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
 
@@ -118,29 +117,28 @@ class ModelRegistry:
 
     def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
         """This registry as the successor of an earlier one. Names that were removed become errors."""
+        return self._with(previous.removed | previous.names, self.client_names)
+
+    def _with(self, removed: Collection[str], client_names: Mapping[str, Sequence[str]]) -> ModelRegistry:
         return ModelRegistry(
             self.adapters,
             self.models,
             default_model=self.default_model,
             default_provider=self.default_provider,
             source=self.source,
-            removed=previous.removed | previous.names,
-            client_names=self.client_names,
+            removed=removed,
+            client_names=client_names,
         )
 
     def _check_fallbacks(self) -> None:
-        for model in self.models.values():
-            for name in model.fallback:
+        named = [(f"models.{model.id}.fallback", model.fallback) for model in self.models.values()]
+        named += [(f"gateway.names.{name}", models) for name, models in self.client_names.items()]
+        for place, names in named:
+            for name in names:
                 try:
                     self.resolve(name)
                 except ConfigurationError as error:
-                    raise ConfigurationError(f"{self.source}: models.{model.id}.fallback: {error}") from error
-        for client_name, models in self.client_names.items():
-            for name in models:
-                try:
-                    self.resolve(name)
-                except ConfigurationError as error:
-                    raise ConfigurationError(f"{self.source}: gateway.names.{client_name}: {error}") from error
+                    raise ConfigurationError(f"{self.source}: {place}: {error}") from error
 
     def _index_aliases(self) -> dict[str, str]:
         aliases: dict[str, str] = {}
@@ -222,7 +220,6 @@ class ModelRegistry:
 
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
         """An adapter's unlisted model, by a name in the catalogue or by any name."""
-
         wire_name, is_listed = name_at(self.adapters[adapter], name)
         listed = self._listed_at(adapter, wire_name)
         if listed is not None:
@@ -232,7 +229,6 @@ class ModelRegistry:
 
     def _not_listed(self, name: str) -> Resolved:
         """The model for a name without a provider: from the catalogue, or of the default provider."""
-
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
         if placed is not None:
             adapter, local = placed
@@ -251,7 +247,6 @@ class ModelRegistry:
         return f"adapters there: {', '.join(sorted(self.adapters)) or 'none'}."
 
     def _unknown(self, name: str) -> str:
-
         prefix, colon, _ = name.partition(":")
         if colon and prefix in adapter_types():
             return f"unknown model {name!r}: {self._no_adapter(prefix)} Add it to the adapters there."
@@ -283,7 +278,12 @@ class ModelRegistry:
     def with_http_client(self, client: httpx.AsyncClient) -> ModelRegistry:
         """This registry, with a client for the adapters that have no client of their own."""
         fuller = copy.copy(self)
-        fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
+        fuller.adapters = {
+            name: msgspec.structs.replace(entry, config=msgspec.structs.replace(entry.config, http_client=client))
+            if entry.config.http_client is None
+            else entry
+            for name, entry in self.adapters.items()
+        }
         fuller.plans = {}
         return fuller
 
@@ -293,15 +293,7 @@ class ModelRegistry:
         Raises:
             ConfigurationError: A name refers to a missing model.
         """
-        return ModelRegistry(
-            self.adapters,
-            self.models,
-            default_model=self.default_model,
-            default_provider=self.default_provider,
-            source=self.source,
-            removed=self.removed,
-            client_names=names,
-        )
+        return self._with(self.removed, names)
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
         """This registry with one more adapter. It replaces the environment's adapter of the same name.
@@ -318,12 +310,6 @@ class ModelRegistry:
         fuller.adapters = {**self.adapters, entry.name: entry}
         fuller._found, fuller.plans = {}, {}  # a cached name may now belong to the new adapter
         return fuller
-
-
-def _with_client(entry: AdapterEntry, client: httpx.AsyncClient) -> AdapterEntry:
-    if entry.config.http_client is not None:
-        return entry
-    return msgspec.structs.replace(entry, config=msgspec.structs.replace(entry.config, http_client=client))
 
 
 # --- Names in published price tables ---
@@ -343,19 +329,13 @@ def published_name_at(provider: str | None, adapter: AdapterEntry, model: ModelE
     A vendor's own model has the vendor's prices at any address, for example at a gateway. The trace stores the
     name as `priced_as`.
     """
-    provider = provider or _vendor_of(model.wire_name)
-    if provider is None:
-        return None
+    if not provider:
+        place = default_catalogue().locate(model.wire_name)
+        if place is None or place[0] not in tabled_vendors():
+            return None
+        provider = place[0]
     name = f"{provider}:{model.wire_name}"
     return None if name == f"{adapter.name}:{model.wire_name}" else name
-
-
-def _vendor_of(name: str) -> str | None:
-    """The vendor whose own table has a model of this name; None for any other model."""
-    from .catalogue import default_catalogue
-
-    place = default_catalogue().locate(name)
-    return place[0] if place is not None and place[0] in tabled_vendors() else None
 
 
 def published_provider(adapter: AdapterEntry) -> str | None:

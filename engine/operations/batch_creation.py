@@ -8,7 +8,7 @@ wait, and then read the result. An engine without a trace stores its parts in me
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias, cast
@@ -28,14 +28,25 @@ from callboard.tracestore import StoredBatch, StoredSubmission
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
 from ..calls.outcome import texts_of
-from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
 from ..runtime.runtime import Runtime, settled_store
 from ..tree import tags_here
 from .batch_handle import NOT_BILLED, USUAL_BATCH_POLLING, BatchHandle, Submission, counted_calls
 from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
-from .jobs import GRACE_SECONDS, EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
+from .plain_calls import (
+    GRACE_SECONDS,
+    CallOptions,
+    EndedCall,
+    JobAnswer,
+    Models,
+    PerEngine,
+    PlainCalls,
+    decision_of,
+    priced_as,
+    require_known,
+    with_adapter,
+)
 
 Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
 """A planned batch, and the parts of it that were already sent."""
@@ -45,16 +56,11 @@ started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
 handles: PerEngine[WeakValueDictionary[str, BatchHandle]] = PerEngine(WeakValueDictionary)
 
 _TURNS: PerEngine[WeakValueDictionary[str, anyio.Lock]] = PerEngine(WeakValueDictionary)
+"""A lock for each batch, so that only one task of this engine creates it at a time."""
 
 
 def has_job(sent: Submission | None) -> bool:
-    """Whether the provider is known to have a part."""
     return sent is not None and sent.job is not None
-
-
-def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """A lock, so that only one task of this engine creates the same batch at a time."""
-    return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
 
 
 def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
@@ -102,7 +108,6 @@ async def share(runtime: Runtime) -> None:
 
 
 async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
-    """A batch in the trace; None if there is none."""
     store = await settled_store(runtime)
     return None if store is None else await store.batch(batch_id)
 
@@ -172,11 +177,9 @@ async def find_part(
         return None  # the provider refused the part
     others = await known_jobs(runtime, plan, part)
 
-    async def find(adapter: BatchAdapter) -> BatchJob | None:
-        size = plan.sizes[part - 1]
-        return await adapter.find_batch(
-            plan.wire_model, plan.mark(part), size, sent.began_at, key=plan.key, known=others
-        )
+    def find(adapter: BatchAdapter) -> Awaitable[BatchJob | None]:
+        mark, size = plan.mark(part), plan.sizes[part - 1]
+        return adapter.find_batch(plan.wire_model, mark, size, sent.began_at, key=plan.key, known=others)
 
     while True:
         job = await with_adapter(runtime, plan.decision.provider, find)
@@ -214,7 +217,6 @@ def publish_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: 
 
 
 def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
-    """The plan of a batch that is in the trace."""
     ids = stored.request_ids or tuple(call_id(stored.batch_id, place) for place in range(sum(stored.parts)))
     return BatchPlan(
         batch_id=stored.batch_id,
@@ -280,8 +282,6 @@ async def create_batch(
 
 
 class _Creation:
-    """The creation of a batch, or of its missing parts."""
-
     def __init__(
         self,
         runtime: Runtime,
@@ -301,11 +301,12 @@ class _Creation:
     async def run(self) -> BatchHandle:
         """Send all parts, and return the batch's handle."""
         self._require_one_model()
-        async with turn(self._runtime, self._batch_id), creating(self._runtime, self._batch_id):
-            return await self._run_alone()
-
-    async def _run_alone(self) -> BatchHandle:
         runtime = self._runtime
+        turn = _TURNS[runtime].setdefault(self._batch_id, anyio.Lock())
+        async with turn, creating(runtime, self._batch_id):
+            return await self._run_alone(runtime)
+
+    async def _run_alone(self, runtime: Runtime) -> BatchHandle:
         plan, submissions = await self._begin()
         items = self._items()
         for part in plan.parts():

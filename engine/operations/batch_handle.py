@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -48,7 +49,7 @@ from .batch_plan import (
     OnResult,
     status_of,
 )
-from .jobs import EndedCall, with_adapter
+from .plain_calls import EndedCall, with_adapter
 
 NOT_BILLED = Cost(0, CostSource.COMPUTED, None, "a failed request of a batch is not billed")
 
@@ -82,6 +83,8 @@ async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, 
     return {} if store is None else await store.counted_calls(call_ids)
 
 
+T = TypeVar("T")
+
 OnProgress = Callable[[BatchState], object]
 
 USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
@@ -92,8 +95,6 @@ _EVENTS_AT_ONCE = 200
 
 
 class Submission(msgspec.Struct):
-    """A part that was sent or is being sent."""
-
     call_id: str
     """The id of the call that creates the job."""
     began_at: int
@@ -221,6 +222,7 @@ class BatchHandle:
 
         Raises:
             RequestTimeoutError: The time is up. The batch continues.
+            CancelledError: The engine was closed. The batch continues.
             AdapterError: Checks failed permanently, or for too long. The batch continues.
             CallboardError: `for_each` has already passed on the results and dropped them.
         """
@@ -253,6 +255,7 @@ class BatchHandle:
 
         Raises:
             RequestTimeoutError: As in `wait`.
+            CancelledError: As in `wait`.
             AdapterError: As in `wait`.
             CallboardError: Results are already being read.
         """
@@ -273,13 +276,14 @@ class BatchHandle:
         on_progress: OnProgress | None,
         timeout: float | None,
     ) -> None:
+        closed = f"the engine was closed, and batch {self.id} continues. Call engine.resume_batch({self.id!r})"
         try:
             await look()  # first without a wait, because the batch may have ended
         except AdapterError as error:
             if not is_passing(error):
                 raise
         try:
-            with anyio.fail_after(timeout):
+            with self._runtime.in_flight.call(closed), anyio.fail_after(timeout):
                 await wait_for_job(
                     look,
                     self.state,
@@ -309,10 +313,11 @@ class BatchHandle:
         return ended
 
     async def _cancel(self, job: BatchJob) -> bool:
-        async def end(adapter: BatchAdapter) -> bool:
-            return await adapter.cancel_batch(job, model=self._plan.wire_model)
+        model = self._plan.wire_model
+        return await self._with_adapter(lambda adapter: adapter.cancel_batch(job, model=model))
 
-        return await with_adapter(self._runtime, self._plan.decision.provider, end)
+    def _with_adapter(self, work: Callable[[BatchAdapter], Awaitable[T]]) -> Awaitable[T]:
+        return with_adapter(self._runtime, self._plan.decision.provider, work)
 
     def _take_over(self, submissions: dict[int, Submission], requests: Sequence[CanonicalRequest]) -> None:
         """Add parts that other tasks have sent, and remove the placeholder errors of their requests."""
@@ -358,22 +363,18 @@ class BatchHandle:
             await self._keep(place, error, None, on_result)
 
     async def _retrieved(self, job: BatchJob) -> BatchJob:
-        async def look(adapter: BatchAdapter) -> BatchJob:
-            return await adapter.retrieve_batch(job.id, model=self._plan.wire_model, key=job.key)
-
-        progress = await with_adapter(self._runtime, self._plan.decision.provider, look)
+        model = self._plan.wire_model
+        progress = await self._with_adapter(
+            lambda adapter: adapter.retrieve_batch(job.id, model=model, key=job.key)
+        )
         return msgspec.structs.replace(progress, certain=job.certain, warnings=job.warnings)
 
     # --- Results ---
 
     async def _read(self, part: int, job: BatchJob) -> Sequence[BatchOutcome]:
         items = [BatchItem(self._plan.call_id(place), self._request(place)) for place in self._plan.places(part)]
-
-        async def read(adapter: BatchAdapter) -> Sequence[BatchOutcome]:
-            return await adapter.read_batch(job, items)
-
         try:
-            return await with_adapter(self._runtime, self._plan.decision.provider, read)
+            return await self._with_adapter(lambda adapter: adapter.read_batch(job, items))
         # the job belongs to another batch; the job of this part was not found
         except OutcomeUnknownError as error:
             return [OutcomeUnknownError(str(error), provider=job.provider) for _ in items]

@@ -20,7 +20,7 @@ from callboard.bus import Cost
 from callboard.bus.errors import CallboardError, InvalidRequestError
 from callboard.bus.values.usage import CostSum, usage_is_unknown
 
-from .jobs import JobOrigin
+from .plain_calls import JobOrigin
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 
@@ -55,7 +55,6 @@ class BatchPlan(JobOrigin, frozen=True, kw_only=True):
         return f"{self.batch_id}/{self.digest}/{part}"
 
     def call_id(self, place: int) -> str:
-        """The call id of the request at an index."""
         return call_id(self.batch_id, place)
 
 
@@ -251,7 +250,6 @@ class CollectedResults:
             self._handed_out.pop(place, None)
 
     async def add(self, place: int, result: BatchResult, on_result: OnResult | None) -> None:
-        """Store a result, or pass it on."""
         if on_result is None:
             self._stored[place] = result
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -26,7 +26,6 @@ from callboard.adapters.embeddings import (
     EmbeddingInput,
     EmbeddingRequest,
     EmbeddingResponse,
-    Gathered,
     InputType,
     OnProgress,
     PartialEmbeddingError,
@@ -49,10 +48,10 @@ from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource, 
 from callboard.bus.values.base import ShortRepr
 
 from ..budgets.worst_case import most_of_images
-from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..models.entries import ModelEntry
 from ..routing.candidates import Named, Plan, Route, choose
 from ..runtime.runtime import Runtime
+from .plain_calls import CallOptions, Models, PlainCalls, require_known
 
 ImageInput: TypeAlias = ImageBlock | bytes | str | Path
 """An image: a block, the bytes of a file, or the path of a file."""
@@ -96,7 +95,7 @@ class ImageResult(ShortRepr, frozen=True, kw_only=True):
     operation: ImageOperation
     """The operation: ``generate``, ``edit``, ``edit-masked`` or ``composite``."""
     model: str
-    """The tokens of the call, or the number of images, as the provider counts."""
+    """The model that made the images, as ``provider:name``."""
     usage: TokenUsage
     """The tokens of the call, or the number of images if tokens are not counted."""
     cost: Cost
@@ -155,10 +154,12 @@ async def make_images(
     async def call(route: Route, request_id: str, caused_by: str | None) -> ImageResult:
         request = request_to(route.option.named, request_id)
 
-        async def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> ImageResponse:
-            return await adapter.make_images(request, on_attempt=on_attempt)
+        def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> Awaitable[ImageResponse]:
+            return adapter.make_images(request, on_attempt=on_attempt)
 
-        made, cost = await calls.ask(route, request_id, caused_by, work, most=_most(request))
+        message = Message.user([TextBlock(prompt), *blocks])
+        most = most_of_images(estimate_request([message], (), None, TokenRates()), request.n)
+        made, cost = await calls.ask(route, request_id, caused_by, work, most=most)
         return ImageResult(
             images=made.images,
             operation=made.operation,
@@ -176,12 +177,6 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
     if not isinstance(adapter, ImageAdapter):
         raise CapabilityError(f"{named.model} can't make images: its adapter supports only conversations")
     return adapter
-
-
-def _most(request: ImageRequest) -> Sequence[TokenUsage]:
-    """The maximum usage of a request."""
-    message = Message.user([TextBlock(request.prompt), *request.images])
-    return most_of_images(estimate_request([message], (), None, TokenRates()), request.n)
 
 
 class EmbeddingOptions(CallOptions, total=False):
@@ -276,8 +271,6 @@ def space_of(entry: ModelEntry) -> str:
 
 
 class _Embedding:
-    """One call of `embed`, with all its batches."""
-
     def __init__(
         self, calls: PlainCalls[EmbeddingAdapter], inputs: tuple[EmbeddingInput, ...], options: EmbeddingOptions
     ) -> None:
@@ -306,7 +299,11 @@ class _Embedding:
             at_once=self._options.get("at_once", AT_ONCE),
             on_progress=self._options.get("on_progress"),
         )
-        vectors = self._complete(gathered)
+        try:
+            vectors = gathered.complete()
+        except PartialEmbeddingError as error:
+            error.cost = reduce(add, self._costs)
+            raise
         return EmbeddingResult(
             vectors=vectors,
             model=gathered.responses[0].model,
@@ -315,14 +312,6 @@ class _Embedding:
             calls=tuple(response.request_id for response in gathered.responses),
             warnings=gathered.warnings,
         )
-
-    def _complete(self, gathered: Gathered) -> tuple[Vector, ...]:
-        """All vectors. If some are missing, the exception has the cost of the completed ones."""
-        try:
-            return gathered.complete()
-        except PartialEmbeddingError as error:
-            error.cost = reduce(add, self._costs)
-            raise
 
     async def _run(self, batch: range) -> EmbeddingResponse:
 

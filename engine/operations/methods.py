@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from callboard.adapters.http.retry import PollPolicy
     from callboard.tracestore import StoredBatch
 
-    from ..calls.plain_call import Models
     from ..conversation.results import GenerateResult
     from ..generation.streaming import StreamResult
     from .batch_creation import BatchOptions
     from .batch_handle import BatchHandle
     from .embeddings import EmbeddingOptions, EmbeddingResult, ImageInput, ImageOptions, ImageResult
+    from .plain_calls import Models
     from .videos import VideoHandle, VideoOptions
 
 
@@ -204,7 +204,7 @@ class OperationMethods:
             requests: The requests. Each result has the `request_id` of its request; without one, it has the id of
                 the call.
             model: Any of the model's names; None uses the model of the requests, or the configured default.
-            batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. by default, a new id is made.
+            batch_id: The batch's id: 1 to 48 letters, digits, ``_`` and ``-``. By default, a new id is made.
             options: The fields of `BatchOptions`.
 
         Raises:
@@ -286,7 +286,6 @@ class OperationMethods:
         Raises:
             StoreError: The trace, or a file that an earlier process left next to it, can't be read.
         """
-
         return await open_replies(self._runtime, session_id)
 
     async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> GenerateResult:

@@ -42,19 +42,22 @@ from callboard.bus.values.messages import CallWarning
 from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
-from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route, expand
-from ..runtime.runtime import Runtime
+from ..runtime.runtime import Runtime, settled_store
 from ..tree import tags_here
 from .embeddings import ImageInput, image_block
-from .jobs import (
+from .plain_calls import (
     GRACE_SECONDS,
+    CallOptions,
     EndedCall,
     JobAnswer,
     JobOrigin,
+    Models,
     PerEngine,
+    PlainCalls,
     decision_of,
     priced_as,
+    require_known,
     with_adapter,
 )
 
@@ -188,7 +191,10 @@ class VideoHandle:
             self._waiting -= 1
             if on_progress is not None:
                 self._listeners.remove(on_progress)
-        return self._result()
+        if self._job.status != "completed":
+            raise self._error()
+        assert self._cost is not None
+        return VideoResult(job=self._job, usage=self._job.usage or TokenUsage(), cost=self._cost)
 
     async def _look_until_done(self) -> None:
         try:
@@ -207,11 +213,7 @@ class VideoHandle:
 
     async def _retrieve(self) -> VideoJob:
         terms, model = self._job.terms, self._origin.wire_model
-
-        async def look(adapter: VideoAdapter) -> VideoJob:
-            return await adapter.retrieve_video(self.id, model=model, terms=terms)
-
-        return await self._with_adapter(look)
+        return await self._with_adapter(lambda adapter: adapter.retrieve_video(self.id, model=model, terms=terms))
 
     def _see(self, job: VideoJob) -> None:
         if self._job.done:  # the job was cancelled during this check
@@ -263,12 +265,6 @@ class VideoHandle:
         if job.status == "cancelled":
             return CancelledError(f"video {self.id} was cancelled", provider=job.provider)
         return job.error or AdapterError(f"video {self.id} failed", provider=job.provider)
-
-    def _result(self) -> VideoResult:
-        if self._job.status != "completed":
-            raise self._error()
-        assert self._cost is not None
-        return VideoResult(job=self._job, usage=self._job.usage or TokenUsage(), cost=self._cost)
 
     def _how_to_resume(self) -> str:
         return f"engine.resume_video({self.id!r}, {self.model!r})"
@@ -347,12 +343,10 @@ class VideoHandle:
         if not await self._still_runs():
             return False
 
-        async def end(adapter: VideoAdapter) -> bool:
-            return await adapter.delete_video(self.id, model=self._origin.wire_model)
-
+        model = self._origin.wire_model
         self._cancelling = True
         try:
-            deleted = await self._with_adapter(end)
+            deleted = await self._with_adapter(lambda adapter: adapter.delete_video(self.id, model=model))
         except BaseException:
             self._cancelling = False
             raise
@@ -398,12 +392,8 @@ class VideoCall(EndedCall):
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
     """The trace's data about a job. Raises StoreError if the trace can't be read."""
-    if runtime.store is None:
-        return StoredJob()
-    await runtime.host.settle()
-    if not runtime.store.is_open:
-        return StoredJob()
-    return await runtime.store.job(provider, job_id)
+    store = await settled_store(runtime)
+    return StoredJob() if store is None else await store.job(provider, job_id)
 
 
 class VideoOptions(CallOptions, total=False):

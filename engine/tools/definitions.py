@@ -372,9 +372,9 @@ def as_tools(tools: Iterable[ToolLike]) -> tuple[Tool, ...]:
     """Convert the given tools and functions to tools.
 
     Raises:
-    ConfigurationError: Two of the program's own tools have one name.
-    ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
-    TypeError: An item is neither a tool nor a function.
+        ConfigurationError: Two of the program's own tools have one name.
+        ToolDefinitionError: A function lacks type hints or descriptions of its parameters.
+        TypeError: An item is neither a tool nor a function.
     """
     return collected(tools)[0]
 

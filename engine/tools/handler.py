@@ -135,7 +135,6 @@ def _is_context(hint: object) -> bool:
 
 
 def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The resolved type hints of a function."""
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__  # the signature of a callable object is that of its class's `__call__`
@@ -170,7 +169,6 @@ def bound_keywords(function: Callable[..., object]) -> frozenset[str]:
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether calling a function returns an awaitable."""
     inner = unwrapped(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
@@ -233,8 +231,6 @@ _AS_IT_IS = (NOTHING, object, Any)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The converted arguments of a call."""
-
     keywords: dict[str, Any]
     all_arguments: tuple[Any, ...] = ()
     """All arguments as one mapping, if the function takes them in this form."""
@@ -258,7 +254,6 @@ class Handler(msgspec.Struct, frozen=True):
     """The schema against which the arguments are checked first; None if `keywords` checks everything."""
 
     def read(self, arguments: JsonObject) -> Ready:
-        """Check and convert the arguments of a call."""
         from ..schema_checks import check, convert
 
         if self.schema is not None:
@@ -282,7 +277,6 @@ class Handler(msgspec.Struct, frozen=True):
         return self.function(*ready.all_arguments, **ready.keywords, **filled)
 
     def bound(self, function: ToolHandler) -> Handler:
-        """The handler of another function with the same parameters."""
         return replace(self, function=function)
 
 

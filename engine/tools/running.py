@@ -371,7 +371,9 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
     except Exception as error:
         done = True
         _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
-        return ToolResultBlock(call.id, _error_text(error), is_error=True)
+        text = str(error)
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return ToolResultBlock(call.id, text, is_error=True)
     finally:
         current_tool.reset(inherited)
         if caller is not None:
@@ -380,11 +382,6 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundCo
             context.close()
         if controller is not None and not done:
             controller.abort(why)
-
-
-def _error_text(error: Exception) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _context(call: ToolUseBlock, controller: AbortController, shared: ToolRoundContext) -> ToolContext:

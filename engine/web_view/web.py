@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from callboard.bus import ConfigurationError
 from callboard.tracestore import Store
 
 from ..engine import Engine
-from ..stores import StoreAddress, TracePlace, is_address
+from ..stores import TracePlace, place_of
 from .subject import SCOPES, Scope, Subject
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def web(
             f"scopes: unknown {', '.join(sorted(unknown))}. Expected {', '.join(sorted(SCOPES))}"
         )
     if isinstance(trace, str):
-        trace = StoreAddress(trace) if is_address(trace) else Path(trace)
+        trace = place_of(trace)
     subject = Subject(engine, trace, show_content=show_content, shared=shared)
     access = Access(subject.clock, authorize, scopes)
     return WebView(subject, access, checked_hosts((*THIS_MACHINE, *hosts)))

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from callboard.engine.cli.command_line import build_parser
-from callboard.engine.keys import set_key
+from callboard.engine.keys import change_key
 from tests.support.depth import first_is_quick
 from tests.support.provider_server import provider_server, refusing_url
 from tests.support.reply_server import reply_server
@@ -367,7 +367,7 @@ def test_a_refusal_is_one_line_with_advice(
 
 
 def test_a_stored_key_that_is_wrong_is_changed_where_it_is_stored(home: Path) -> None:
-    set_key(home / "keys.json", "ANTHROPIC_API_KEY", "sk-kept")
+    change_key(home / "keys.json", "ANTHROPIC_API_KEY", "sk-kept")
     with provider_server(401, b'{"error": {"type": "authentication_error", "message": "no"}}') as server:
         done = call("ask", "hi", home=home, more={"ANTHROPIC_BASE_URL": server.url}, exits=2)
     assert "callboard keys set anthropic" in done.stderr

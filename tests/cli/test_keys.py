@@ -17,7 +17,7 @@ from callboard.adapters.images import GeneratedImage
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import ConfigurationError
 from callboard.bus.files import write_private
-from callboard.engine.keys import Variables, read_keys, remove_key, set_key
+from callboard.engine.keys import Variables, change_key, read_keys
 from callboard.engine.models.configured import load_registry
 from callboard.tracestore import SavedReplies, TraceStore
 from callboard.tracestore.export import export_calls
@@ -74,7 +74,7 @@ def test_the_environment_comes_before_the_file(home: Path, monkeypatch: pytest.M
     """
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     for name in ("OPENAI_API_KEY", "HERE_KEY"):
-        set_key(home / "keys.json", name, f"{name} of the file")
+        change_key(home / "keys.json", name, f"{name} of the file")
         monkeypatch.delenv(name, raising=False)
     listing = home / "listing.yaml"
     listing.write_text(MODELS.format(url="http://localhost:1"))
@@ -100,14 +100,14 @@ def test_a_file_that_others_can_open_is_ignored_with_a_warning(
     monkeypatch.setenv("CALLBOARD_HOME", str(home))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     file = home / "keys.json"
-    set_key(file, "OPENAI_API_KEY", KEY)
+    change_key(file, "OPENAI_API_KEY", KEY)
     file.chmod(mode)
     assert load_registry(None).adapters["openai"].missing_key == "OPENAI_API_KEY"
     assert "keys_ignored" in caplog.text
     assert "chmod 600" in caplog.text
     assert KEY not in caplog.text
     with pytest.raises(ConfigurationError, match="chmod 600"):
-        set_key(file, "OTHER", "x")
+        change_key(file, "OTHER", "x")
     done = call("doctor", "--offline", home=home)
     assert "FAIL keys" in done.stdout
     assert "-> chmod 600" in done.stdout
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_object_of_keys_is_reported_and_not_overwritten(text: 
     assert stored.keys == {}
     assert "not a JSON object" in (stored.fault or "")
     with pytest.raises(ConfigurationError) as raised:
-        remove_key(file, "A")
+        change_key(file, "A", None)
     assert "sk-secret" not in str(raised.value)
     assert file.read_text() == text
 
@@ -132,9 +132,9 @@ def test_a_link_is_not_written_through(home: Path) -> None:
     write_private(other, b"{}")
     (home / "keys.json").symlink_to(other)
     with pytest.raises(ConfigurationError, match="symbolic link"):
-        set_key(home / "keys.json", "A", "x")
+        change_key(home / "keys.json", "A", "x")
     assert other.read_bytes() == b"{}"
-    set_key(other, "A", KEY)
+    change_key(other, "A", KEY)
     stored = read_keys(other)
     assert KEY not in repr(stored) + repr(Variables({}, stored))
 
@@ -144,7 +144,7 @@ def test_keys_that_are_set_concurrently_are_all_kept(home: Path) -> None:
     file = home / "keys.json"
     names = [f"KEY_{number}" for number in range(32)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: set_key(file, name, "x"), names))
+        list(pool.map(lambda name: change_key(file, name, "x"), names))
     assert sorted(read_keys(file).keys) == sorted(names)
     assert [path.name for path in home.iterdir()] == ["keys.json"]
 

@@ -17,9 +17,9 @@ from callboard.bus import LlmCallCompleted, LlmCallFailed, Lossless
 from callboard.bus.errors import RequestTimeoutError
 from callboard.bus.streams.events import MessageStart, TextDelta
 from callboard.engine import Budget, Engine, ModelRegistry, Session, TimeoutConfig, Tool, tool
-from callboard.engine.calls.plain_call import require_known
 from callboard.engine.models.configured import read_models_yaml
 from callboard.engine.operations.embeddings import EmbeddingOptions, ImageOptions
+from callboard.engine.operations.plain_calls import require_known
 from callboard.engine.operations.videos import VideoOptions
 from callboard.tracestore import CallFilter, PriceRow, PriceTable
 from tests.support.depth import quick_if

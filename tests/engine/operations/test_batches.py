@@ -241,6 +241,17 @@ async def test_a_failed_poll_is_repeated(server: BatchServer) -> None:
         assert seen[-1] == "completed"
 
 
+async def test_a_closed_engine_ends_the_wait_between_two_checks(server: BatchServer) -> None:
+    """The error says how to resume the batch. The default checks are seconds apart."""
+    async with engine_at(server.url) as engine:
+        batch = await engine.create_batch(requests_of("openai", "one"), batch_id="waited-for")
+        with engine.bus.subscribe("batch.progress") as events:
+            waiting = asyncio.ensure_future(batch.wait())
+            await anext(events)
+    with pytest.raises(CancelledError, match=r"engine was closed, .*resume_batch\('waited-for'\)"):
+        await waiting
+
+
 async def test_a_budget_reserves_the_worst_case_until_results_count(server: BatchServer, store: Path) -> None:
     """A batch that does not fit is not sent. Another process has the same reservation."""
     requests = requests_of("openai", "one", "two")
