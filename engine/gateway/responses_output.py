@@ -69,29 +69,25 @@ class ItemIds:
         return f"{prefix}_{self._reply_id}_{self._count}"
 
 
-def wire_tools(client_request: ClientRequest) -> Mapping[str, WireTool]:
-    """The client's form of its tools, by canonical name."""
-    return msgspec.convert(client_request.options.get("tools", {}), dict[str, WireTool])
-
-
 # --- Items ---
 
 
 class ItemWriter:
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
-        self.tools = wire_tools(client_request)
+        self.tools = msgspec.convert(client_request.options.get("tools", {}), dict[str, WireTool])
+        """The client's form of its tools, by canonical name."""
         self.ids = ItemIds(info.id)
 
     def write(self, content: Sequence[ContentBlock], *, status: str = COMPLETED) -> list[Json]:
         """The items of a whole reply. `status` is the status of the last item."""
-        items: list[Json] = []
+        items: list[JsonObject] = []
         parts: list[Json] = []
         summary: list[Json] = []
         former: ContentBlock | None = None
         for number, block in enumerate(content):
             last = status if number == len(content) - 1 else COMPLETED
-            if summary and not isinstance(block, ThinkingBlock):  # the reasoning has no end
-                items.append(reasoning_item(self.ids.next("rs"), summary, None))
+            if not isinstance(block, ThinkingBlock):
+                items += self._unended(summary)
                 summary = []
             match block:
                 case TextBlock() if isinstance(former, TextBlock) and _is_one_message(former, block):
@@ -111,9 +107,13 @@ class ItemWriter:
                 case _:
                     items += [item for item in [self.other(block)] if item is not None]
             if last != COMPLETED and items and isinstance(block, TextBlock):
-                _dict(items[-1])["status"] = last
+                items[-1]["status"] = last
             former = block
-        return items
+        return [*items, *self._unended(summary)]
+
+    def _unended(self, summary: list[Json]) -> list[JsonObject]:
+        """The item for parts of reasoning whose end is missing, for example after the reply's limit in tokens."""
+        return [reasoning_item(self.ids.next("rs"), summary, None)] if summary else []
 
     def message(self, block: TextBlock) -> JsonObject:
         """The item of a message that starts with a text, without its parts."""
@@ -253,11 +253,6 @@ def secret_token(of: str) -> str:
     return f"{TOKEN}{digest(of)[:32]}"
 
 
-def _dict(item: Json) -> JsonObject:
-    assert isinstance(item, dict)
-    return item
-
-
 # --- The response object ---
 
 _ECHOED: Mapping[str, Json] = {
@@ -304,7 +299,7 @@ class ResponseObject:
         echoed["text"] = {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})}
         self._echo: Mapping[str, Any] = echoed
         self._head: JsonObject = {
-            "id": response_id(info),
+            "id": f"resp_{info.id}",
             "object": "response",
             "created_at": info.created,
             "model": info.model,
@@ -337,7 +332,7 @@ class ResponseObject:
         return {
             **self.at(status, output, error=error),
             "incomplete_details": None if reason is None else {"reason": reason},
-            "usage": usage_object(response.usage),
+            "usage": write_usage(response.usage),
             "service_tier": tier or "default",
             **{name: details[name] for name in DETAILS if name in details},
         }
@@ -346,11 +341,7 @@ class ResponseObject:
 _FAILED = "The reply failed."
 
 
-def response_id(info: ReplyInfo) -> str:
-    return f"resp_{info.id}"
-
-
-def usage_object(usage: TokenUsage) -> JsonObject:
+def write_usage(usage: TokenUsage) -> JsonObject:
     return {
         "input_tokens": usage.total_input_tokens,
         "input_tokens_details": {
