@@ -85,7 +85,6 @@ Write = Callable[[ClientEmbeddingRequest, Sequence[Vector], TokenUsage], JsonObj
 async def embed(
     engine: Engine, client_request: ClientEmbeddingRequest, write: Write, tags: Mapping[str, str]
 ) -> OperationResult:
-    """Run a client's request."""
     models = models_of(engine._runtime, client_request.model)
     results = []
     for request in client_request.requests:

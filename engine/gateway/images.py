@@ -167,7 +167,6 @@ def _data_url(value: Json, where: str) -> ImageBlock:
 
 
 def _value(text: str) -> Json:
-    """The JSON value of a form field."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
