@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from callboard.bus import Message, TurnStatus
-from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.events import UnknownEvent
 from callboard.bus.streams.events import (
     MessageComplete,
     StepFinish,
