@@ -56,9 +56,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     raise_on_long_hint: bool = False
     """Whether the call fails immediately if the provider requests a wait above `max_delay`."""
     on_retry: OnRetry | None = None
-    """A function that is called before each retry. Its arguments are the error, the number of the failed attempt
-    from 1, and the seconds until the next attempt. The function must not block. Its exceptions are logged.
-    """
+    """Called before each retry; see `OnRetry`. The function must not block. Its exceptions are logged."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 Each package in `adapters.providers` has a `PROVIDER`. All lists of providers are derived from these descriptors:
 the types in models.yaml, exported names, environment variables, names in price files and telemetry. So adding a
-folder adds a provider. A descriptor refers to code in its folder as ``module:name``. The code is imported when
-needed, so a folder's `__init__` imports nothing.
+folder adds a provider. A descriptor refers to code in its folder as ``module:name``, or as ``:name`` for code
+next to the descriptor. The code is imported when needed, so a folder's `__init__` imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _load(package: str, place: str) -> object:
     module, _, attribute = place.partition(":")
-    found: object = import_module(f"{package}.{module}")
+    found: object = import_module(f"{package}.{module}" if module else package)
     return getattr(found, attribute) if attribute else found
 
 

@@ -346,16 +346,8 @@ async def download_video_to(
 ) -> Path:
     """Download the file of a completed job to `path`. A file at this path is replaced.
 
-    Only the file's owner can read it. A failed download leaves no file.
-
-    Args:
-        adapter: The adapter of the job's provider.
-        job: The job.
-        path: The path of the file.
-        variant: The file of the job.
-        random: Returns numbers in [0, 1), for the jitter.
-        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
-        on_progress: Called with the bytes so far and the bytes in all (None if unknown).
+    Only the file's owner can read it. A failed download leaves no file. The arguments are as for
+    `download_video`.
 
     Raises:
         AdapterError: The download failed.

@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
-from callboard.bus.events.envelope import Envelope
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.sums import sum_up

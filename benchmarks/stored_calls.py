@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.bus.events import Envelope, Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
-from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
 from callboard.bus.values.messages import Candidate, Message, RoutingDecision
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage

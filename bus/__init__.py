@@ -35,7 +35,7 @@ __getattr__, __dir__, __all__ = face(
             "LlmCallFailed LlmCallGuarded LlmCallImported LlmCallStarted ToolFinished ToolProgress ToolStarted"
         ),
         ".events.codec": "CatalogueEvent decode_as decode_envelope decode_event encode_envelope encode_event",
-        ".events.envelope": "Envelope Event UnknownEvent",
+        ".events": "Envelope Event UnknownEvent",
         ".events.operation": (
             "ActorCrashed ActorEscalated ActorRestarted ActorStarted ActorStoppedEvent BudgetLow BudgetRefused "
             "BudgetReserved BudgetSettled ConfigReloaded NodeBrokerChanged NodeLeaseChanged NodeLimitsChanged "

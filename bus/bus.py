@@ -20,7 +20,7 @@ import msgspec
 
 from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
-from .events.envelope import Envelope, Event
+from .events import Envelope, Event
 from .log import Log, warn_of_old_name
 from .replay import ReplayBus
 from .subscription import BusStatistics, ObservableBus, Subscription

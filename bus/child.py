@@ -115,8 +115,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     factory: Callable[[], Actor]
     """A function that makes a new instance for every life."""
     restart: RestartType = "permanent"
-    """``permanent``: always restarted. ``transient``: restarted after a crash only. ``temporary``: never
-    restarted."""
+    """The ends after which the child is restarted; see `RestartType`."""
     policy: RestartPolicy | None = None
     """The policy for restarts; None uses the supervisor's policy."""
     on_limit: OnLimit = "escalate"

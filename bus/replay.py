@@ -23,7 +23,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from .clock import Clock
-from .events.envelope import Envelope
+from .events import Envelope
 from .subscription import BusStatistics, Lossless, ObservableBus, Policy, Subscription
 
 WINDOW = 1024

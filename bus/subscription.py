@@ -25,7 +25,7 @@ import msgspec
 from .backend import Signal, new_signal
 from .clock import Clock
 from .errors import WrongLoop
-from .events.envelope import Envelope, Event
+from .events import Envelope, Event
 from .log import Log
 
 _log = Log("bus.subscription")

@@ -38,8 +38,8 @@ from .child import (
 )
 from .clock import Clock
 from .errors import ActorStopped, SupervisorEscalated
+from .events import Event
 from .events import operation as events
-from .events.envelope import Event
 from .log import Log
 from .tasks import describe, unwrapped
 

@@ -29,12 +29,10 @@ __getattr__, __dir__, __all__ = face(
             "Finish StreamAccumulator StreamFailed TextEnd TextStart ThinkingEnd ThinkingStart ViewEvent"
         ),
         ".imports.importer": "Importer ImportFault ImportReport ImportedModel import_calls",
-        ".mcp.hooks": (
-            "Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource SamplingRequest"
-        ),
+        ".mcp.hooks": "Elicitation ElicitationAnswer McpLogMessage SamplingRequest",
         ".mcp.oauth": "McpOAuth McpTokenFile McpTokenStorage",
         ".mcp.serve": "McpService mcp_service",
-        ".mcp.server": "McpServer McpTool",
+        ".mcp.server": "McpPrompt McpPromptArgument McpResource McpServer McpTool",
         ".mcp.servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".mcp.settings": "McpServerSettings",
         ".models.catalogue": "ModelInfo get_latest_model get_model_info list_models",
@@ -68,12 +66,11 @@ __getattr__, __dir__, __all__ = face(
         ".tree_headers": "attach_trace_context detached trace_context",
         ".type_schema": "SchemaError",
         "callboard.tracestore.reports": "Check HealthReport",
-        ".watching.now": "ActiveWork WorkInProgress",
-        ".watching.statistics": "EngineStatistics ProviderStatistics",
+        ".watching.snapshots": "ActiveWork EngineStatistics ProviderStatistics WorkInProgress",
         ".watching.preview": "RequestLoss RequestPreview",
         ".watching.watch": "EndedCall SyncWatch Watch watch watch_sync",
         ".web_view.subject": "Scope",
         ".web_view.web": "web",
     },
-    others=lambda name: import_module(".watching.now", __name__).old_class(name),
+    others=lambda name: import_module(".watching.snapshots", __name__).old_class(name),
 )

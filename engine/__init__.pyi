@@ -13,10 +13,10 @@ from .generation.readers import OnUsage, TreePiece, ViewReader
 from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamAccumulator, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .imports.importer import Importer, ImportFault, ImportReport, ImportedModel, import_calls
-from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, SamplingRequest
+from .mcp.hooks import Elicitation, ElicitationAnswer, McpLogMessage, SamplingRequest
 from .mcp.oauth import McpOAuth, McpTokenFile, McpTokenStorage
 from .mcp.serve import McpService, mcp_service
-from .mcp.server import McpServer, McpTool
+from .mcp.server import McpPrompt, McpPromptArgument, McpResource, McpServer, McpTool
 from .mcp.servers import McpServers, McpServerStatus, mcp_servers, mcp_tools
 from .mcp.settings import McpServerSettings
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
@@ -48,8 +48,7 @@ from .tree import ChildTurn, TurnLimitError, TurnLimits
 from .tree_headers import attach_trace_context, detached, trace_context
 from .type_schema import SchemaError
 from callboard.tracestore.reports import Check, HealthReport
-from .watching.now import ActiveWork, WorkInProgress
-from .watching.statistics import EngineStatistics, ProviderStatistics
+from .watching.snapshots import ActiveWork, EngineStatistics, ProviderStatistics, WorkInProgress
 from .watching.preview import RequestLoss, RequestPreview
 from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.subject import Scope

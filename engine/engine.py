@@ -31,8 +31,7 @@ from .runtime.lifecycle import EngineHost
 from .runtime.runtime import Limits, Runtime, Timeouts, take_over
 from .sessions.resuming import SessionMethods, require_capture
 from .stores import store_for
-from .watching.now import WatchingMethods
-from .watching.statistics import EngineStatistics, collect
+from .watching.snapshots import EngineStatistics, WatchingMethods, collect
 
 if TYPE_CHECKING:
     import httpx

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.calls import LlmCallGuarded, ToolProgress
 from callboard.bus.events.codec import CATALOGUE, EncodedEnvelope, encode_part, fields_of
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 from callboard.bus.values.base import as_utf8
 

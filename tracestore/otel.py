@@ -21,8 +21,8 @@ from collections.abc import AsyncIterable, Mapping
 from typing import TYPE_CHECKING
 
 from callboard.bus.errors import ConfigurationError, ErrorClass
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, ToolFinished, ToolStarted
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
 from callboard.bus.values.content import ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role

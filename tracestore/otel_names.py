@@ -15,8 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from callboard.adapters.provider import providers, vendors
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,

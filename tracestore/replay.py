@@ -10,8 +10,8 @@ import anyio
 import msgspec
 
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.codec import decode_as
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.subscription import check_pattern, topic_matches
 
 from .sqlite.database import Database

@@ -55,6 +55,11 @@ def is_whole(text: str) -> bool:
     return text.strip() == "null" or _parse(text) is not None
 
 
+def overlap(text: str, mark: str) -> int:
+    """The number of characters at the end of a text that may start or be a mark."""
+    return next((size for size in range(min(len(mark), len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
+
+
 def may_become_json(text: str) -> bool:
     """Whether a text is a JSON value, or the start of a JSON value."""
     expected, closers = "value", ""

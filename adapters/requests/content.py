@@ -284,6 +284,12 @@ def write_data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{b64encode(data).decode()}"
 
 
+def sent_url(block: ImageBlock | DocumentBlock) -> str | None:
+    """The address of a block: a data URL if its bytes are known."""
+    found = media_bytes(block)
+    return block.url if found is None else write_data_url(*found)
+
+
 # --- Image sizes ---
 
 

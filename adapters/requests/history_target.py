@@ -344,6 +344,20 @@ class WireCall(msgspec.Struct, frozen=True):
     """
 
 
+class BuiltRequest(msgspec.Struct, frozen=True):
+    """The body of a request, before it is encoded."""
+
+    body: JsonObject
+    history: FittedHistory
+    warnings: tuple[CallWarning, ...]
+
+    def call(self, path: str, headers: Mapping[str, str] = {}, *, encoded: bytes | None = None) -> WireCall:
+        """The request on the wire. Logs the losses of the history. `encoded` is the body as JSON, if known."""
+        self.history.log()
+        body = encode_json(self.body) if encoded is None else encoded
+        return WireCall(path, body, headers, self.warnings, self.history.losses, self.history.tool_ids)
+
+
 def get(path: str, headers: Mapping[str, str] = {}) -> WireCall:
     return WireCall(path, b"", headers, method="GET")
 

@@ -1,7 +1,7 @@
 """The protocol of transports: HTTP requests, replies, their bodies and failures.
 
 A transport is not bound to a server. A transport limits only the time to connect; the caller limits each read.
-`client` makes transports.
+`connection_pool` makes transports.
 
 Three kilobytes may unpack to gigabytes. So no piece of a body is larger than `PIECE_BYTES`, the reader counts the
 bytes, and other tasks run between two pieces.

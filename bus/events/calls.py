@@ -14,7 +14,7 @@ import msgspec
 from ..values.content import ContentBlock
 from ..values.messages import CallSettings, Message, RoutingDecision, ToolDefinition
 from ..values.usage import Cost, StopReason, TokenUsage
-from .envelope import Event
+from . import Event
 
 # --- Calls: `llm.*` ---
 

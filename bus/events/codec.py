@@ -16,9 +16,8 @@ import msgspec
 
 from ..values.base import JsonObject, as_utf8
 from ..values.messages import MessageMetadata
-from . import calls, operation, sessions
+from . import Envelope, Event, UnknownEvent, calls, operation, sessions
 from .calls import LlmCallCompleted, LlmCallFailed
-from .envelope import Envelope, Event, UnknownEvent
 from .sessions import SessionMessageAppended
 
 # --- Catalogue of events ---

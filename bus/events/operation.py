@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .envelope import Event
+from . import Event
 
 # --- Providers, configuration, prices and store ---
 

@@ -10,7 +10,7 @@ import msgspec
 from ..values.content import ToolResultBlock
 from ..values.messages import Message, SessionSetup
 from ..values.usage import Cost, StopReason, TokenUsage
-from .envelope import Event
+from . import Event
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):

@@ -107,7 +107,7 @@ class ChatEngine:
 
     async def _generate(self, request: SamplingRequest) -> GenerateResult:
         """Generate a reply with the chat's model, for an MCP server that requested it."""
-        from ..mcp.requests import sampled_by
+        from ..mcp.hooks import sampled_by
 
         return await sampled_by(self.session.model, self.engine)(request)
 

@@ -18,8 +18,8 @@ import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock, to_us
 from callboard.bus.errors import ConfigurationError, StoreError
+from callboard.bus.events import Envelope, Event
 from callboard.bus.events.calls import LlmCallImported
-from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionCreated
 from callboard.bus.values.usage import Cost, CostSource
 from callboard.tracestore import PriceTable, Store

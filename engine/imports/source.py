@@ -207,10 +207,10 @@ SOURCES: Final[Mapping[str, str]] = {
     "gemini-cli": "gemini_cli:GeminiCli",
     "qwen-code": "gemini_cli:QwenCode",
     "opencode": "opencode:OpenCode",
-    "litellm": "litellm:LiteLlm",
-    "langfuse": "langfuse:Langfuse",
+    "litellm": "request_logs:LiteLlm",
+    "langfuse": "request_logs:Langfuse",
     "otlp": "otlp:Otlp",
-    "llm": "llm:Llm",
+    "llm": "request_logs:Llm",
 }
 """Callboard's own sources, each as ``module:class`` in the folder ``sources``."""
 

@@ -8,14 +8,11 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".hooks": (
-            "Elicit Elicitation ElicitationAnswer McpLogMessage McpPrompt McpPromptArgument McpResource OnLog "
-            "Sample SamplingRequest"
-        ),
+        ".hooks": "Elicit Elicitation ElicitationAnswer McpLogMessage OnLog Sample SamplingRequest",
         ".oauth": "McpMemoryTokens McpOAuth McpTokenFile McpTokenStorage",
         ".ask": "OpenSession",
         ".serve": "McpService mcp_service",
-        ".server": "McpServer McpTool",
+        ".server": "McpPrompt McpPromptArgument McpResource McpServer McpTool",
         ".servers": "McpServers McpServerStatus mcp_servers mcp_tools",
         ".settings": "McpServerSettings",
     },

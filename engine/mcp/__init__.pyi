@@ -1,9 +1,9 @@
 # Written by scripts/make_stubs.py.
-from .hooks import Elicit, Elicitation, ElicitationAnswer, McpLogMessage, McpPrompt, McpPromptArgument, McpResource, OnLog, Sample, SamplingRequest
+from .hooks import Elicit, Elicitation, ElicitationAnswer, McpLogMessage, OnLog, Sample, SamplingRequest
 from .oauth import McpMemoryTokens, McpOAuth, McpTokenFile, McpTokenStorage
 from .ask import OpenSession
 from .serve import McpService, mcp_service
-from .server import McpServer, McpTool
+from .server import McpPrompt, McpPromptArgument, McpResource, McpServer, McpTool
 from .servers import McpServers, McpServerStatus, mcp_servers, mcp_tools
 from .settings import McpServerSettings
 

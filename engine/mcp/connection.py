@@ -33,7 +33,7 @@ from callboard.bus.errors import CallboardError
 from callboard.bus.log import Log
 
 from ..tools.context import ToolContext
-from .requests import Callbacks, CallInProgress, current_call
+from .hooks import Callbacks, CallInProgress, current_call
 from .settings import McpServerSettings
 
 _log = Log("engine.mcp")

@@ -15,12 +15,11 @@ import contextlib
 import hmac
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio
-import msgspec
 
 from callboard.adapters import ToolUseBlock
 from callboard.bus import SYSTEM_CLOCK, ConfigurationError, ToolFinished, ToolProgress, ToolStarted
@@ -28,11 +27,10 @@ from callboard.bus.log import Log
 
 from ..sessions.session import Session
 from ..tools.calls import ToolRoundContext
-from ..tools.context import Approval, ApprovalRequest, Approve, Approved, Denied, Pending
+from ..tools.context import Approve
 from ..tools.definitions import Tool, ToolLike, as_tools, collected
 from ..tools.running import run_tools
-from .ask import OpenSession, ask_tool, asking_user
-from .hooks import answer_of
+from .ask import APPROVAL, NOT_APPROVED, AskedUser, OpenSession, ask_tool, asked_user
 from .server import require_library
 
 _log = Log("engine.mcp.serve")
@@ -42,8 +40,6 @@ Offered: TypeAlias = Literal["tools", "resources", "prompts"]
 
 MOST_VALUES = 100
 """The protocol's maximum number of argument values in one reply."""
-
-NOT_APPROVED = "it needs an approval, and this client offers no way to ask its user"
 
 
 class McpService:
@@ -209,14 +205,14 @@ class McpService:
             if params.name not in {each.name for each in self.tools}:
                 raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name}")
             call = ToolUseBlock(f"mcp_{context.request_id}", params.name, params.arguments or {})
-            user = _User(context.session, params, self._approve)
-            asking_user.set(user)
+            user = AskedUser(context.session, params, self._approve)
+            asked_user.set(user)
             with _Progress(context.session) as progress:
                 shared = ToolRoundContext(
                     clock=SYSTEM_CLOCK,
                     tell=progress.tell,
                     timeout_seconds=self._timeout,
-                    approve=self._approver(user),
+                    approve=user.approver(self.tools, offered=True),
                 )
                 made = await run_tools([call], self.tools, shared)
                 await progress.sent()
@@ -227,7 +223,7 @@ class McpService:
                 )
             if user.question is not None:
                 return types.InputRequiredResult(
-                    input_requests={_APPROVAL: user.question}, request_state=user.state or None
+                    input_requests={APPROVAL: user.question}, request_state=user.state or None
                 )
             if not made.results:
                 text = types.TextContent(type="text", text="The call was not executed: its host has to run it.")
@@ -299,98 +295,9 @@ class McpService:
 
         return {"on_list_prompts": listed, "on_get_prompt": get, "on_completion": complete}
 
-    def _approver(self, user: _User) -> Approve:
-        """The approve hook: the host's own, or else one that asks the client's user."""
-        careful = {each.name for each in self.tools if each.needs_approval is not None}
-
-        async def approve(request: ApprovalRequest) -> Approval:
-            if self._approve is not None:
-                return await answer_of(self._approve, request)
-            return await user.decides(request) if request.call.name in careful else Approved()
-
-        return approve
-
 
 _SCHEMES = ("http", "https")
 _PORTS = ("", ":*")
-_APPROVAL = "approval"
-
-
-class _User:
-    """Asks the user of a client about tool calls.
-
-    An older client is asked during the call. A newer client gets the question as the call's result, and repeats
-    the call with the answer.
-    """
-
-    def __init__(self, session: Any, params: Any, approve: Approve | None) -> None:
-        self._session = session
-        self._answers = dict(params.input_responses or {})
-        self._approve = approve
-        self._open: list[ApprovalRequest] = []
-        self.state: str = params.request_state or ""
-        """See `AskingUser.state`."""
-        self.question: Any = None
-        """The question that is returned as the call's result; None if there is none."""
-        self.lacks: dict[str, Any] | None = None
-        """The capability that this call needs and a newer client lacks; None if there is none."""
-
-    async def decides(self, request: ApprovalRequest) -> Approval:
-        """Decide about a call of a tool that this server offers."""
-        from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-
-        if not self._can_be_asked and self._session.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            self.lacks = {"elicitation": {}}
-            return Pending()
-        return self.answer() or await self._ask_client(request)
-
-    def approver(self, careful: Iterable[str]) -> Approve:
-        """See `AskingUser.approver`."""
-        names = frozenset(careful)
-
-        async def approve(request: ApprovalRequest) -> Approval:
-            if self._approve is not None:
-                return await answer_of(self._approve, request)
-            return await self._ask_client(request) if request.call.name in names else Approved()
-
-        return approve
-
-    def answer(self) -> Approval | None:
-        """See `AskingUser.answer`."""
-        answer = self._answers.pop(_APPROVAL, None)
-        return None if answer is None else _approval(answer)
-
-    @property
-    def _can_be_asked(self) -> bool:
-        capabilities = self._session.client_capabilities
-        return capabilities is not None and capabilities.elicitation is not None
-
-    async def _ask_client(self, request: ApprovalRequest) -> Approval:
-        """Ask an older client and wait for its answer. For a newer client, store the question as the call's
-        result.
-        """
-        import mcp_types as types
-
-        if not self._can_be_asked:
-            return Denied(NOT_APPROVED)
-        now = self._session.can_send_request
-        self._open = [request] if now else [*self._open, request]
-        text = "\n".join(
-            f"May {each.call.name} run with {msgspec.json.encode(each.arguments).decode()}?" for each in self._open
-        )
-        form = types.ElicitRequestFormParams(message=text, requested_schema={"type": "object", "properties": {}})
-        if not now:
-            self.question = types.ElicitRequest(params=form)
-            return Pending()
-        try:
-            return _approval(await self._session.elicit_form(form.message, form.requested_schema))
-        except Exception as error:
-            _log.warning("approval_not_asked", error=type(error).__name__)
-            return Denied(NOT_APPROVED)
-
-
-def _approval(answer: Any) -> Approval:
-    return Approved() if getattr(answer, "action", None) == "accept" else Denied("the user declined it")
 
 
 class _Progress:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import anyio
+import msgspec
 
 from callboard.adapters import Message
 from callboard.bus import ActorRef
@@ -18,14 +19,14 @@ from callboard.bus.values.content import ResultPart
 
 from ..tools.context import NeedsApproval, ResultContent, ToolContext, ToolError
 from ..tools.definitions import Tool
-from .hooks import McpPrompt, McpResource
+from .hooks import Callbacks
 from .settings import McpServerSettings
 
 if TYPE_CHECKING:
+    import mcp_types as types
     from mcp_types import Tool as ServerTool
 
     from .connection import Connection
-    from .requests import Callbacks
 
 T = TypeVar("T")
 
@@ -50,6 +51,47 @@ class McpTool(Tool):
     """The server's own name of the tool."""
     server: str
     """The server's name."""
+
+
+class McpResource(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that a server offers, or a template of resources."""
+
+    uri: str
+    """The URI for `McpServer.read_resource`. A template's URI has parts in braces."""
+    name: str
+    """The server's name of the resource."""
+    title: str | None = None
+    """A name for people."""
+    description: str | None = None
+    """The server's description."""
+    media_type: str | None = None
+    """The media type, if it is known."""
+    size: int | None = None
+    """The size in bytes, if it is known."""
+
+
+class McpPromptArgument(msgspec.Struct, frozen=True, kw_only=True):
+    """An argument of a prompt. Its value is a text."""
+
+    name: str
+    """The argument's name."""
+    description: str | None = None
+    """The server's description."""
+    required: bool = False
+    """Whether the prompt needs it."""
+
+
+class McpPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that a server offers; `McpServer.get_prompt` fills it in."""
+
+    name: str
+    """The server's name of the prompt."""
+    title: str | None = None
+    """A name for people."""
+    description: str | None = None
+    """The server's description."""
+    arguments: tuple[McpPromptArgument, ...] = ()
+    """The arguments."""
 
 
 def require_library() -> None:
@@ -131,16 +173,12 @@ class McpServer:
         Raises:
             CallboardError: The server is down, or answers with an error.
         """
-        from .values import resource_of
-
-        return tuple(resource_of(each) for each in await self._all("list_resources", "resources"))
+        return tuple(_resource_of(each) for each in await self._all("list_resources", "resources"))
 
     async def list_resource_templates(self) -> tuple[McpResource, ...]:
         """The server's templates of resources. Raises the errors of `list_resources`."""
-        from .values import template_of
-
         return tuple(
-            template_of(each) for each in await self._all("list_resource_templates", "resource_templates")
+            _template_of(each) for each in await self._all("list_resource_templates", "resource_templates")
         )
 
     async def read_resource(self, uri: str) -> tuple[ResultPart, ...]:
@@ -152,9 +190,7 @@ class McpServer:
 
     async def list_prompts(self) -> tuple[McpPrompt, ...]:
         """The server's prompts. Raises the errors of `list_resources`."""
-        from .values import prompt_of
-
-        return tuple(prompt_of(each) for each in await self._all("list_prompts", "prompts"))
+        return tuple(_prompt_of(each) for each in await self._all("list_prompts", "prompts"))
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> tuple[Message, ...]:
         """The messages of a prompt with these arguments. Raises the errors of `list_resources`."""
@@ -363,3 +399,36 @@ class McpServer:
 
 async def _progressed(context: ToolContext, progress: float, total: float | None, message: str | None) -> None:
     context.progress(message, progress / total if total else None)
+
+
+def _resource_of(resource: types.Resource) -> McpResource:
+    return McpResource(
+        uri=str(resource.uri),
+        name=resource.name,
+        title=resource.title,
+        description=resource.description,
+        media_type=resource.mime_type,
+        size=resource.size,
+    )
+
+
+def _template_of(template: types.ResourceTemplate) -> McpResource:
+    return McpResource(
+        uri=template.uri_template,
+        name=template.name,
+        title=template.title,
+        description=template.description,
+        media_type=template.mime_type,
+    )
+
+
+def _prompt_of(prompt: types.Prompt) -> McpPrompt:
+    return McpPrompt(
+        name=prompt.name,
+        title=prompt.title,
+        description=prompt.description,
+        arguments=tuple(
+            McpPromptArgument(name=each.name, description=each.description, required=bool(each.required))
+            for each in prompt.arguments or ()
+        ),
+    )

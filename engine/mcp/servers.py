@@ -26,7 +26,7 @@ from callboard.bus.log import Log, takes_old_names
 
 from ..tools.context import NeedsApproval, ResultContent
 from ..tools.definitions import ToolSource
-from .hooks import Elicit, OnLog, Sample
+from .hooks import Callbacks, Elicit, OnLog, Sample, sampled_by
 from .oauth import McpOAuth
 from .server import McpServer, McpTool, State, require_library
 from .settings import Given, McpServerSettings, settings_of
@@ -166,8 +166,6 @@ def mcp_tools(
     named = type(server).__name__ if settings is None else settings.address
 
     def make() -> McpServer:
-        from .requests import Callbacks
-
         return McpServer(
             named,
             settings,
@@ -324,8 +322,6 @@ class McpServers(ToolSource):
         await up.wait()
 
     async def _start(self, name: str, settings: McpServerSettings) -> None:
-        from .requests import Callbacks
-
         assert self._supervisor is not None
         callbacks = Callbacks(
             name, roots=None if self._roots is None else lambda: self._roots or (), **self._hooks
@@ -395,7 +391,7 @@ class McpServers(ToolSource):
 
         Raises:
             CallboardError: The servers were opened without roots, so they do not ask for any.
-        ConfigurationError: A root is a URI of another kind than ``file:``.
+            ConfigurationError: A root is a URI of another kind than ``file:``.
         """
         if self._roots is None:
             raise CallboardError("pass roots= (an empty list will do) to mcp_servers to change the roots later")
@@ -528,8 +524,6 @@ def mcp_servers(
     if unknown := [name for name in auth or {} if name not in settings]:
         raise ConfigurationError(f"auth names {unknown[0]!r}, which is no MCP server of these settings")
     if isinstance(sampling, str):
-        from .requests import sampled_by
-
         sampling = sampled_by(sampling, engine)
     return McpServers(
         settings,

@@ -1,4 +1,4 @@
-"""Conversions between MCP's values and the engine's: tools, results, messages, resources and prompts."""
+"""Conversions between MCP's values and the engine's: tools, results and messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from callboard.bus.values.base import JsonObject
 from callboard.bus.values.content import ResultPart
 
 from ..tools.context import ResultContent
-from .hooks import McpPrompt, McpPromptArgument, McpResource
 
 # --- Tools ---
 
@@ -291,39 +290,3 @@ def sampling_result(
     text = "".join(block.text for block in blocks if isinstance(block, types.TextContent))
     text_content = types.TextContent(type="text", text=text)
     return types.CreateMessageResult(role="assistant", content=text_content, model=model, stop_reason=reason)
-
-
-# --- Resources and prompts ---
-
-
-def resource_of(resource: types.Resource) -> McpResource:
-    return McpResource(
-        uri=str(resource.uri),
-        name=resource.name,
-        title=resource.title,
-        description=resource.description,
-        media_type=resource.mime_type,
-        size=resource.size,
-    )
-
-
-def template_of(template: types.ResourceTemplate) -> McpResource:
-    return McpResource(
-        uri=template.uri_template,
-        name=template.name,
-        title=template.title,
-        description=template.description,
-        media_type=template.mime_type,
-    )
-
-
-def prompt_of(prompt: types.Prompt) -> McpPrompt:
-    return McpPrompt(
-        name=prompt.name,
-        title=prompt.title,
-        description=prompt.description,
-        arguments=tuple(
-            McpPromptArgument(name=each.name, description=each.description, required=bool(each.required))
-            for each in prompt.arguments or ()
-        ),
-    )

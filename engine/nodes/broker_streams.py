@@ -53,6 +53,11 @@ HEARTBEAT_SECONDS = 2.0
 again.
 """
 
+HEADS_SECONDS = 10.0
+"""The maximum number of seconds to read the last messages of all runs. The broker sends heartbeats without end if
+it has counted a message and then dropped it.
+"""
+
 FORGOTTEN_SECONDS = 300.0
 """Seconds after which the broker drops an inactive reader."""
 
@@ -114,9 +119,11 @@ class BrokerEvents:
 
         try:
             end = await self._end()
-            config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT, headers_only=True)
+            runs, last = f"{self._prefix}.>", DeliverPolicy.LAST_PER_SUBJECT
+            config = ConsumerConfig(deliver_policy=last, filter_subject=runs, headers_only=True)
             async with self._pulling(config) as (pull, waiting):
-                headers = [(await pull.next()).headers or {} for _ in range(waiting)]
+                with anyio.fail_after(HEADS_SECONDS):
+                    headers = [(await pull.next()).headers or {} for _ in range(waiting)]
         except (Error, OSError, TimeoutError) as error:
             _log.debug("heads_not_read", error=f"{type(error).__name__}: {error}")
             return None, []

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from callboard.bus import Message, TurnStatus
-from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.events import UnknownEvent
 from callboard.bus.streams.events import (
     MessageComplete,
     StepFinish,
@@ -29,9 +29,67 @@ from callboard.bus.streams.events import (
 )
 from callboard.bus.values.usage import TokenUsage
 
-# --- Events and messages as JSON ---
-
 T = TypeVar("T")
+
+# --- Subjects ---
+
+ANY = "-"
+"""The token for any node, or for no session."""
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+
+def token(name: str) -> str:
+    """Encode a name as one token of a subject. Different names have different tokens, and none equals `ANY`."""
+    if not name:
+        return ANY
+    return "".join(
+        sign if sign in _PLAIN else "".join(f"={byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
+        for sign in name
+    )
+
+
+class Subjects:
+    def __init__(self, cluster: str) -> None:
+        self._root = f"callboard.{cluster}"
+
+    @property
+    def stored_pattern(self) -> str:
+        return f"{self._root}.streams.>"
+
+    def stream(self, stream_id: str, session_id: str) -> str:
+        """The subject to which the owner of a stream sends its frames."""
+        return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
+
+    def request_subject(self, node: str) -> str:
+        """The subject on which a node is notified that another node waits for one of its sessions."""
+        return f"{self._root}.wanted.{token(node)}"
+
+    def of_stream(self, stream_id: str) -> str:
+        """The pattern of all frames of a stream, in any session."""
+        return f"{self._root}.streams.*.{token(stream_id)}"
+
+    def of_session(self, session_id: str) -> str:
+        return f"{self._root}.streams.{token(session_id)}.*"
+
+    def mirror(self, node: str, stream_id: str) -> str:
+        """The subject on which a node receives the frames that it requested."""
+        return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
+
+    def mirrors(self, node: str) -> str:
+        """The pattern of all frames that a node has requested."""
+        return f"{self._root}.mirrors.{token(node)}.*"
+
+    def ask(self, node: str, stream_id: str) -> str:
+        """The subject for requests to a node, or to all nodes if the name is empty."""
+        return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
+
+    def ask_pattern(self, node: str) -> str:
+        """The pattern of all requests to a node, or to all nodes if the name is empty."""
+        return f"{self._root}.ask.{token(node)}.*"
+
+
+# --- Events and messages as JSON ---
 
 _json_encoder = msgspec.json.Encoder()
 
@@ -135,7 +193,7 @@ def _type_in(encoded: bytes) -> str:
         return "unknown"
 
 
-# --- Frames and questions ---
+# --- Frames ---
 
 
 class Texts(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
@@ -416,62 +474,7 @@ def _merged(last: TurnEvent, text: bytes, lengths: list[int]) -> Entry:
             raise TypeError(f"{type(last).__name__} is not a delta")
 
 
-# --- Subjects and requests ---
-
-ANY = "-"
-"""The token for any node, or for no session."""
-
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
-
-
-def token(name: str) -> str:
-    """Encode a name as one token of a subject. Different names have different tokens, and none equals `ANY`."""
-    if not name:
-        return ANY
-    return "".join(
-        sign if sign in _PLAIN else "".join(f"={byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))
-        for sign in name
-    )
-
-
-class Subjects:
-    def __init__(self, cluster: str) -> None:
-        self._root = f"callboard.{cluster}"
-
-    @property
-    def stored_pattern(self) -> str:
-        return f"{self._root}.streams.>"
-
-    def stream(self, stream_id: str, session_id: str) -> str:
-        """The subject to which the owner of a stream sends its frames."""
-        return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
-
-    def request_subject(self, node: str) -> str:
-        """The subject on which a node is notified that another node waits for one of its sessions."""
-        return f"{self._root}.wanted.{token(node)}"
-
-    def of_stream(self, stream_id: str) -> str:
-        """The pattern of all frames of a stream, in any session."""
-        return f"{self._root}.streams.*.{token(stream_id)}"
-
-    def of_session(self, session_id: str) -> str:
-        return f"{self._root}.streams.{token(session_id)}.*"
-
-    def mirror(self, node: str, stream_id: str) -> str:
-        """The subject on which a node receives the frames that it requested."""
-        return f"{self._root}.mirrors.{token(node)}.{token(stream_id)}"
-
-    def mirrors(self, node: str) -> str:
-        """The pattern of all frames that a node has requested."""
-        return f"{self._root}.mirrors.{token(node)}.*"
-
-    def ask(self, node: str, stream_id: str) -> str:
-        """The subject for requests to a node, or to all nodes if the name is empty."""
-        return f"{self._root}.ask.{token(node)}.{token(stream_id)}"
-
-    def ask_pattern(self, node: str) -> str:
-        """The pattern of all requests to a node, or to all nodes if the name is empty."""
-        return f"{self._root}.ask.{token(node)}.*"
+# --- Requests ---
 
 
 class AskFrames(msgspec.Struct, frozen=True, array_like=True, tag=1):

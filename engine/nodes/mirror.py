@@ -29,6 +29,8 @@ from callboard.bus.streams.events import TurnComplete, TurnEvent, fold
 from ..generation.view_events import StreamAccumulator
 from .frames import Ending, Frame, OwnerAnswer, count_of, unpacked
 
+# --- The copy of a log ---
+
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:
     """The events that end the open message and the turn. The message keeps the content that has arrived."""

@@ -244,9 +244,12 @@ class Node(Alone):
         self.parts: list[Part] = []
         """The parts, in the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
-        self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
+        self.ownership: Ownership | None = None
         self.probes: ProbeLeases | None = None
-        if self.shared is not None and self.ownership is not None:
+        if self.shared is not None:
+            seconds = cluster.lease_seconds
+            info = NodeInfo(node=self.id, cluster=cluster.name, name=self.name, lease_seconds=seconds)
+            self.ownership = Ownership(PostgresOwnership(self.shared), info, bus, clock)
             probes = PostgresProbes(self.shared, cluster.name)
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
             self.parts.append(Part("ownership", self.ownership.run, close=self.ownership.close))
@@ -277,7 +280,9 @@ class Node(Alone):
             if self.ownership is not None:
                 self.ownership.notify_over(broker, Subjects(cluster.name))
             if store is not None:
-                self.bridge = self._bridge(broker, store)
+                events = BrokerEvents(broker, cluster.name)
+                self.bridge = EventBridge(self.id, store, events, content=cluster.content)
+                broker.on_reconnect(self.bridge.connected)
                 self.sends_events = True
                 self.parts.append(Part("bridge", self.bridge.run, self.bridge.drain))
 
@@ -385,18 +390,6 @@ class Node(Alone):
 
         broker.on_change(tell)
         return broker
-
-    def _bridge(self, broker: Broker, store: Store) -> EventBridge:
-        events = BrokerEvents(broker, self.cluster.name)
-        bridge = EventBridge(self.id, store, events, content=self.cluster.content)
-        broker.on_reconnect(bridge.connected)
-        return bridge
-
-    def _ownership(self, shared: SharedDatabase, bus: Bus, clock: Clock) -> Ownership:
-        info = NodeInfo(
-            node=self.id, cluster=self.cluster.name, name=self.name, lease_seconds=self.cluster.lease_seconds
-        )
-        return Ownership(PostgresOwnership(shared), info, bus, clock)
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         broker_frames = BrokerFrames(broker, self.cluster.name, Subjects(self.cluster.name).stored_pattern)

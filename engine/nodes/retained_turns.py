@@ -337,17 +337,13 @@ def packed_opening(state: SessionState, options: StoredTurnOptions) -> bytes:
     """Encode a session's setup; empty if that is not possible. The result is cached until the setup changes."""
     now = (state.model, state.system_prompt, state.tools, state.name, options)
     if state.opening is None or state.opening[0] != now:
-        state.opening = (now, _packed(state, options))
+        try:
+            packed = msgspec.msgpack.encode(Opening(setup_of(state, options), state.tags, state.name))
+        except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
+            _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
+            packed = b""
+        state.opening = (now, packed if len(packed) <= LARGEST_SETUP_BYTES else b"")
     return state.opening[1]
-
-
-def _packed(state: SessionState, options: StoredTurnOptions) -> bytes:
-    try:
-        packed = msgspec.msgpack.encode(Opening(setup_of(state, options), state.tags, state.name))
-    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
-        _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
-        return b""
-    return packed if len(packed) <= LARGEST_SETUP_BYTES else b""
 
 
 def saved_of(session_id: str, packed: bytes) -> SavedSession | None:

@@ -71,7 +71,8 @@ class RemoteTrees:
         self._broker = broker
         self._runs: weakref.WeakValueDictionary[tuple[str, str], _Run] = weakref.WeakValueDictionary()
         self._places: dict[str, _Place] = {}
-        self._remote: dict[str, RemotePlace] = {}
+        self.remotes: dict[str, RemotePlace] = {}
+        """The turns of other nodes with calls in progress here, by their keys."""
         self._numbers = itertools.count(1)
         broker.listen(self._subjects + node, self.receive)
 
@@ -96,7 +97,7 @@ class RemoteTrees:
             _log.debug("tree_message_not_read", error=str(error))
             return
         if received.what == "cancel":
-            if (remote := self._remote.get(received.key)) is not None:
+            if (remote := self.remotes.get(received.key)) is not None:
                 remote.cancel()
             return
         place = self._places.get(received.key)
@@ -133,13 +134,6 @@ class RemoteTrees:
         payload = msgspec.json.encode(message)
         answer = await self._broker.request(self._subjects + node, payload, GRANT_SECONDS)
         return Grant(granted=False) if answer is None else msgspec.json.decode(answer, type=Grant)
-
-    def hold(self, key: str, remote: RemotePlace | None) -> None:
-        """Register an object with calls in progress under its key, or remove it."""
-        if remote is None:
-            self._remote.pop(key, None)
-        else:
-            self._remote[key] = remote
 
 
 class _Run:
@@ -231,7 +225,7 @@ class RemotePlace:
         """Without this wait, the tool's result could arrive before the first message."""
         async with self._telling:
             if not self._is_known:
-                self._trees.hold(self._about.key, self)
+                self._trees.remotes[self._about.key] = self
                 await self._trees.ask(self._home, self._about)
                 self._is_known = True
 
@@ -242,7 +236,7 @@ class RemotePlace:
             self._open_account()
         if self._is_known:
             self._is_known = False
-            self._trees.hold(self._about.key, None)
+            self._trees.remotes.pop(self._about.key, None)
             self._send(msgspec.structs.replace(self._about, what="idle", amount=spent))
 
     def started(self, child: ChildTurn) -> None:

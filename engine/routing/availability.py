@@ -1,4 +1,4 @@
-"""The availability of providers and models: a table of states that follows the calls. Pure.
+"""The availability of providers and models: a table of states that follows the calls.
 
     available    there are no known failures
     degraded     three failures in a row, or a requested pause: used only if no available model can serve
@@ -21,8 +21,6 @@ import msgspec
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.keys import Keyring
 from callboard.bus import (
-    Actor,
-    ActorContext,
     Bus,
     Clock,
     ConfigurationError,
@@ -476,44 +474,23 @@ def readiness_of_key(
     return Readiness("closed" if cooldown.weight == "refused" else "later", cooldown.in_words(), wait)
 
 
-# --- The actor ---
-
-WATCHED = ("actor.stopped",)
-"""The topics to which an AvailabilityActor subscribes. Calls report their starts and ends to the table directly.
-"""
+# --- Adapters that crash ---
 
 
-class AvailabilityActor(Actor):
-    """The actor that reports crashed adapters to the table.
+async def report_crashes(
+    table: AvailabilityTable,
+    stopped: Subscription,
+    bus: Bus,
+    clock: Clock,
+    provider_of: Callable[[str], str | None],
+) -> None:
+    """Report adapters that crashed too often to the table. Calls report their starts and ends directly.
 
-    It receives no messages. It owns the task that reads events. `provider_of` returns the provider that an actor
-    serves; None for actors that are not adapters.
+    `stopped` has the events ``actor.stopped``. `provider_of` returns the provider that an actor serves.
     """
-
-    def __init__(
-        self,
-        table: AvailabilityTable,
-        subscription: Subscription,
-        bus: Bus,
-        clock: Clock,
-        provider_of: Callable[[str], str | None] = lambda actor: None,
-    ) -> None:
-        self._table = table
-        self._subscription = subscription
-        self._bus = bus
-        self._clock = clock
-        self._provider_of = provider_of
-
-    async def started(self, context: ActorContext) -> None:
-        context.spawn(self._follow, name="availability")
-
-    async def receive(self, message: object) -> object:
-        raise TypeError(f"the availability actor accepts no messages, got {type(message).__name__}")
-
-    async def _follow(self) -> None:
-        async for envelope in self._subscription:
-            match envelope.data:
-                case ActorStopped(actor=actor, reason="restart limit"):
-                    if (provider := self._provider_of(actor)) is not None:
-                        for change in self._table.crashed(provider, self._clock.now_us()):
-                            self._bus.publish(change)
+    async for envelope in stopped:
+        match envelope.data:
+            case ActorStopped(actor=actor, reason="restart limit"):
+                if (provider := provider_of(actor)) is not None:
+                    for change in table.crashed(provider, clock.now_us()):
+                        bus.publish(change)

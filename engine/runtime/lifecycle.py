@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -40,7 +41,7 @@ from callboard.tracestore import Store
 
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
-from ..routing.availability import WATCHED, AvailabilityActor
+from ..routing.availability import report_crashes
 from ..sessions.open import ApplyCosts, SessionManager
 from ..tree import current_tool
 from .adapters import CallSlots, RunningAdapter, Startable, wait_for_restart
@@ -279,11 +280,9 @@ class Life:
             )
         await runtime.cluster.start(root)
         await self._restore_availability()
-        watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
-        table, providers = runtime.availability, self._providers
-        await root.start_child(
-            ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
-        )
+        stopped = bus.subscribe("actor.stopped", policy=Lossless(), name="availability")
+        report = partial(report_crashes, runtime.availability, stopped, bus, clock, self._providers.get)
+        await root.start_child(ChildSpec("availability", lambda: WorkActor(report, "availability")))
         self.manager = await root.start_child(
             ChildSpec("session manager", lambda: SessionManager(runtime.sessions.states))
         )

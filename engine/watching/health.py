@@ -28,7 +28,7 @@ from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry
 from ..runtime.runtime import Runtime
 from ..stores import server_store, store_to_read
-from .statistics import live_adapter
+from .snapshots import live_adapter
 
 FILE_SECONDS = 30.0
 """The time limit in seconds for reading the trace file. A larger file is checked in part."""
@@ -141,7 +141,10 @@ class Providers:
         key = self._key(entry)
         if entry.missing_key is not None:
             return [key]
-        first = [key, *_address(entry)]
+        first = [key]
+        if entry.address_from is not None:  # the address comes from the environment
+            address = f"{entry.config.base_url}, from {entry.address_from}"
+            first.append(Check(f"address:{entry.name}", True, address))
         live = self._live.get(entry.name)
         try:
             adapter = live or entry.create(self._clock)
@@ -213,13 +216,6 @@ class Providers:
         return msgspec.structs.replace(check, detail=masked(check.detail, keys), fix=masked(check.fix, keys))
 
 
-def _address(entry: AdapterEntry) -> list[Check]:
-    """A check that shows the address, if it comes from the environment."""
-    if entry.address_from is None:
-        return []
-    return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]
-
-
 def _runs_here(entry: AdapterEntry) -> bool:
     provider = provider_named(entry.type)
     return provider is not None and provider.runs_here
@@ -251,7 +247,8 @@ async def _in_file(path: Path) -> list[Check]:
         facts = await anyio.to_thread.run_sync(file_facts, path)
     except OSError as error:
         return [Check("store", False, f"{path}: {error.strerror or error}", "Make its folder reachable.")]
-    return [*await _content(facts), *_file(facts)]
+    locking = Check("store:locking", True, facts.locking)
+    return [*await _content(facts), _writable(facts), _private(facts), locking, _disk(facts)]
 
 
 async def _content(facts: FileFacts) -> list[Check]:
@@ -264,7 +261,10 @@ async def _content(facts: FileFacts) -> list[Check]:
         async with store_to_read(path, take_in=False) as store:
             journal = _journal(await store.journal_mode())
             checks = [await _quick_check(store, facts), journal]
-            return [*checks, *_condition(await store.condition())] if checks[0].ok else checks
+            if checks[0].ok:
+                found = await store.condition()
+                checks += [*found.leftovers("this file"), _space(found)]
+            return checks
     except StoreError as error:
         return [Check("store", False, str(error), _OTHER_FILE)]
 
@@ -297,10 +297,6 @@ def _journal(mode: str) -> Check:
     )
 
 
-def _condition(found: StoreCondition) -> list[Check]:
-    return [*found.leftovers("this file"), _space(found)]
-
-
 def _space(found: StoreCondition) -> Check:
     share = found.free_bytes / found.file_bytes if found.file_bytes else 0.0
     detail = (
@@ -308,15 +304,6 @@ def _space(found: StoreCondition) -> Check:
     )
     fix = "They will be reused. `callboard prune --vacuum` returns them to the disk." if share > 0.25 else ""
     return Check("store:space", True, detail, fix)
-
-
-def _file(facts: FileFacts) -> list[Check]:
-    return [
-        _writable(facts),
-        _private(facts),
-        Check("store:locking", True, facts.locking),
-        _disk(facts),
-    ]
 
 
 def _writable(facts: FileFacts) -> Check:

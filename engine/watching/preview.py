@@ -40,10 +40,10 @@ from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.open import SessionState
 
-# --- The losses of a request --- Adapters warn about everything that they leave out or change. A loss report also
-# lists fields that a host or another provider attached to a block, a tool or a request. Calls don't warn about
-# these fields, because they were not meant for this model. Each loss includes its place.
-
+# --- The losses of a request ---
+# Adapters warn about everything that they leave out or change. A loss report also lists fields that a host or
+# another provider attached to a block, a tool or a request. Calls don't warn about these fields, because they were
+# not meant for this model. Each loss includes its place.
 
 _OF_REQUEST = frozenset(
     {
@@ -104,12 +104,9 @@ class RequestLoss(msgspec.Struct, frozen=True, kw_only=True):
 class Reader(msgspec.Struct, frozen=True):
     """The provider-specific fields that a model's adapter reads."""
 
-    provider: str
-    """The adapter's name."""
-    names: Collection[str]
-    """The names under which the adapter accepts options: its own name, and the name of its protocol."""
-    media_fields: Collection[str] | None = None
-    """The media fields that the adapter's protocol supports, see `ChatWire.media_fields`; None if unknown."""
+    provider: str  # the adapter's name
+    names: Collection[str]  # the names of its options: its own name, and the name of its protocol
+    media_fields: Collection[str] | None = None  # as in `ChatWire.media_fields`; None if unknown
 
 
 def report(
@@ -133,7 +130,7 @@ def report(
         *in_messages,
         *(each for each in found if each.message is None),
         *_of_options(request, reader.names),
-        *(_of_warning(warning) for warning in warnings if warning.code in _OF_REQUEST),
+        *(RequestLoss(what=each.code, reason=each.message) for each in warnings if each.code in _OF_REQUEST),
     )
 
 
@@ -235,10 +232,6 @@ def _of_options(request: CanonicalRequest, names: Collection[str]) -> Iterator[R
                 yield RequestLoss(what=what, reason=f"only {name} accepts it", tool=place)
 
 
-def _of_warning(warning: CallWarning) -> RequestLoss:
-    return RequestLoss(what=warning.code, reason=warning.message)
-
-
 # --- The preview of a request ---
 # Nothing is sent or billed. As in a real turn, the model is routed, the history is fitted to it, and its adapter
 # writes the request. The context policy may call a model, and middleware is the host's own code, so both are left
@@ -252,9 +245,7 @@ _IDS = FirstIds("req_preview", "msg_preview")
 class WritesRequests(Protocol):
     """An adapter that can show a request without sending it."""
 
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        """The request as it would be sent."""
-        ...
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall: ...
 
 
 class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,21 +290,17 @@ def preview(
         request = request_for(turn, route, messages, _IDS, first=True)
         return _written(runtime, route, messages, request)
     except CallboardError as error:
-        return _refused(named.model, named.entry.adapter, str(error))
-
-
-def _refused(model: str, provider: str, why: str) -> RequestPreview:
-    return RequestPreview(
-        model=model,
-        provider=provider,
-        path="",
-        body="",
-        warnings=(),
-        losses=(),
-        input_tokens=None,
-        input_nano_usd=None,
-        refused=why,
-    )
+        return RequestPreview(
+            model=named.model,
+            provider=named.entry.adapter,
+            path="",
+            body="",
+            warnings=(),
+            losses=(),
+            input_tokens=None,
+            input_nano_usd=None,
+            refused=str(error),
+        )
 
 
 def _written(

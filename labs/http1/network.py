@@ -100,7 +100,7 @@ class Network:
     async def connect(
         self, origin: Origin, context: ssl.SSLContext | None, make: Callable[[], Connection], *, public_only: bool
     ) -> Connection:
-        """Replaces `adapters.transport.http1.connecting.connect`."""
+        """Replaces `adapters.transport.connection_pool.connect`."""
         await self.pause()
         if self._chance.random() < 0.05:
             raise ConnectionRefusedError("nobody there")

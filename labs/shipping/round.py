@@ -18,8 +18,8 @@ import anyio.to_thread
 import msgspec
 
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Envelope, Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
-from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage

@@ -77,7 +77,7 @@ INTERNAL = {"Beginning", "CallSettings"}
 
 
 @pytest.mark.parametrize("module", [
-    "errors", "events.calls", "events.envelope", "events.operation", "events.sessions", "streams.events",
+    "errors", "events.calls", "events", "events.operation", "events.sessions", "streams.events",
     "values.content", "values.messages", "values.usage",
 ])  # fmt: skip
 def test_every_public_class_can_be_imported_from_bus(module: str) -> None:

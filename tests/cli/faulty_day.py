@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import (
     JobCreated,
     JobFailed,
@@ -17,7 +18,6 @@ from callboard.bus.events.calls import (
     ToolProgress,
     ToolStarted,
 )
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.operation import ActorCrashed, ProviderAvailabilityChanged, StoreStateChanged
 from callboard.bus.events.sessions import (
     SessionConfigured,

@@ -28,7 +28,7 @@ from callboard.adapters.providers import scripted
 from callboard.bus.values.base import ITEMS, TEXT
 from callboard.engine.conversation.results import plain
 from callboard.engine.models.configured import entry_of
-from callboard.engine.watching.now import ActiveWork, made_us, old_class
+from callboard.engine.watching.snapshots import ActiveWork, made_us, old_class
 
 from ..definition_of_done.rows import row
 from ..support.engines import registry, running

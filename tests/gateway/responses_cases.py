@@ -10,8 +10,8 @@ import msgspec
 from openai import OpenAI
 
 from callboard.adapters import CanonicalRequest, CanonicalResponse
+from callboard.adapters.providers.openai.adapter import build_request
 from callboard.adapters.providers.openai.data import OPENAI
-from callboard.adapters.providers.openai.request import build_request
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.requests.content import encode_json
 from callboard.bus.streams.events import StreamEvent

@@ -10,7 +10,7 @@ import pytest
 
 from callboard.bus import Message
 from callboard.engine.imports.importer import import_calls
-from callboard.engine.imports.source import SOURCES
+from callboard.engine.imports.source import SOURCES, ImportedCall
 from callboard.engine.imports.sources.records import conversation, messages_of
 from callboard.tracestore import PriceTable, Store, TraceStore
 from tests.support.session_files import Record, write
@@ -110,7 +110,8 @@ def test_messages_of_every_form_are_understood(value: Any, messages: list[tuple[
 
 def test_a_conversation_that_repeats_a_message_has_it_twice() -> None:
     asked: list[Record] = [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": "Done"}]
-    found = list(conversation("s1", 0, [*asked, *asked], "Done"))
+    call = ImportedCall(identity="c1", line=0, provider="p", model="m", started_at=0, usage=None, session="s1")
+    found = list(conversation(call, [*asked, *asked], "Done"))
     assert len({each.identity for each in found}) == 5
     deep: Any = "x"
     for _ in range(100):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, MessageMetadata, Role, SessionSetup, ToolDefinition

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.codec import CatalogueEvent, decode_event
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 from callboard.bus.values.content import (
     AudioBlock,

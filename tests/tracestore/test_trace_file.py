@@ -161,7 +161,7 @@ async def test_flushed_events_survive_kill_9(tmp_path: Path) -> None:
         """
         import anyio, sys, time
         from callboard.bus.bus import Bus
-        from callboard.bus.events.codec import ActorStarted
+        from callboard.bus.events.operation import ActorStarted
         from callboard.tracestore import TraceStore, WriterCore
 
         async def main():

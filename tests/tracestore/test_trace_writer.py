@@ -18,8 +18,8 @@ from callboard import StoreState
 from callboard.bus.bus import Bus
 from callboard.bus.child import ChildSpec, RestartPolicy
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Envelope, Event, UnknownEvent
 from callboard.bus.events.calls import LlmCallCompleted
-from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.operation import ActorStarted
 from callboard.bus.events.sessions import (
     SessionConfigured,

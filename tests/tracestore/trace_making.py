@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from callboard.bus.events import Envelope, Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from callboard.tracestore import Store, TraceStore
 from callboard.tracestore.sqlite import schema as migrations

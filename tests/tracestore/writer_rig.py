@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.operation import ActorStarted, StoreStateChanged
 from callboard.tracestore import Capture, WriterCore, WriterOptions
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..codec import storable_text
 from ..sql.connection import Insert, Row, SqlValue, TemporaryTable

@@ -13,7 +13,7 @@ import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, US_PER_DAY, Clock
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..call_columns import SearchFilter
 from ..gateway import GatewayTables

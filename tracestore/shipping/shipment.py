@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from callboard.bus.clock import US_PER_DAY
+from callboard.bus.events import Event
 from callboard.bus.events.calls import LlmCallCompleted
 from callboard.bus.events.codec import decode_event
-from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import TokenUsage
 
 from ..sql.call_rows import IDENTITY, RUN, Values, tags_of

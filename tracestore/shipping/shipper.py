@@ -13,7 +13,7 @@ import msgspec
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Event
+from callboard.bus.events import Event
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 

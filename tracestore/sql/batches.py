@@ -10,9 +10,9 @@ from typing import Any, Self
 import anyio.lowlevel
 from msgspec.structs import astuple
 
+from callboard.bus.events import Envelope
 from callboard.bus.events.calls import LlmCallFailed
 from callboard.bus.events.codec import topic_of
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..codec import encode_events

@@ -10,8 +10,8 @@ import msgspec
 
 from callboard.bus.clock import US_PER_DAY, iso_day, to_us
 from callboard.bus.errors import ErrorClass
+from callboard.bus.events import Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
-from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import UNANSWERED, UNCLEAR, Cost, CostSource, TokenUsage, UsageSource
 
 from ..call_columns import COLUMNS, DIMENSIONS, IMPORTED, OWN, CallFilter, Column

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from callboard.bus.events import Envelope
 from callboard.bus.events.codec import decode_event
-from callboard.bus.events.envelope import Envelope
 from callboard.bus.log import Log
 from callboard.bus.values.usage import Cost, CostSource
 

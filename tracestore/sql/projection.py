@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from callboard.bus.errors import StoreError
+from callboard.bus.events import Event
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallImported, LlmCallStarted
-from callboard.bus.events.envelope import Event
 from callboard.bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 from callboard.bus.log import Log
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from callboard.bus.clock import Clock, to_us
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.values.messages import Message
 
 from ..call_columns import CallFilter, CallRow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 
 from ..call_columns import SearchFilter
 from ..gateway import GatewayTables

@@ -14,7 +14,7 @@ import anyio
 
 from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.log import Log
 
 from ..codec import storable_text

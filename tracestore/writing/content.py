@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 from callboard.bus.log import Log
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended
 from callboard.bus.log import Log
 from callboard.bus.streams.events import weigh_content

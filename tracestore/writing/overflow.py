@@ -20,7 +20,7 @@ import anyio.to_thread
 import msgspec
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.log import Log
 
 from ..codec import decode_line, encode_line

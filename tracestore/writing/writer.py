@@ -28,7 +28,7 @@ import msgspec
 from callboard.bus.actor import WorkActor
 from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.operation import BudgetReserved, BudgetSettled, PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
 from callboard.bus.subscription import Lossless

@@ -35,7 +35,7 @@ from ...requests.settings import SharedOptions
 from . import response
 from .data import ERROR_CODES, REPAIRS, find_model
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
-from .request import BETA_HEADERS, beta_names, write_request
+from .request import beta_names, write_request
 from .response import read_reply
 from .stream import MessagesNormaliser
 
@@ -200,8 +200,6 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class MessagesWire(ChatWire):
-    """Anthropic's Messages API."""
-
     default_name = "anthropic"
     client_protocol = "anthropic"
     media_fields = frozenset({"document.name"})
@@ -239,7 +237,7 @@ class MessagesWire(ChatWire):
     def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
         """See `ChatWire.write_as_sent`. The betas of the client and of the configuration are both sent."""
         headers = client_headers(sent, _VERSION)
-        betas = [*beta_names(headers.get(_BETA)), *beta_names(self.config.options.get(BETA_HEADERS))]
+        betas = [*beta_names(headers.get(_BETA)), *beta_names(self.config.options.get("beta_headers"))]
         if betas:
             headers[_BETA] = ",".join(dict.fromkeys(betas))
         return WireCall(response.PATH, encode_json(client_body(sent, model, stream=stream)), headers)
@@ -262,7 +260,7 @@ class MessagesWire(ChatWire):
         return not any(isinstance(options, Mapping) and "thinking" in options for options in options_of_request)
 
     def health_request(self) -> WireCall:
-        return get("/v1/models", {"anthropic-version": response.VERSION})
+        return get("/v1/models", _VERSION)
 
     def other_wires(self) -> OtherWires:
         return OtherWires(batches=MessageBatches())

@@ -58,7 +58,6 @@ _NONE = OwnBlocks()
 
 
 def own_blocks(history: FittedHistory) -> OwnBlocks:
-    """The blocks of a fitted history that must not be sent back."""
     opaque = _opaque_blocks(history.messages[len(history.plain) :])
     if not opaque:
         return _NONE
@@ -143,7 +142,6 @@ def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
 
 
 def sent_citation(data: JsonObject) -> JsonObject:
-    """A citation of a reply in the form of a request."""
     return {name: value for name, value in data.items() if name != "file_id"}
 
 
@@ -180,26 +178,21 @@ def without_nulls(data: JsonObject) -> JsonObject:
 
 
 def _inner(name: str, value: Json) -> Json:
-    """The blocks and citations inside a block, in the form of a request."""
     match name, value:
         case "content", dict():
             return without_nulls(value)
         case "content", list():
-            return [_with_citations(block) if isinstance(block, dict) else block for block in value]
+            return [_with_citations(block) for block in value]
         case _:
             return value
 
 
-def _with_citations(data: JsonObject) -> JsonObject:
-    """Convert the citations of an inner block to the form of a request."""
-    match data.get("citations"):
-        case list(citations):
-            return {
-                **data,
-                "citations": [sent_citation(one) if isinstance(one, dict) else one for one in citations],
-            }
-        case _:
-            return data
+def _with_citations(block: Json) -> Json:
+    citations = block.get("citations") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not isinstance(citations, list):
+        return block
+    sent = [sent_citation(one) if isinstance(one, dict) else one for one in citations]
+    return {**block, "citations": sent}
 
 
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -243,37 +236,34 @@ class ServerTraits(NamedTuple):
 ANTHROPIC = ServerTraits()
 
 
-def write_messages(history: FittedHistory, habits: ServerTraits = ANTHROPIC) -> tuple[list[Json], int, list[Loss]]:
-    """The messages, the number of messages in the first item if it is `Raw`, and the losses."""
-    return _Writer(history, habits).write()
-
-
 def write_system(history: FittedHistory) -> str | list[Json] | None:
     """The system text: one string, or parts if the host set a breakpoint in it."""
     if not history.system_parts:
         return history.system
-    writer = _Writer(history, ANTHROPIC)
-    return [writer._text(part) for part in history.system_parts]
+    writer = MessageWriter(history, ANTHROPIC)
+    return [writer.text(part) for part in history.system_parts]
 
 
 def _plain(text: str, place: int) -> JsonObject:
     return {"role": "assistant" if place % 2 else "user", "content": [{"type": "text", "text": text}]}
 
 
-class _Writer:
+class MessageWriter:
     def __init__(self, history: FittedHistory, habits: ServerTraits) -> None:
         self.history = history
         self.habits = habits
         self.error_words = "Error: " if habits.errors_in_words else ""
-        self.provider = history.adapter
+        self.joined = 0
+        """The number of messages in the first item, if it is `Raw`."""
         self.losses: list[Loss] = []
         self.own_blocks = own_blocks(history)
         # the toolset of each call, for the call's result, by Callboard's id of the call
         self.toolsets: dict[str, Json] = {}
 
-    def write(self) -> tuple[list[Json], int, list[Loss]]:
+    def write(self) -> list[Json]:
         history, plain = self.history, self.history.plain
         written, done = encoded(history, "messages", _plain)
+        self.joined = done
         last: list[Json] = []
         for place, plain_text in enumerate(plain[done:], done):
             last = [{"type": "text", "text": plain_text}]
@@ -291,10 +281,10 @@ class _Writer:
                 written.append({"role": role, "content": blocks})
                 last, last_role = blocks, role
         if not written:
-            raise InvalidRequestError(f"{self.provider}: the request has no message to send")
+            raise InvalidRequestError(f"{history.adapter}: the request has no message to send")
         if last_role == "assistant":
             _trim_end(last)
-        return written, done, self.losses
+        return written
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
@@ -315,7 +305,7 @@ class _Writer:
             case _ if id(block) in self.own_blocks.declined:
                 self._lose(block, "its model declined, and another model continued")
             case TextBlock():
-                yield self._text(block)
+                yield self.text(block)
             case ImageBlock():
                 yield from self._image(block, block)
             case DocumentBlock():
@@ -348,11 +338,15 @@ class _Writer:
             case _:
                 assert_never(block)
 
-    def _text(self, block: TextBlock) -> JsonObject:
+    def text(self, block: TextBlock) -> JsonObject:
         shown = self._shown(block.provider_raw, block.text)
         if shown is not None:
             return shown
-        return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
+        written: JsonObject = {"type": "text", "text": block.text}
+        citations = self.history.own(block.provider_raw).get("citations")
+        if isinstance(citations, list) and citations:
+            written["citations"] = [sent_citation(one) for one in citations if isinstance(one, dict)]
+        return {**written, **self._fields(block.provider_raw)}
 
     def _shown(self, raw: ProviderRaw | None, text: str) -> JsonObject | None:
         """The provider's original block of a text; None if there is none, or if the text was changed."""
@@ -362,12 +356,6 @@ class _Writer:
     def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
         data = self.history.own(raw)
         return {name: data[name] for name in (_MARK, *names) if data.get(name) is not None} if data else {}
-
-    def _citations(self, block: TextBlock) -> JsonObject:
-        citations = self.history.own(block.provider_raw).get("citations")
-        if not isinstance(citations, list) or not citations:
-            return {}
-        return {"citations": [sent_citation(citation) for citation in citations if isinstance(citation, dict)]}
 
     def _tool_use(self, block: ToolUseBlock) -> JsonObject:
         wire_block: JsonObject = {
@@ -418,7 +406,7 @@ class _Writer:
             match part:
                 case TextBlock():
                     if part.text.strip():
-                        parts.append(self._text(part))
+                        parts.append(self.text(part))
                 case ImageBlock() | DocumentBlock() if block.is_error:
                     kind = "image" if isinstance(part, ImageBlock) else "document"
                     self._lose(block, "the result of a failed tool accepts only text", kind=kind)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import TypeAlias, cast
 
@@ -23,16 +22,16 @@ from ...requests.content import encode_json
 from ...requests.history import fit_history
 from ...requests.history_target import Loss, Target, ToolIdRule, WireCall
 from ...requests.schemas import encoded_tool, fold_root, instruction
-from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, tool_options
+from ...requests.settings import check_demands, check_tool_choice, joined_options, merge_options, put, tool_options
 from . import response
 from .data import find_model
 from .messages import (
     IMAGE_MEDIA_TYPES,
     PDF,
     TEXT_MEDIA_TYPES,
+    MessageWriter,
     ServerTraits,
     open_container,
-    write_messages,
     write_system,
 )
 from .settings import Tuning, check_choice, fit_schema, output_limit
@@ -192,7 +191,6 @@ def _carries(block: JsonObject) -> bool:
 
 
 def _size(block: Json) -> int:
-    """A rough number of bytes of a block's text."""
     match block:
         case {"text": str(text)}:
             return len(text)
@@ -245,15 +243,8 @@ def _is_brief(block: JsonObject) -> bool:
 
 
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
-BETA_HEADERS = "beta_headers"
-AUTO_CACHE = "auto_cache"
-CACHE_TTL = "cache_ttl"
-ERRORS_IN_WORDS = "errors_in_words"
-THINKING_BACK = "thinking_back"
 _WANT_THINKING = re.compile(r"(?i)deepseek|kimi|moonshot")
 """Models that reject calls without thinking, even behind a gateway."""
-_CUSTOM = "custom"
-"""The type of the host's own tools."""
 _CACHE_MINIMUM = 1024  # tokens, for an unlisted model
 _OPTIONS = "anthropic"
 """The key of the protocol's options in a request, besides the adapter's own name."""
@@ -282,8 +273,6 @@ def write_request(
 
 
 class _Writer:
-    """Writes one request and records the fields that it dropped or changed."""
-
     def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
         self.request = request
         self.model = find_model(target.model)
@@ -298,11 +287,11 @@ class _Writer:
 
     def write(self, options: Mapping[str, Json]) -> WireCall:
         extra = joined_options(self.request, _OPTIONS, self.target.provider)
-        betas = beta_names(options.get(BETA_HEADERS)) + beta_names(extra.pop(BETA_HEADERS, None))
-        auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
-        ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
+        betas = beta_names(options.get("beta_headers")) + beta_names(extra.pop("beta_headers", None))
+        auto_cache = extra.pop("auto_cache", options.get("auto_cache"))
+        ttl = extra.pop("cache_ttl", options.get("cache_ttl", TTLS[0]))
         if ttl not in TTLS:
-            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} must be one of {', '.join(TTLS)}")
+            raise InvalidRequestError(f"cache_ttl {ttl!r} must be one of {', '.join(TTLS)}")
         body = self._body(extra, self._habits(options, extra))
         can = self.request.capabilities
         hosts = self._host_may_mark()
@@ -350,13 +339,16 @@ class _Writer:
 
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> ServerTraits:
         """The traits of the server, from the options or the model's name."""
-        name, back, thinking = self.target.model or "", options.get(THINKING_BACK), extra.get("thinking")
-        return _traits_of(
-            name,
-            is_claude=self.model is not None or "claude" in name.lower(),
-            errors_in_words=options.get(ERRORS_IN_WORDS) is True,
-            thinking_back=back if isinstance(back, str) else None,
-            thinks=not (isinstance(thinking, dict) and thinking.get("type") == "disabled"),
+        name, thinking = self.target.model or "", extra.get("thinking")
+        is_claude = self.model is not None or "claude" in name.lower()
+        form = "signed" if is_claude else "with_calls" if _WANT_THINKING.search(name) else "unsigned"
+        back = options.get("thinking_back") or form
+        thinks = not (isinstance(thinking, dict) and thinking.get("type") == "disabled")
+        return ServerTraits(
+            errors_in_words=options.get("errors_in_words") is True,
+            unsigned_thinking=back != "signed",
+            thinking_stand_in=" " if back == "with_calls" and thinks else None,
+            blank_results=is_claude,
         )
 
     def _body(self, extra: JsonObject, habits: ServerTraits) -> JsonObject:
@@ -375,16 +367,17 @@ class _Writer:
         system = self._system()
         if system is not None:
             body["system"] = system
-        body["messages"], self.joined, self.losses = write_messages(self.history, habits)
+        writer = MessageWriter(self.history, habits)
+        body["messages"], self.losses = writer.write(), writer.losses
+        self.joined = writer.joined
         container = open_container(self.history)
         if container is not None:  # the host's may be an object, with skills
             body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container
         tuning = Tuning(request, self.target.provider, self.model, extra)
         tuning.write(body)
         self.warnings += [*warnings, *tuning.warnings]
-        output = {**_object(body.pop("output_config", None)), **self._format()}
-        if output:
-            body["output_config"] = output
+        if isinstance(self.held_to, dict):
+            put(body, "output_config.format", {"type": "json_schema", "schema": self.held_to})
         body["stream"] = self.stream
         merge_options(body, extra)
         return body
@@ -401,7 +394,11 @@ class _Writer:
 
     def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
-        written = self._tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
+        written: JsonObject
+        if options.get("type") in (None, "custom"):
+            written = self._tool(tool)
+        else:  # the vendor defines the tool, such as a shell, and the model already knows its arguments
+            written = {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
         merge_options(written, options)
         return written
 
@@ -416,11 +413,6 @@ class _Writer:
         if tool.strict:
             fields["strict"] = True
         return fields
-
-    def _format(self) -> JsonObject:
-        if isinstance(self.held_to, dict):
-            return {"format": {"type": "json_schema", "schema": self.held_to}}
-        return {}
 
     def _system(self) -> str | list[Json] | None:
         """The system text, with the schema if the model can't enforce it."""
@@ -461,35 +453,11 @@ class _Writer:
 # --- Helpers ---
 
 
-@lru_cache(maxsize=256)
-def _traits_of(
-    model: str, *, is_claude: bool, errors_in_words: bool, thinking_back: str | None, thinks: bool
-) -> ServerTraits:
-    """The traits of a server. `thinking_back` is the form of the model's thinking in requests, if configured."""
-    form = "signed" if is_claude else "with_calls" if _WANT_THINKING.search(model) else "unsigned"
-    back = thinking_back or form
-    return ServerTraits(
-        errors_in_words=errors_in_words,
-        unsigned_thinking=back != "signed",
-        thinking_stand_in=" " if back == "with_calls" and thinks else None,
-        blank_results=is_claude,
-    )
-
-
-def _vendors_tool(tool: ToolDefinition) -> JsonObject:
-    """A tool that the vendor defines and the host runs, such as a shell. The model already knows its arguments."""
-    return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
-
-
 def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
     fitted = fit_schema({"properties": {}, **schema})  # `properties` is required, even if there are no arguments
     if isinstance(fitted, str):
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}. Define it with strict=False")
     return fitted
-
-
-def _object(value: Json) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def beta_names(value: Json) -> list[str]:

@@ -21,7 +21,7 @@ from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, deta
 from ...http.errors import error_without_status, read_error_value
 from ...replies.assembler import Assembler
 from ...replies.block import parse_object
-from ...replies.usage import reported_count, source_of
+from ...replies.usage import reported_count, reported_detail, source_of
 from ...requests.content import as_text
 from .data import ERROR_CODES
 
@@ -79,8 +79,6 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of a streamed reply, of any type."""
-
     type: str | None = None
     index: int | float | None = None
     delta: Delta | None = None
@@ -130,8 +128,6 @@ STOP_REASONS: Mapping[str, StopReason] = {
 
 @dataclass(slots=True)
 class WireBlock:
-    """A content block in progress."""
-
     key: int
     kind: str
     block: JsonObject
@@ -154,7 +150,6 @@ def wire_block(key: int, value: Json) -> WireBlock | None:
 
 
 def begin_block(assembler: Assembler, state: WireBlock) -> None:
-    """Open a block with the content of its start."""
     key, block = state.key, state.block
     match block:
         case {"type": "text"}:
@@ -241,7 +236,6 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 def begin_message(assembler: Assembler, reply: Reply) -> None:
-    """Set the reply's id and model."""
     if isinstance(reply.id, str):
         assembler.response_id = reply.id
     if isinstance(reply.model, str) and reply.model:
@@ -303,7 +297,6 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error in a body or event with HTTP status 200."""
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
@@ -363,17 +356,11 @@ class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 _decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 
 
-def whole_usage(raw: msgspec.Raw) -> TokenUsage | None:
-    """Like `token_usage`, for the usage object of a whole reply."""
-    raw_usage = raw.copy()
-    try:
-        found = _plain_counts(_decode_plain_usage(raw), raw_usage, final=True)
-    except msgspec.ValidationError:
-        found = None
-    return found or _any_usage(read_usage(raw), raw_usage, final=True)
-
-
 def token_usage(usage: JsonObject, *, final: bool = True) -> TokenUsage | None:
+    return whole_usage(msgspec.Raw(msgspec.json.encode(usage)), final=final)
+
+
+def whole_usage(raw: msgspec.Raw, *, final: bool = True) -> TokenUsage | None:
     """Counts from a usage object; None if it has none.
 
     The provider's input count excludes cache reads and writes, and its output count includes reasoning. A missing
@@ -381,21 +368,17 @@ def token_usage(usage: JsonObject, *, final: bool = True) -> TokenUsage | None:
     Usage of compactions is added. Usage of other models (an advisor, or a model that declined) is only in `raw`
     and makes the figures partial.
     """
-    raw_usage = msgspec.Raw(msgspec.json.encode(usage))
-    return _plain_usage(usage, raw_usage, final) or _any_usage(usage, raw_usage, final)
+    return _plain_usage(raw, final=final) or _any_usage(raw, final=final)
 
 
-def _plain_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
+def _plain_usage(raw: msgspec.Raw, *, final: bool) -> TokenUsage | None:
     """The counts of a consistent `_PlainUsage`, as `_any_usage` returns them; None if the usage is not
     consistent.
     """
     try:
-        return _plain_counts(msgspec.convert(usage, _PlainUsage), raw_usage, final)
+        plain = _decode_plain_usage(raw)
     except msgspec.ValidationError:
         return None
-
-
-def _plain_counts(plain: _PlainUsage, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
     written = plain.cache_creation_input_tokens
     if plain.cache_creation.ephemeral_1h_input_tokens or plain.cache_creation.ephemeral_5m_input_tokens > written:
         return None
@@ -405,12 +388,14 @@ def _plain_counts(plain: _PlainUsage, raw_usage: msgspec.Raw, final: bool) -> To
         plain.cache_read_input_tokens,
         written,
         source=UsageSource.REPORTED if final else UsageSource.PARTIAL,
-        raw=raw_usage,
+        raw=raw.copy(),
     )
 
 
-def _any_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenUsage | None:
-    iterations = _iterations(usage)
+def _any_usage(raw: msgspec.Raw, *, final: bool) -> TokenUsage | None:
+    usage = read_usage(raw)
+    found = usage.get("iterations")
+    iterations = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
     usage = _with_compactions(usage, iterations)
     fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
     read = reported_count(usage.get("cache_read_input_tokens"))
@@ -419,10 +404,10 @@ def _any_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenU
     if fresh is None and output is None and read is None and written is None:
         return None
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
-    reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
+    reasoning = reported_detail(details, "thinking_tokens")
     parts = ((reasoning, output), (sum(split or (0,)), written))
     is_complete = None not in (fresh, output) and not (iterations and _has_others(iterations))
-    source = source_of(*parts, raw=raw_usage, complete=is_complete)
+    source = source_of(*parts, raw=raw, complete=is_complete)
     return TokenUsage(
         input_tokens=fresh or 0,
         output_tokens=output or 0,
@@ -431,10 +416,8 @@ def _any_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenU
         cache_creation_1h_input_tokens=written_1h,
         reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
         source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
-        raw=raw_usage,
-        details=details_of(
-            web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
-        ),
+        raw=raw.copy(),
+        details=details_of(web_search=reported_detail(tools, "web_search_requests")),
         service_tier=tier_in(
             "fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
             usage.get("inference_geo"),
@@ -443,11 +426,6 @@ def _any_usage(usage: JsonObject, raw_usage: msgspec.Raw, final: bool) -> TokenU
 
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-
-
-def _iterations(usage: JsonObject) -> list[JsonObject]:
-    iterations = usage.get("iterations")
-    return [entry for entry in iterations if isinstance(entry, dict)] if isinstance(iterations, list) else []
 
 
 def _with_compactions(usage: JsonObject, iterations: Sequence[JsonObject]) -> JsonObject:

@@ -24,8 +24,6 @@ _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user
 
 
 class Tuning:
-    """Writes the tuning of one request into its body, and records the settings that it dropped or changed."""
-
     def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
         self.request = request
         self.provider = provider
@@ -39,19 +37,20 @@ class Tuning:
         """
         self._stops(body)
         effort = self._effort()
-        if effort is not None:
-            body["output_config"] = {"effort": effort}
         thinking = self._thinking(body)
         if thinking is not None:
             body["thinking"] = thinking
         self._sampling(body)
+        if effort is not None:
+            body["output_config"] = {"effort": effort}
         if self.request.output_schema is not None and self.model is not None and not self.model.structured:
             raise CapabilityError(f"{self.request.wire_model} does not support output schemas")
 
     def _stops(self, body: JsonObject) -> None:
         stops = [stop for stop in self.request.stop_sequences if stop.strip()]
         if len(stops) < len(self.request.stop_sequences):
-            self._warn(WarningCode.STOP_SEQUENCE_DROPPED, "stop sequences with only white space are not accepted")
+            what = "stop sequences with only white space are not accepted"
+            self.warnings.append(CallWarning(WarningCode.STOP_SEQUENCE_DROPPED, what))
         if stops:
             body["stop_sequences"] = list(stops)
 
@@ -59,9 +58,11 @@ class Tuning:
 
     def _effort(self) -> str | None:
         requested = self.request.reasoning_effort
-        if requested is None or _has_budget(self.extra.get("thinking")):  # the host's own budget takes precedence
-            return None
-        if not self._may_reason():
+        thinking = self.extra.get("thinking")
+        if requested is None or (isinstance(thinking, dict) and "budget_tokens" in thinking):
+            return None  # the host's own budget takes precedence
+        can = self.request.capabilities
+        if self.model is None and can is not None and not can.supports_thinking:
             if requested != "none":
                 self.warnings.append(
                     dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
@@ -74,10 +75,6 @@ class Tuning:
         if effort != requested:
             self.warnings.append(changed("reasoning_effort", requested, effort, "the nearest value of the model"))
         return effort
-
-    def _may_reason(self) -> bool:
-        can = self.request.capabilities
-        return can is None or can.supports_thinking or self.model is not None
 
     def _can_be_off(self) -> bool:
         return self.model is not None and ("disabled" in self.model.thinking or not self.model.thinking)
@@ -124,32 +121,24 @@ class Tuning:
             metadata["user_id"] = short_id(request.user, _LONGEST_USER)
         if request.temperature is not None and request.temperature > 1.0 and "temperature" in body:
             body["temperature"] = 1.0
-            self._warn(
-                WarningCode.TEMPERATURE_LOWERED,
-                f"temperature {request.temperature:g} was lowered to the highest, 1",
-            )
+            what = f"temperature {request.temperature:g} was lowered to the highest, 1"
+            self.warnings.append(CallWarning(WarningCode.TEMPERATURE_LOWERED, what))
 
     def _refused(self, body: JsonObject) -> dict[str, str]:
         if self.request.temperature is None and self.request.top_p is None:
             return {}
         name = self.request.wire_model
         if self.model is None:
-            newer = is_newer_claude(name)
-            return (
-                dict.fromkeys(("temperature", "top_p"), f"{name} is new, and new models reject it")
-                if newer
-                else {}
-            )
+            why = f"{name} is new, and new models reject it"
+            return dict.fromkeys(("temperature", "top_p"), why) if is_newer_claude(name) else {}
         if self.model.sampling == "none":
             return dict.fromkeys(("temperature", "top_p"), f"{name} rejects it")
-        if _thinks(self.extra.get("thinking", body.get("thinking"))):
+        thinking = self.extra.get("thinking", body.get("thinking"))
+        if isinstance(thinking, dict) and thinking.get("type") in ("adaptive", "enabled", "between_tools"):
             return dict.fromkeys(("temperature", "top_p"), f"{name} rejects it while thinking")
         if self.model.sampling == "one" and self.request.temperature is not None:
             return {"top_p": f"{name} accepts it or temperature, not both"}
         return {}
-
-    def _warn(self, code: WarningCode, message: str) -> None:
-        self.warnings.append(CallWarning(code, message))
 
 
 def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
@@ -164,7 +153,6 @@ def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json)
 
 
 def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
-    """The limit of output tokens for the model, and a warning if it was changed."""
     requested = request.max_output_tokens
     limit = None if model is None else model.max_output
     if limit is None or requested <= limit:
@@ -174,31 +162,13 @@ def output_limit(request: CanonicalRequest, model: Model | None, provider: str) 
     ]
 
 
-def _thinks(thinking: Json) -> bool:
-    return isinstance(thinking, dict) and thinking.get("type") in ("adaptive", "enabled", "between_tools")
-
-
-def _has_budget(thinking: Json) -> bool:
-    return isinstance(thinking, dict) and "budget_tokens" in thinking
-
-
 def _mid_loop_without_thinking(messages: Json) -> bool:
     """Whether the request has results for calls from a message that doesn't start with thinking."""
-    assert isinstance(messages, list)
-    if len(messages) < 2:
-        return False
-    called, answered = messages[-2:]
-    assert isinstance(called, dict)
-    assert isinstance(answered, dict)
-    return _kind(answered, 0) == "tool_result" and _kind(called, 0) not in ("thinking", "redacted_thinking")
-
-
-def _kind(message: JsonObject, position: int) -> Json:
-    content = message["content"]
-    assert isinstance(content, list)
-    block = content[position]
-    assert isinstance(block, dict)
-    return block.get("type")
+    match messages:
+        case [*_, {"content": [{"type": kind}, *_]}, {"content": [{"type": "tool_result"}, *_]}]:
+            return kind not in ("thinking", "redacted_thinking")
+        case _:
+            return False
 
 
 # --- Schemas ---
@@ -320,7 +290,6 @@ def _is_kept(name: str, value: Json) -> bool:
 
 
 def _references(value: Json) -> Iterator[str]:
-    """The names of the definitions that a schema refers to."""
     if isinstance(value, list):
         for part in value:
             yield from _references(part)

@@ -59,8 +59,6 @@ _MISSING_START: dict[str | None, str] = {
 
 
 class MessagesNormaliser(SseNormaliser):
-    """Reads one streamed reply; see the module's text."""
-
     error_codes = ERROR_CODES
 
     def __init__(self, assembler: Assembler) -> None:

@@ -81,8 +81,6 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class BedrockEmbeddings(msgspec.Struct, frozen=True):
-    """InvokeModel for the embedding families."""
-
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         match _family(model):
             case "cohere":

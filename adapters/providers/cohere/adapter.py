@@ -78,8 +78,6 @@ def _billed(meta: msgspec.Raw) -> _Billed:
 
 
 class CohereWire(EmbeddingOnlyWire):
-    """Cohere's models, which only embed."""
-
     default_name = "cohere"
     options_type = SharedOptions
     default_base_url = "https://api.cohere.com"

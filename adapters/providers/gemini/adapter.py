@@ -39,12 +39,10 @@ from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions, merge_own_options
-from . import interactions_response as response
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .data import CODES, REPAIRS, find_model
 from .interactions_request import build_interaction
-from .interactions_response import REVISION
-from .interactions_stream import InteractionNormaliser
+from .interactions_response import REVISION, InteractionNormaliser, read_interaction
 from .media import GeminiImages, GeminiVideos
 from .request import build_request, model_name, path_of
 from .response import GeminiNormaliser, read_reply
@@ -422,19 +420,10 @@ class GenerateContentWire(ChatWire):
         )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        headers: dict[str, str] = {}
         if self._speaks_interactions:
             built = build_interaction(request, provider=self.name, stream=stream)
-            path, headers = f"/{self._version}/interactions", {"api-revision": REVISION}
-        else:
-            built = build_request(request, provider=self.name)
-            path = self._path(request.wire_model, stream=stream)
-        history = built.history
-        history.log()
-        body = encode_json(built.body)
-        return WireCall(
-            path, body, headers, warnings=built.warnings, losses=history.losses, tool_ids=history.tool_ids
-        )
+            return built.call(f"/{self._version}/interactions", {"api-revision": REVISION})
+        return build_request(request, provider=self.name).call(self._path(request.wire_model, stream=stream))
 
     def _path(self, model: str, *, stream: bool) -> str:
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
@@ -447,7 +436,7 @@ class GenerateContentWire(ChatWire):
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         if self._speaks_interactions:
-            response.read_reply(body, assembler)
+            read_interaction(body, assembler)
         else:
             read_reply(body, assembler)
 

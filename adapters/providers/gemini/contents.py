@@ -88,13 +88,11 @@ SIGNATURE_KIND = "thoughtSignature"
 
 
 def metadata_of(part: wire.Part) -> JsonObject:
-    """The extra fields of a text, a thought or a call."""
     metadata = {"partMetadata": part.partMetadata, "speechMetadata": part.speechMetadata}
     return {name: wire.decode_json(raw) for name, raw in metadata.items() if raw != wire.ABSENT}
 
 
 def has_others(parts: Sequence[wire.Part]) -> bool:
-    """Whether a part is neither text nor a call."""
     for part in parts:  # noqa: SIM110  (a generator costs more than the loop, and this is done for every delta)
         if part.text is None and part.functionCall is None:
             return True
@@ -148,8 +146,6 @@ NEITHER = "its url is neither http(s), gs nor a data url"
 
 
 class SentMedium(NamedTuple):
-    """A medium to send, with a url or data."""
-
     media_type: str | None
     """The media type, by the name that the API requires. Empty for bytes of an unknown type; None for an address
     of an unknown type.
@@ -181,18 +177,11 @@ GO_ON = "Go on."
 """The user's text that is added if the history ends with the model's message. Some models reject an empty part."""
 
 
-def write_contents(
-    history: FittedHistory, model: str, row: Model
-) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
-    writer = _Writer(history, model, row)
-    return writer.write(), writer.losses, writer.warnings
-
-
 def _plain(text: str, place: int) -> JsonObject:
     return {"role": "model" if place % 2 else "user", "parts": [{"text": text}]}
 
 
-class _Writer:
+class ContentWriter:
     def __init__(self, history: FittedHistory, model: str, row: Model) -> None:
         self.history = history
         self.provider = history.adapter

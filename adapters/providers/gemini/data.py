@@ -142,5 +142,4 @@ CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error in a reply of status 200: an event, a reply or a list of them."""
     return error_without_status(read_error_value(value), CODES, provider)

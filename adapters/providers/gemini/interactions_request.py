@@ -10,7 +10,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 
-from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,
@@ -24,25 +24,18 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import CallWarning, Message, Role, ToolDefinition
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.history import FAILED_SILENTLY, fit_history
-from ...requests.history_target import FittedHistory, Loss
+from ...requests.history_target import BuiltRequest, FittedHistory, Loss
 from ...requests.settings import (
-    changed,
     check_demands,
-    check_tool_choice,
-    dropped,
-    joined_options,
     merge_options,
-    nearest_effort,
     tool_options,
-    write_settings,
 )
 from .contents import NEITHER, Media, sent_medium, target_of
-from .data import UNLISTED, find_model
-from .request import OPTIONS, BuiltRequest, fit_schema, takes_nothing
+from .request import OPTIONS, RequestBuilder, fit_schema, takes_nothing
 
 # --- History as steps ---
 
@@ -53,15 +46,9 @@ _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
 """Extra fields that a host may set in the `provider_raw` of media."""
 
 
-def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
-    writer = _Writer(history, model)
-    return writer.write(), writer.losses
-
-
 class _Writer:
-    def __init__(self, history: FittedHistory, model: str) -> None:
+    def __init__(self, history: FittedHistory) -> None:
         self.history = history
-        self.model = model
         self.losses: list[Loss] = []
         self.steps: list[JsonObject] = []
 
@@ -223,29 +210,22 @@ _MODES = {"auto": "auto", "none": "none", "required": "any"}
 
 
 def build_interaction(request: CanonicalRequest, *, provider: str, stream: bool) -> BuiltRequest:
-    return _Builder(request, provider, stream).build()
+    return _Builder(request, provider).build(stream=stream)
 
 
-class _Builder:
-    def __init__(self, request: CanonicalRequest, provider: str, stream: bool) -> None:
-        self.request = request
-        self.provider = provider
-        self.stream = stream
-        self.row = find_model(request.wire_model) or UNLISTED
-        self.options = joined_options(request, OPTIONS, provider)
-        self.warnings: list[CallWarning] = []
-
-    def build(self) -> BuiltRequest:
+class _Builder(RequestBuilder):
+    def build(self, *, stream: bool) -> BuiltRequest:
         request = self.request
         if self.options.get("background"):
             raise InvalidRequestError(f"{self.provider}: background replies are not supported here")
         check_demands(request, request.capabilities, self.provider)
         target = target_of(self.provider, request.wire_model, self.row, takes_system=self.row.system)
         history = fit_history(request, target)
-        steps, losses = write_steps(history, request.wire_model)
-        history = history.with_losses(losses)
+        writer = _Writer(history)
+        steps = writer.write()
+        history = history.with_losses(writer.losses)
         body: JsonObject = {"model": request.wire_model, "input": list[Json](steps), "store": False}
-        if self.stream:
+        if stream:
             body["stream"] = True
         if history.system:
             body["system_instruction"] = history.system
@@ -258,21 +238,14 @@ class _Builder:
         merge_options(body, self.options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
-    def _left_out(self, parameter: str, why: str) -> None:
-        self.warnings.append(dropped(parameter, self.provider, why))
-
     # --- Tools of the request ---
 
     def _tools(self, body: JsonObject, config: JsonObject) -> None:
+        self.check_tools()
         request = self.request
-        if request.tools and not self.row.tools:
-            raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
-        check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
         if not request.tools:
             return
         body["tools"] = [self._tool(tool) for tool in request.tools]
-        if request.parallel_tool_calls is False:
-            self._left_out("parallel_tool_calls", "the protocol can't turn them off")
         choice = request.tool_choice
         if choice is not None and choice.mode == "named":
             config["tool_choice"] = {"allowed_tools": {"mode": "any", "tools": [choice.tool_name]}}
@@ -304,26 +277,12 @@ class _Builder:
     # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
-        effort, can = self.request.reasoning_effort, self.request.capabilities
-        if effort is None:
-            return
-        if not self.row.reasons or (can is not None and not can.supports_thinking):
-            if effort != "none":
-                self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
-            return
-        level = nearest_effort(effort, self.row.levels or LEVELS)
-        config["thinking_level"] = level
-        config["thinking_summaries"] = "auto"
-        if level != effort:
-            self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
+        effort = self.effort()
+        if effort is not None:
+            config["thinking_level"] = self.level(effort, self.row.levels or LEVELS)
+            config["thinking_summaries"] = "auto"
 
     def _sampling(self, config: JsonObject) -> None:
-        request = self.request
-        ignored = () if self.row.sampling else ("temperature", "top_p")
-        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
-        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
-            refused["seed"] = "it must fit into 32 bits"
-        self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
-        stops = [stop for stop in request.stop_sequences if stop]
+        stops = self.settings(config, SETTINGS)
         if stops:
             config["stop_sequences"] = list[Json](stops)

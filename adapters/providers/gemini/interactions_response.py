@@ -5,33 +5,40 @@ thought         reasoning, with its signature; a summary with more than text is 
 function_call   a call of one of the request's tools
 user_input      ignored: a stored interaction repeats its input
 any other       kept unchanged: the provider's own tools, with their results
+
+A stream has these events. A body without ``interaction.completed`` was cut off. A delta without an open step
+starts a step.
+
+    interaction.created          the reply's id and model
+    interaction.status_update    the current status
+    step.start, step.delta, step.stop       one step; the start may have content
+    interaction.completed        the last status, and the usage
+    error                        the interaction has failed
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from callboard.bus.errors import AdapterError, StreamError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.usage import StopReason, TokenUsage, details_of, unusual_tier
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...replies.assembler import Assembler
-from ...replies.streamed import image_at, image_of_base64
-from ...replies.usage import reported_count, source_of
+from ...replies.streamed import SseNormaliser, image_at, image_of_base64
+from ...replies.usage import reported_count
 from .data import error_in_reply
+from .wire import ABSENT, Counts, decode_json, disjoint_usage
 
 # --- Fields of the API ---
 
 REVISION = "2026-05-20"
-ABSENT = msgspec.Raw(b"null")
-"""The value of a raw field that was not sent, equal to null."""
 
 
 class Interaction(msgspec.Struct, gc=False):
-    """A whole reply, or the part of a reply in an event."""
-
     id: object = None
     model: object = None
     status: object = None
@@ -73,11 +80,6 @@ class _DeltaOf(msgspec.Struct, gc=False):
     delta: dict[str, Json] | None = None
 
 
-class ModalityTokens(msgspec.Struct, gc=False):
-    modality: object = None
-    tokens: object = None
-
-
 class GroundingCount(msgspec.Struct, gc=False):
     """The number of uses of a provider's tool that is billed by use."""
 
@@ -93,9 +95,9 @@ class Usage(msgspec.Struct, gc=False):
     total_output_tokens: object = None
     total_thought_tokens: object = None
     total_tool_use_tokens: object = None
-    input_tokens_by_modality: list[ModalityTokens] | None = None
-    cached_tokens_by_modality: list[ModalityTokens] | None = None
-    output_tokens_by_modality: list[ModalityTokens] | None = None
+    input_tokens_by_modality: object = None
+    cached_tokens_by_modality: object = None
+    output_tokens_by_modality: object = None
     grounding_tool_count: list[GroundingCount] | None = None
 
 
@@ -103,8 +105,6 @@ decode_interaction = msgspec.json.Decoder(Interaction).decode
 decode_event = msgspec.json.Decoder(Event).decode
 decode_delta = msgspec.json.Decoder(_DeltaOf).decode
 decode_usage = msgspec.json.Decoder(Usage | None).decode
-decode_json = msgspec.json.Decoder(Json).decode
-
 
 # --- Usage ---
 
@@ -113,62 +113,24 @@ _FEES = {"google_search": "web_search", "google_maps": "map_search"}
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if nothing is reported."""
     found = decode_usage(raw)
     if found is None:
         return None
-    prompt, cached = reported_count(found.total_input_tokens), reported_count(found.total_cached_tokens)
-    output, thought = reported_count(found.total_output_tokens), reported_count(found.total_thought_tokens)
-    tools = reported_count(found.total_tool_use_tokens)
-    if prompt is None and output is None and thought is None:
-        return None
-    prompt_audio, cached_audio = (
-        _of(found.input_tokens_by_modality, "audio"),
-        _of(found.cached_tokens_by_modality, "audio"),
-    )
-    image_tokens, cached_images = (
-        _of(found.input_tokens_by_modality, "image"),
-        _of(found.cached_tokens_by_modality, "image"),
-    )
-    spoken, drawn = (_of(found.output_tokens_by_modality, kind) for kind in ("audio", "image"))
-    fresh = max(0, (prompt or 0) - (cached or 0))
-    audio = min(fresh, max(0, prompt_audio - cached_audio))
-    spoken = min(output or 0, spoken)
-    return TokenUsage(
-        input_tokens=fresh + (tools or 0),
-        output_tokens=(output or 0) + (thought or 0),
-        cached_input_tokens=cached or 0,
-        reasoning_tokens=thought,
-        source=source_of(
-            *((cached, prompt), (prompt_audio + image_tokens, prompt), (cached_audio + cached_images, cached)),
-            (spoken + drawn, output),
-            raw=raw,
-            complete=prompt is not None,
-        ),
-        details=details_of(
-            audio_input=audio,
-            image_input=min(fresh - audio, max(0, image_tokens - cached_images)),
-            audio_cache_read=min(cached or 0, cached_audio),
-            image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
-            audio_output=spoken,
-            image_output=min((output or 0) - spoken, drawn),
-            **_fees(found.grounding_tool_count),
-        ),
-        service_tier=unusual_tier(service_tier),
-        raw=raw.copy(),
-    )
-
-
-def _of(parts: Sequence[ModalityTokens] | None, modality: str) -> int:
-    return sum(reported_count(part.tokens) or 0 for part in parts or () if part.modality == modality)
-
-
-def _fees(uses: Sequence[GroundingCount] | None) -> dict[str, int]:
-    counts = dict.fromkeys(_FEES.values(), 0)
-    for use in uses or ():
+    fees = dict.fromkeys(_FEES.values(), 0)
+    for use in found.grounding_tool_count or ():
         if isinstance(use.type, str) and use.type in _FEES:
-            counts[_FEES[use.type]] += reported_count(use.count) or 0
-    return counts
+            fees[_FEES[use.type]] += reported_count(use.count) or 0
+    counts = Counts(
+        found.total_input_tokens,
+        found.total_cached_tokens,
+        found.total_output_tokens,
+        found.total_thought_tokens,
+        found.total_tool_use_tokens,
+        found.input_tokens_by_modality,
+        found.cached_tokens_by_modality,
+        found.output_tokens_by_modality,
+    )
+    return disjoint_usage(counts, fees, service_tier, raw, raw.copy())
 
 
 STOP_REASONS: Mapping[str, StopReason] = {
@@ -192,8 +154,7 @@ _DETAILS = ("continuation_token", "environment_id", "created", "updated")
 """The fields that are copied to `CanonicalResponse.provider_details` under the same names."""
 
 
-def read_reply(body: bytes, assembler: Assembler) -> None:
-    """Feed a whole reply and finish it."""
+def read_interaction(body: bytes, assembler: Assembler) -> None:
     interaction = decode_interaction(body)
     if interaction.error != ABSENT:
         raise failure_of(decode_json(interaction.error), assembler.provider)
@@ -238,17 +199,14 @@ class Steps:
             self.assembler.usage = usage
 
     def note_status(self, status: object, errors: msgspec.Raw = ABSENT) -> None:
-        """Read a status. Raises AdapterError if the interaction has failed."""
         if not isinstance(status, str) or not status:
             return
         self.status = self.assembler.raw_stop_reason = status
         if status == "failed":
-            raise self._failed(errors)
-
-    def _failed(self, errors: msgspec.Raw) -> AdapterError:
-        found = decode_json(errors)
-        unsaid: Json = {"status": "INTERNAL", "message": "the interaction has failed"}
-        return failure_of(found[0] if isinstance(found, list) and found else unsaid, self.assembler.provider)
+            found = decode_json(errors)
+            unsaid: Json = {"status": "INTERNAL", "message": "the interaction has failed"}
+            error = found[0] if isinstance(found, list) and found else unsaid
+            raise failure_of(error, self.assembler.provider)
 
     def finish(self) -> None:
         """Finish the reply. Raises AdapterError if its status is a failure."""
@@ -287,7 +245,6 @@ class Steps:
                 self._unknown("a step without a type")
 
     def item(self, item: Json) -> None:
-        """Read a piece of the model's output."""
         if not isinstance(item, dict):
             return
         key, assembler = self.next_key(), self.assembler
@@ -320,7 +277,7 @@ class Steps:
         parts = summary if isinstance(summary, list) else []
         text = "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
         signature = step.get("signature")
-        raw: JsonObject = {"summary": parts} if has_more_than_text(parts) else {}
+        raw = summary_data(parts)
         if text or raw:
             assembler.thinking(key, text, raw=raw)
         if isinstance(signature, str) and signature:
@@ -333,7 +290,6 @@ class Steps:
         self.assembler.end(key)
 
     def begin_call(self, step: JsonObject) -> int:
-        """Start a call. Returns the key of its block."""
         key, name = self.next_key(), step.get("name")
         fields = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
         self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=fields)
@@ -350,10 +306,228 @@ def failure_of(error: Json, provider: str) -> AdapterError:
     return error_in_reply({"error": error}, provider)
 
 
-def has_more_than_text(parts: list[Json]) -> bool:
-    return len(parts) > 1 or any(not isinstance(part, dict) or part.keys() - {"type", "text"} for part in parts)
+def summary_data(parts: list[Json]) -> JsonObject:
+    """The data of a thought's block: its summary, if this has more than one text."""
+    plain = len(parts) < 2 and all(isinstance(part, dict) and part.keys() <= {"type", "text"} for part in parts)
+    return {} if plain else {"summary": parts}
 
 
 def arguments_of(value: Json) -> str:
-    """A call's arguments as JSON text."""
     return value if isinstance(value, str) else msgspec.json.encode({} if value is None else value).decode()
+
+
+_STEP_OF = {
+    "text": "model_output",
+    "image": "model_output",
+    "audio": "model_output",
+    "document": "model_output",
+    "video": "model_output",
+    "text_annotation_delta": "model_output",
+    "thought_summary": "thought",
+    "thought_signature": "thought",
+    "arguments_delta": "function_call",
+}
+"""The type of step for each type of delta. A delta type that is missing here has a step of the same name."""
+
+
+@dataclass(slots=True)
+class OpenStep:
+    kind: str
+    step: JsonObject
+    """The collected fields of a step that is kept unchanged."""
+    key: int = 0
+    annotations: list[Json] = field(default_factory=list)
+    summary: list[Json] = field(default_factory=list)
+    fragments: bool = False
+
+
+class InteractionNormaliser(SseNormaliser):
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler)
+        self._steps = Steps(assembler)
+        self._open: dict[int | float, OpenStep] = {}
+        self._index: int | float = 0  # the last started step, for events without an index
+        self._warned = False
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        try:
+            event = decode_event(data)
+        except msgspec.DecodeError:
+            if data.strip() == b"[DONE]":
+                return
+            raise
+        kind = event.event_type or name.decode("utf-8", "replace")
+        if kind == "step.delta":
+            self._on_delta(event, data)
+            return
+        match kind:
+            case "step.start":
+                self._on_start(event)
+            case "step.stop":
+                self._stop(self._index if event.index is None else event.index)
+                self._steps.note_usage(event.usage)
+            case "interaction.created":
+                self._steps.note(_interaction_of(event, data))
+            case "interaction.status_update":
+                self._steps.note_detail("continuation_token", event.continuation_token)
+                self._steps.note_usage(event.usage)
+                self._steps.note_status(event.status)
+            case "interaction.completed":
+                self._on_completed(_interaction_of(event, data))
+            case _ if kind == "error" or event.error != ABSENT:
+                error = data if event.error == ABSENT else event.error
+                raise failure_of(decode_json(error), self.assembler.provider)
+            case _:
+                self._on_unknown(kind, data)
+
+    def _on_completed(self, interaction: Interaction) -> None:
+        for index in list(self._open):
+            self._stop(index)
+        if not self._steps.any_step:
+            for step in interaction.steps or ():
+                self._steps.whole(step)
+        self._steps.note(interaction)
+        self._steps.finish()
+        self.finished = True
+
+    def _on_unknown(self, kind: str, data: bytes) -> None:
+        if not self._warned:
+            self._warned = True
+            what = f"the provider sent {kind[:100]}, which is unknown"
+            self.assembler.warn(WarningCode.UNKNOWN_EVENT, what)
+        if kind:
+            self.assembler.provider_event(kind, decode_json(data))
+
+    # --- Steps ---
+
+    def _on_start(self, event: Event) -> None:
+        step = decode_json(event.step)
+        if not isinstance(step, dict):
+            return
+        index = event.index if event.index is not None else self._index + 1 if self._steps.any_step else 0
+        self._stop(index)
+        self._begin(index, step)
+
+    def _begin(self, index: int | float, step: JsonObject) -> OpenStep:
+        raw_type = step.get("type")
+        kind = raw_type if isinstance(raw_type, str) else ""
+        started = self._open[index] = OpenStep(kind, step)
+        self._index, self._steps.any_step = index, True
+        match kind:
+            case "model_output":
+                content = step.get("content")
+                for item in content if isinstance(content, list) else ():
+                    self._add_item(started, item)
+            case "thought":
+                summary = step.get("summary")
+                for part in summary if isinstance(summary, list) else ():
+                    self._add_thought(started, part)
+                self._sign(started, step.get("signature"))
+            case "function_call":
+                started.key = self._steps.begin_call(step)
+        return started
+
+    def _stop(self, index: int | float) -> None:
+        state = self._open.pop(index, None)
+        if state is None:
+            return
+        match state.kind:
+            case "function_call" if not state.fragments:
+                self.assembler.tool_arguments(state.key, arguments_of(state.step.get("arguments")))
+            case "function_call" | "model_output" | "thought" | "user_input":
+                pass
+            case _:
+                self._steps.whole(state.step)
+        if state.key:
+            self.assembler.end(state.key)
+
+    # --- Deltas ---
+
+    def _on_delta(self, event: Event, data: bytes) -> None:
+        delta = event.delta
+        if delta is None:
+            return
+        index = self._index if event.index is None else event.index
+        state = self._open.get(index)
+        if state is None:
+            kind = delta.type if isinstance(delta.type, str) else ""
+            state = self._begin(index, {"type": _STEP_OF.get(kind, kind)})
+        if delta.type == "text" and delta.text is not None and state.kind == "model_output":
+            if not state.key:
+                state.key = self._steps.next_key()
+            self.assembler.text(state.key, delta.text)
+            return
+        self._on_rare_delta(state, delta, data)
+
+    def _on_rare_delta(self, state: OpenStep, delta: Delta, data: bytes) -> None:
+        match delta.type, state.kind:
+            case "text_annotation_delta", "model_output":
+                self._annotate(state, delta.annotations or [])
+            case _, "model_output":
+                self._add_item(state, decode_delta(data).delta)
+            case "thought_summary", "thought":
+                self._add_thought(state, delta.content)
+            case "thought_signature", "thought":
+                self._sign(state, delta.signature)
+            case "arguments_delta", "function_call":
+                state.fragments = True
+                self.assembler.tool_arguments(state.key, arguments_of(delta.arguments or ""))
+            case _:
+                _complete(state.step, decode_delta(data).delta or {})
+
+    def _add_item(self, state: OpenStep, item: Json) -> None:
+        """Add a piece of the model's output. Only text arrives in pieces; other content is whole."""
+        if not isinstance(item, dict):
+            return
+        if item.get("type") == "text":
+            state.key = state.key or self._steps.next_key()
+            text, annotations = item.get("text"), item.get("annotations")
+            self.assembler.text(state.key, text if isinstance(text, str) else "")
+            self._annotate(state, annotations if isinstance(annotations, list) else [])
+            return
+        if state.key:
+            self.assembler.end(state.key)
+        state.key, state.annotations = 0, []
+        self._steps.item(item)
+
+    def _annotate(self, state: OpenStep, annotations: list[Json]) -> None:
+        if annotations and state.key:
+            state.annotations += annotations
+            self.assembler.block_raw(state.key, {"annotations": state.annotations})
+
+    def _add_thought(self, state: OpenStep, part: Json) -> None:
+        if not isinstance(part, dict):
+            return
+        state.key = state.key or self._steps.next_key()
+        last = state.summary[-1] if state.summary else None
+        plain = {"type", "text"}
+        if isinstance(last, dict) and last.keys() <= plain and part.keys() <= plain:
+            last["text"] = str(last.get("text") or "") + str(part.get("text") or "")
+        else:
+            state.summary.append(dict(part))
+        raw = summary_data(state.summary)
+        self.assembler.thinking(state.key, str(part.get("text") or ""), raw=raw or None)
+
+    def _sign(self, state: OpenStep, signature: Json) -> None:
+        if isinstance(signature, str) and signature:
+            state.key = state.key or self._steps.next_key()
+            self.assembler.signature(state.key, signature, raw=summary_data(state.summary))
+
+
+def _complete(step: JsonObject, fields: JsonObject) -> None:
+    """Add a delta to a step that is kept unchanged. Lists grow, objects are merged, other values are replaced."""
+    for name, value in fields.items():
+        match step.get(name), value:
+            case _, None:
+                pass
+            case list(before), list(more):
+                step[name] = [*before, *more]
+            case dict(before), dict(more):
+                step[name] = {**before, **more}
+            case _ if name != "type":
+                step[name] = value
+
+
+def _interaction_of(event: Event, data: bytes) -> Interaction:
+    """The interaction of an event. LiteLLM's proxy puts the interaction's fields into the event itself."""
+    return decode_interaction(data if event.interaction == ABSENT else event.interaction)

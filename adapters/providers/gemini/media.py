@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -40,7 +40,7 @@ from .contents import IMAGE_TYPES
 from .data import CODES, error_in_reply
 from .request import model_name, path_of
 from .response import STOP_REASONS
-from .wire import ABSENT, UsageCounts, decode_json
+from .wire import ABSENT, Chunk, UsageCounts, decode_chunk, decode_feedback, decode_json
 
 _RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
 
@@ -61,48 +61,7 @@ _IMAGE_MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
 )
 
 
-class _Blob(msgspec.Struct, gc=False):
-    data: str | None = None
-    mimeType: str | None = None
-
-
-class _Part(msgspec.Struct, gc=False):
-    text: str | None = None
-    inlineData: _Blob | None = None
-    thought: bool | None = None
-    """Whether the part is a draft from the thinking phase."""
-
-
-class _Content(msgspec.Struct, gc=False):
-    parts: list[_Part] | None = None
-
-
-class _Candidate(msgspec.Struct, gc=False):
-    content: _Content | None = None
-    finishReason: str | None = None
-    finishMessage: str | None = None
-
-
-class _Feedback(msgspec.Struct, gc=False):
-    blockReason: str | None = None
-    blockReasonMessage: str | None = None
-
-
-class _Reply(msgspec.Struct, gc=False):
-    candidates: list[_Candidate] | None = None
-    promptFeedback: _Feedback | None = None
-    usageMetadata: msgspec.Raw = ABSENT
-    modelVersion: str | None = None
-    responseId: str | None = None
-    error: msgspec.Raw = ABSENT
-
-
-_decode_images = msgspec.json.Decoder(_Reply).decode
-
-
 class GeminiImages(msgspec.Struct, frozen=True):
-    """Gemini's images, over the same protocol as its conversations."""
-
     version: str = "v1beta"
     """The API's version in the path."""
 
@@ -133,46 +92,62 @@ class GeminiImages(msgspec.Struct, frozen=True):
         return WireCall(path, encode_json(body), once=True)
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
-        reply = _decode_images(body)
+        reply = decode_chunk(body)
         if reply.error != ABSENT:
             raise error_in_reply(decode_json(body), "")
         images: list[GeneratedImage] = []
         texts: list[str] = []
-        reasons: list[tuple[str, str]] = []
-        for candidate in reply.candidates or ():
-            for part in (candidate.content.parts if candidate.content is not None else None) or ():
-                if part.thought:
-                    continue
-                if part.inlineData is not None and part.inlineData.data:
-                    images.append(from_base64(part.inlineData.data, part.inlineData.mimeType or "image/png"))
-                elif part.text:
-                    texts.append(part.text)
-            if candidate.finishReason is not None:
-                reasons.append((candidate.finishReason, candidate.finishMessage or ""))
+        for part in _parts(body):
+            match part:
+                case {"thought": True}:  # a draft from the thinking phase
+                    pass
+                case {"inlineData": {"data": str(data), **about}} if data:
+                    images.append(from_base64(data, str(about.get("mimeType") or "image/png")))
+                case {"text": str(text)}:
+                    texts.append(text)
+                case _:
+                    pass
         counts = UsageCounts()
         if reply.usageMetadata is not ABSENT:
             counts.add(reply.usageMetadata)
         usage = counts.total(final=True)
-        if not images:
-            refusal = _refusal(reply.promptFeedback, reasons)
-            if refusal is not None:
-                refusal.usage = usage
-                raise refusal
-        return ImageReply(images, usage, reply.modelVersion, reply.responseId, said="".join(texts))
+        refusal = None if images else _refusal(reply)
+        if refusal is not None:
+            refusal.usage = usage
+            raise refusal
+        names = (reply.modelVersion, reply.responseId)
+        model, response_id = (name if isinstance(name, str) else None for name in names)
+        return ImageReply(images, usage, model, response_id, said="".join(texts))
 
 
-def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
+def _parts(body: bytes) -> Iterator[Json]:
+    match decode_json(body):
+        case {"candidates": list(candidates)}:
+            for candidate in candidates:
+                match candidate:
+                    case {"content": {"parts": list(parts)}}:
+                        yield from parts
+                    case _:
+                        pass
+        case _:
+            pass
+
+
+def _refusal(reply: Chunk) -> ContentFilterError | None:
     """The error for an image that was blocked because of its content; None if the image was not blocked."""
+    feedback = decode_feedback(reply.promptFeedback)
+    reasons = [(one.finishReason, one.finishMessage) for one in reply.candidates or ()]
     if feedback is not None and feedback.blockReason:
-        reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
-    for reason, message in reasons:
-        blocked = feedback is not None and feedback.blockReason
-        if blocked or STOP_REASONS.get(reason) is StopReason.CONTENT_FILTER:
-            words = f"{reason}: {message}" if message else reason
-            return ContentFilterError(
-                f"the provider returned no image: {words}", provider_code=reason, provider_message=words
-            )
-    return None
+        reason, message = feedback.blockReason, feedback.blockReasonMessage
+    else:
+        filtered = [each for each in reasons if STOP_REASONS.get(str(each[0])) is StopReason.CONTENT_FILTER]
+        if not filtered:
+            return None
+        reason, message = filtered[0]
+    words = f"{reason}: {message}" if message else str(reason)
+    return ContentFilterError(
+        f"the provider returned no image: {words}", provider_code=str(reason), provider_message=words
+    )
 
 
 # Videos as Google's long-running operations (``predictLongRunning``).
@@ -307,7 +282,6 @@ def _size(size: str) -> JsonObject:
 
 
 def _outcome(operation: _Operation, provider: str) -> tuple[str | None, AdapterError | None]:
-    """The address of the video, or the reason why there is none."""
     if operation.error:
         error = error_without_status(read_error_value({"error": operation.error}), CODES, provider)
         error.retryable = False  # the job has ended, and another request does not change it

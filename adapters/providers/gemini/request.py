@@ -7,9 +7,8 @@ new fields) is merged into the body, object by object, and overrides Callboard's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote
-
-import msgspec
 
 from callboard.bus.errors import CapabilityError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
@@ -17,7 +16,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from ...contract import CanonicalRequest
 from ...requests.history import fit_history
-from ...requests.history_target import FittedHistory
+from ...requests.history_target import BuiltRequest
 from ...requests.schemas import (
     describe,
     describe_constraints,
@@ -39,8 +38,7 @@ from ...requests.settings import (
     tool_options,
     write_settings,
 )
-from . import contents as continuation
-from .contents import target_of, write_contents
+from .contents import KIND, ContentWriter, read_token, target_of
 from .data import BUDGETS, UNLISTED, find_model
 
 # --- Schemas ---
@@ -146,7 +144,6 @@ class _Fitter:
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
-    """Convert exclusive bounds of integers to inclusive ones."""
     if schema.get("type") != "integer":
         return schema
     bounded = dict(schema)
@@ -179,33 +176,67 @@ SETTINGS = {
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "named": "ANY"}
 
 
-class BuiltRequest(msgspec.Struct, frozen=True):
-    """The body with the history, and the warnings."""
+class RequestBuilder:
+    """The parts of a request that both APIs write in the same way."""
 
-    body: JsonObject
-    history: FittedHistory
-    warnings: tuple[CallWarning, ...]
+    def __init__(self, request: CanonicalRequest, provider: str) -> None:
+        self.request = request
+        self.provider = provider
+        self.row = find_model(request.wire_model) or UNLISTED
+        self.options = joined_options(request, OPTIONS, provider)
+        self.warnings: list[CallWarning] = []
+
+    def left_out(self, parameter: str, why: str) -> None:
+        self.warnings.append(dropped(parameter, self.provider, why))
+
+    def check_tools(self) -> None:
+        request = self.request
+        if request.tools and not self.row.tools:
+            raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
+        check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
+        if request.tools and request.parallel_tool_calls is False:
+            self.left_out("parallel_tool_calls", "the protocol can't turn them off")
+
+    def effort(self) -> str | None:
+        """The requested effort; None if there is none, or if the model does not reason."""
+        effort, can = self.request.reasoning_effort, self.request.capabilities
+        if effort is None or (self.row.reasons and (can is None or can.supports_thinking)):
+            return effort
+        if effort != "none":
+            self.left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
+        return None
+
+    def level(self, effort: str, levels: tuple[str, ...]) -> str:
+        level = nearest_effort(effort, levels)
+        if level != effort:
+            self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
+        return level
+
+    def settings(self, config: JsonObject, places: Mapping[str, str]) -> list[str]:
+        """Write the portable settings. Return the stop sequences."""
+        request = self.request
+        ignored = () if self.row.sampling else ("temperature", "top_p")
+        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
+        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
+            refused["seed"] = "it must fit into 32 bits"
+        self.warnings += write_settings(config, request, places, self.provider, refused=refused)
+        return [stop for stop in request.stop_sequences if stop]
 
 
 def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
     return _Builder(request, provider).build()
 
 
-class _Builder:
-    def __init__(self, request: CanonicalRequest, provider: str) -> None:
-        self.request, self.token = continuation.read_token(request, provider)
-        self.provider = provider
-        self.row = find_model(request.wire_model) or UNLISTED
-        self.options = joined_options(request, OPTIONS, provider)
-        self.warnings: list[CallWarning] = []
-
+class _Builder(RequestBuilder):
     def build(self) -> BuiltRequest:
+        self.request, token = read_token(self.request, self.provider)
         check_demands(self.request, self.request.capabilities, self.provider)
         target = target_of(self.provider, self.request.wire_model, self.row, keeps_own_blanks=True)
         history = fit_history(self.request, target)
-        contents, losses, added = write_contents(history, self.request.wire_model, self.row)
-        history = history.with_losses(losses)
-        self.warnings += added
+        writer = ContentWriter(history, self.request.wire_model, self.row)
+        contents = writer.write()
+        history = history.with_losses(writer.losses)
+        self.warnings += writer.warnings
         body: JsonObject = {}
         config: JsonObject = {"maxOutputTokens": self.request.max_output_tokens}
         instruction = self._format(config)
@@ -220,17 +251,11 @@ class _Builder:
         self._sampling(config)
         _give_way(config, self.options)
         body["generationConfig"] = config
-        if self.token is not None:
-            body[continuation.KIND] = self.token
+        if token is not None:
+            body[KIND] = token
         merge_options(body, self.options)
         self._use_cached(body)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
-
-    def _warn(self, code: WarningCode, message: str) -> None:
-        self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
-
-    def _left_out(self, parameter: str, why: str) -> None:
-        self.warnings.append(dropped(parameter, self.provider, why))
 
     def _use_cached(self, body: JsonObject) -> None:
         """Drop the system text and the tools if the request uses cached content, which already contains them."""
@@ -238,26 +263,16 @@ class _Builder:
             return
         for name in ("systemInstruction", "tools", "toolConfig"):
             if body.pop(name, None) is not None:
-                self._left_out(name, "cachedContent has its own")
+                self.left_out(name, "cachedContent has its own")
 
     # --- Tools ---
 
     def _tools(self, body: JsonObject) -> None:
-        request = self.request
-        if request.tools and not self.row.tools:
-            raise CapabilityError(f"{self.provider}: {request.wire_model} does not support tools")
-        theirs = self.options.get("tools")
+        self.check_tools()
+        request, theirs = self.request, self.options.get("tools")
         if request.tools:
-            body["tools"] = [
-                {
-                    "functionDeclarations": [
-                        encoded_tool(tool, "gemini_json", self._declaration, self.warnings)
-                        for tool in request.tools
-                    ]
-                }
-            ]
-            if request.parallel_tool_calls is False:
-                self._left_out("parallel_tool_calls", "the protocol can't turn them off")
+            tools = [encoded_tool(tool, "gemini_json", self._declaration, self.warnings) for tool in request.tools]
+            body["tools"] = [{"functionDeclarations": tools}]
         mode = self._mode()
         config: JsonObject = {}
         if mode is not None:
@@ -284,7 +299,6 @@ class _Builder:
 
     def _mode(self) -> JsonObject | None:
         choice, tools = self.request.tool_choice, self.request.tools
-        check_tool_choice(choice, [tool.name for tool in tools])
         if not tools:
             return None  # the API rejects the mode without declarations
         if choice is None or choice.mode == "auto":
@@ -302,10 +316,8 @@ class _Builder:
         if schema is None:
             return None
         if self.request.tools and not self.row.modern:
-            self._warn(
-                WarningCode.SCHEMA_AS_INSTRUCTION,
-                f"{self.request.wire_model} does not support an output schema with tools",
-            )
+            why = f"{self.provider}: {self.request.wire_model} does not support an output schema with tools"
+            self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, why))
             return instruction(schema, with_tools=True)
         config["responseMimeType"] = "application/json"
         if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":
@@ -315,19 +327,12 @@ class _Builder:
     # --- Tuning ---
 
     def _thinking(self, config: JsonObject) -> None:
-        effort = self.request.reasoning_effort
+        effort = self.effort()
         if effort is None:
             return
-        can = self.request.capabilities
-        if not self.row.reasons or (can is not None and not can.supports_thinking):
-            if effort != "none":
-                self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
-            return
         if self.row.levels:
-            level = nearest_effort(effort, self.row.levels)
+            level = self.level(effort, self.row.levels)
             config["thinkingConfig"] = {"thinkingLevel": level.upper(), "includeThoughts": True}
-            if level != effort:
-                self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
             return
         assert self.row.budget is not None
         least, most = self.row.budget
@@ -340,17 +345,11 @@ class _Builder:
         config["thinkingConfig"] = {"thinkingBudget": budget, **({"includeThoughts": True} if budget else {})}
 
     def _sampling(self, config: JsonObject) -> None:
-        request = self.request
-        ignored = () if self.row.sampling else ("temperature", "top_p")
-        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
-        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
-            refused["seed"] = "it must fit into 32 bits"
-        self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
-        stops = [stop for stop in request.stop_sequences if stop]
+        stops = self.settings(config, SETTINGS)
         if stops:
             config["stopSequences"] = list[Json](stops[:MAX_STOP_SEQUENCES])
         if len(stops) > MAX_STOP_SEQUENCES:
-            self._left_out("part of stop_sequences", f"the model accepts at most {MAX_STOP_SEQUENCES}")
+            self.left_out("part of stop_sequences", f"the model accepts at most {MAX_STOP_SEQUENCES}")
 
 
 # --- Helpers ---

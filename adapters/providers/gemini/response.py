@@ -120,7 +120,6 @@ class ReplyReader:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text block is open that the next chunk can extend."""
         return self._kind == "text" and not self._about_block
 
     def add_text(self, chunk: wire.TextChunk) -> None:
@@ -401,8 +400,6 @@ def _extended(before: JsonObject, more: JsonObject) -> JsonObject:
 
 
 class GeminiNormaliser(EventNormaliser):
-    """Reads one streamed reply; see the module's text."""
-
     error_codes = CODES
 
     def __init__(self, assembler: Assembler) -> None:

@@ -8,7 +8,8 @@ JSON.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -100,8 +101,6 @@ class _TextTokens(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The usual counts of a text reply."""
-
     promptTokenCount: _Count
     candidatesTokenCount: _Count = 0
     totalTokenCount: _Count = 0
@@ -239,63 +238,99 @@ class UsageCounts:
 
     def _any_total(self, *, final: bool) -> TokenUsage | None:
         last = self._so_far()
-        prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
-        candidates, thoughts = reported_count(last.candidatesTokenCount), reported_count(last.thoughtsTokenCount)
-        tool_use = reported_count(last.toolUsePromptTokenCount)
-        if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
-            return None
-        prompt_audio, image_tokens = _sound_and_pictures(last.promptTokensDetails)
-        cached_audio, cached_images = _sound_and_pictures(last.cacheTokensDetails)
-        spoken, drawn = _sound_and_pictures(last.candidatesTokensDetails)
-        raw = self._counted
-        source = UsageSource.PARTIAL
-        if final:
-            source = source_of(
-                *((cached, prompt), (prompt_audio + image_tokens, prompt)),
-                *((cached_audio + cached_images, cached), (spoken + drawn, candidates)),
-                raw=raw,
-                complete=prompt is not None,
-            )
-        fresh = max(0, (prompt or 0) - (cached or 0))
-        audio = min(fresh, max(0, prompt_audio - cached_audio))
-        spoken = min(candidates or 0, spoken)
-        return TokenUsage(
-            input_tokens=fresh + (tool_use or 0),
-            output_tokens=(candidates or 0) + (thoughts or 0),
-            cached_input_tokens=cached or 0,
-            reasoning_tokens=thoughts,
-            source=source,
-            details=details_of(
-                audio_input=audio,
-                image_input=min(fresh - audio, max(0, image_tokens - cached_images)),
-                audio_cache_read=min(cached or 0, cached_audio),
-                image_cache_read=min(max(0, (cached or 0) - cached_audio), cached_images),
-                audio_output=spoken,
-                image_output=min((candidates or 0) - spoken, drawn),
-                **self.fees,
-            ),
-            service_tier=unusual_tier(last.serviceTier),
-            raw=None if raw is ABSENT else _with_fees(raw, self.fees),
+        counts = Counts(
+            last.promptTokenCount,
+            last.cachedContentTokenCount,
+            last.candidatesTokenCount,
+            last.thoughtsTokenCount,
+            last.toolUsePromptTokenCount,
+            last.promptTokensDetails,
+            last.cacheTokensDetails,
+            last.candidatesTokensDetails,
         )
+        return disjoint_usage(counts, self.fees, last.serviceTier, self._counted, self._raw(), final=final)
+
+    def _raw(self) -> msgspec.Raw | None:
+        """The reported usage, with the counts from other places added."""
+        if self._counted is ABSENT:
+            return None
+        if not any(self.fees.values()):
+            return self._counted.copy()
+        return msgspec.Raw(msgspec.json.encode({**decode_fields(self._counted), "grounding": self.fees}))
 
 
-def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
-    """The usage with the counts from other places added."""
-    if not any(fees.values()):
-        return raw.copy()
-    return msgspec.Raw(msgspec.json.encode({**decode_fields(raw), "grounding": fees}))
+class Counts(NamedTuple):
+    """The counts of either API: tokens, and lists of tokens by modality."""
+
+    prompt: object
+    cached: object
+    output: object
+    thoughts: object
+    tool_use: object
+    prompt_details: object
+    cached_details: object
+    output_details: object
+
+
+def disjoint_usage(
+    counts: Counts,
+    fees: Mapping[str, int],
+    service_tier: object,
+    reported: msgspec.Raw,
+    raw: msgspec.Raw | None,
+    *,
+    final: bool = True,
+) -> TokenUsage | None:
+    prompt, cached, output, thoughts, tool_use = map(reported_count, counts[:5])
+    if prompt is None and output is None and cached is None and thoughts is None and tool_use is None:
+        return None
+    prompt_audio, prompt_images = _sound_and_pictures(counts.prompt_details)
+    cached_audio, cached_images = _sound_and_pictures(counts.cached_details)
+    spoken, drawn = _sound_and_pictures(counts.output_details)
+    source = UsageSource.PARTIAL
+    if final:
+        source = source_of(
+            *((cached, prompt), (prompt_audio + prompt_images, prompt)),
+            *((cached_audio + cached_images, cached), (spoken + drawn, output)),
+            raw=reported,
+            complete=prompt is not None,
+        )
+    prompt, cached, output = prompt or 0, cached or 0, output or 0
+    fresh = max(0, prompt - cached)
+    audio = min(fresh, max(0, prompt_audio - cached_audio))
+    spoken = min(output, spoken)
+    return TokenUsage(
+        input_tokens=fresh + (tool_use or 0),
+        output_tokens=output + (thoughts or 0),
+        cached_input_tokens=cached,
+        reasoning_tokens=thoughts,
+        source=source,
+        details=details_of(
+            audio_input=audio,
+            image_input=min(fresh - audio, max(0, prompt_images - cached_images)),
+            audio_cache_read=min(cached, cached_audio),
+            image_cache_read=min(max(0, cached - cached_audio), cached_images),
+            audio_output=spoken,
+            image_output=min(output - spoken, drawn),
+            **fees,
+        ),
+        service_tier=unusual_tier(service_tier),
+        raw=raw,
+    )
 
 
 def _sound_and_pictures(details: object) -> tuple[int, int]:
-    """The tokens of audio and images in a list of tokens by modality."""
     if not isinstance(details, list):
         return 0, 0
-    counts = {"AUDIO": 0, "IMAGE": 0}
+    counts = {"audio": 0, "image": 0}
     for part in details:
-        modality = part.get("modality") if isinstance(part, dict) else None
-        if isinstance(part, dict) and isinstance(modality, str) and modality in counts:
-            counts[modality] += reported_count(part.get("tokenCount")) or 0
-    return counts["AUDIO"], counts["IMAGE"]
+        match part:
+            case {"modality": str(name), "tokenCount": count} | {"modality": str(name), "tokens": count}:
+                if name.lower() in counts:
+                    counts[name.lower()] += reported_count(count) or 0
+            case _:
+                pass
+    return counts["audio"], counts["image"]
 
 
 # --- Partial arguments ---

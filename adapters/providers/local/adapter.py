@@ -312,7 +312,6 @@ class LocalAdapter:
 
 
 def read_options(config: AdapterConfig, name: str) -> LocalOptions:
-    """The checked options. Raises ConfigurationError with the key."""
     if config.base_url is not None:
         raise ConfigurationError(
             f"{name}: type local starts its own server and does not accept base_url. For a running "

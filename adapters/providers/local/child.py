@@ -117,7 +117,6 @@ def check_installed(settings: LocalServerSettings) -> None:
 
 
 def check_model(path: Path) -> None:
-    """Raise ConfigurationError unless the path is a readable file that starts like a GGUF model."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -204,12 +203,10 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process runs and was not asked to end."""
         return not self._stdin.closed and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while it runs, negative for a signal."""
         return self._process.poll()
 
     async def wait_ready(self) -> str:

@@ -199,7 +199,6 @@ class LocalServer:
         self._startup_seconds = self._started_at - began
 
     async def _end(self, *, grace: float) -> None:
-        """End the process, by force after `grace` seconds."""
         child = self._process
         if child is None:
             return

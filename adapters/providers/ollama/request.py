@@ -40,10 +40,19 @@ from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import at_most
 from ...requests.history import fit_history
-from ...requests.history_target import FittedHistory, Loss, Target, WireCall
+from ...requests.history_target import FittedHistory, Loss, Target, WireCall, block_type
 from ...requests.schemas import fold_root, without_booleans
-from ...requests.settings import check_demands, merge_options, merge_own_options, nearest_effort
-from .response import CHAT_PATH, NDJSON
+from ...requests.settings import (
+    changed,
+    check_demands,
+    dropped,
+    merge_options,
+    merge_own_options,
+    nearest_effort,
+    write_settings,
+)
+
+CHAT_PATH = "/api/chat"
 
 T = TypeVar("T")
 
@@ -80,7 +89,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model reasons; None if unknown."""
         return None if self.abilities is None else "thinking" in self.abilities
 
     @property
@@ -104,7 +112,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def read_show(value: Json) -> ModelFacts | None:
-    """Parse an answer of `/api/show`; None if it is invalid."""
     if not isinstance(value, dict) or not {"capabilities", "details", "model_info"} & value.keys():
         return None
     abilities, details = value.get("capabilities"), value.get("details")
@@ -117,7 +124,6 @@ def read_show(value: Json) -> ModelFacts | None:
 
 
 def _context_length(info: Json) -> int | None:
-    """``<architecture>.context_length`` of the model's metadata."""
     if not isinstance(info, dict):
         return None
     named = info.get(f"{info.get('general.architecture')}.context_length")
@@ -177,18 +183,16 @@ def put(table: dict[str, T], model: str, value: T) -> None:
     table[model] = value
 
 
-SMALLEST = 4096
+SMALLEST_WINDOW = 4096  # tokens
 
 
 def window_size(needed: int, limit: int | None) -> int:
     """The smallest window for `needed` tokens: a power of two, or the model's `limit`."""
-    size = max(SMALLEST, 1 << max(0, needed - 1).bit_length())
+    size = max(SMALLEST_WINDOW, 1 << max(0, needed - 1).bit_length())
     return size if limit is None else min(size, limit)
 
 
 class Windows:
-    """The windows in use, by the model's name."""
-
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
 
@@ -204,20 +208,11 @@ class Windows:
 # --- History as messages ---
 
 
-def write_messages(
-    history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
-) -> tuple[list[Json], list[Loss]]:
-    return _HistoryWriter(history, capabilities, provider, session_id).write()
-
-
 def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
-    """The reason why an image can't be sent; None if it can."""
     accepted = capabilities.accepted_image_media_types
     if accepted is not None and image.media_type is not None and image.media_type not in accepted:
         return f"the server does not accept images of type {image.media_type}"
-    if image_data(image) is None:
-        return "the server accepts images only as data, not by address"
-    return None
+    return None if image_data(image) else "the server accepts images only as data, not by address"
 
 
 def image_data(image: ImageBlock) -> str | None:
@@ -237,17 +232,13 @@ def image_data(image: ImageBlock) -> str | None:
 
 
 class _HistoryWriter:
-    def __init__(
-        self, history: FittedHistory, capabilities: AdapterCapabilities, provider: str, session_id: str
-    ) -> None:
+    def __init__(self, history: FittedHistory, capabilities: AdapterCapabilities) -> None:
         self.history = history
         self.capabilities = capabilities
-        self.provider = provider
-        self.session_id = session_id
         self.losses: list[Loss] = []
         self.messages: list[Json] = []
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> list[Json]:
         if self.history.system is not None:
             self.messages.append({"role": "system", "content": self.history.system})
         for message in self.history.messages:
@@ -257,18 +248,18 @@ class _HistoryWriter:
                 case Role.TOOL:
                     self._results(message)
                 case _:
-                    self._say(join_text(message.content), self._images(message, message.content))
-        return self.messages, self.losses
+                    self._say(join_text(message.content), self._images(message.content))
+        return self.messages
 
     def _say(self, text: str, images: list[Json]) -> None:
-        """Add a user message with a text and images, unless both are empty."""
         if text or images:
             wire: JsonObject = {"role": "user", "content": text}
             if images:
                 wire["images"] = images
             self.messages.append(wire)
 
-    def _images(self, message: Message, content: Iterable[ContentBlock]) -> list[Json]:
+    def _images(self, content: Iterable[ContentBlock], home: ToolResultBlock | None = None) -> list[Json]:
+        """The images that can be sent, from a message or from the result `home`."""
         images: list[Json] = []
         for block in content:
             if isinstance(block, ImageBlock):
@@ -276,7 +267,7 @@ class _HistoryWriter:
                 if reason is None:
                     images.append(image_data(block))
                 else:
-                    self._lose(message, block, reason)
+                    self.losses.append(self.history.loss(home or block, reason, kind=block_type(block)))
         return images
 
     def _reply(self, message: Message) -> None:
@@ -291,7 +282,7 @@ class _HistoryWriter:
                 case ThinkingBlock():
                     thinking += block.text
                 case OpaqueBlock() | RedactedThinkingBlock():
-                    self._lose(message, block, "this protocol does not support it")
+                    self.losses.append(self.history.loss(block, "this protocol does not support it"))
                 case _:
                     pass
         if thinking:
@@ -308,7 +299,7 @@ class _HistoryWriter:
             if not isinstance(block, ToolResultBlock):
                 continue
             name = self.history.tool_names[block.tool_use_id]
-            images = [] if isinstance(block.content, str) else self._images(message, block.content)
+            images = [] if isinstance(block.content, str) else self._images(block.content, block)
             if images:
                 shown += images
                 sources.append(name)
@@ -324,13 +315,12 @@ class _HistoryWriter:
         if shown:
             self._say(f"Result of {', '.join(sources)}:", shown)
 
-    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
-        kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.session_id, message.id or "", kind, self.provider, reason, block))
-
 
 _OPTIONS = "ollama"
 """The key of the protocol's options in a request, besides the adapter's own name."""
+
+_SETTINGS = {name: name for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")}
+"""The places of the portable settings among the options."""
 
 _LEVELS = ("low", "medium", "high")
 """The levels of reasoning, the same on all servers."""
@@ -367,9 +357,8 @@ class _Writer:
             provider=self.provider, accepts_images=self.capabilities.supports_images, replays_thinking=True
         )
         history = fit_history(request, target)
-        messages, losses = write_messages(
-            history, self.capabilities, provider=self.provider, session_id=request.session_id
-        )
+        writer = _HistoryWriter(history, self.capabilities)
+        messages = writer.write()
         if not messages:
             raise InvalidRequestError(f"{self.provider}: a request without messages only loads the model")
         body: JsonObject = {
@@ -386,14 +375,13 @@ class _Writer:
         merge_options(body, dict(defaults))
         merge_own_options(body, request, _OPTIONS, self.provider)
         self._check_size(estimated_tokens, body)
-        history = history.with_losses(losses)
+        history = history.with_losses(writer.losses)
         history.log()
-        headers = {"accept": NDJSON} if stream else {}
+        headers = {"accept": "application/x-ndjson"} if stream else {}
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(CHAT_PATH, encode_json(body), headers, warnings, history.losses)
 
     def _check(self) -> None:
-        """Check that the server supports the content of the current turn."""
         model, can = self.request.model, self.capabilities
         if self.request.tools and not can.supports_tools:
             raise CapabilityError(
@@ -411,7 +399,6 @@ class _Writer:
                         pass
 
     def _check_size(self, estimated_tokens: int, body: JsonObject) -> None:
-        """Raise an error if the estimated prompt does not fit into the window."""
         options = body["options"]
         window = options.get("num_ctx") if isinstance(options, dict) else None
         if not isinstance(window, int) or estimated_tokens <= window:
@@ -469,26 +456,19 @@ class _Writer:
             return {"think": True}
         level = nearest_effort(effort, _LEVELS)
         if level != effort:
-            self._warn(WarningCode.PARAMETER_CHANGED, f"reasoning_effort {effort} was sent as {level}")
+            self.warnings.append(changed("reasoning_effort", effort, level, "the nearest value of the model"))
         return {"think": level}
 
     def _options(self, num_ctx: int) -> JsonObject:
         request = self.request
-        for name in ("verbosity", "user", "background"):
-            value = getattr(request, name)
-            if value is not None and value is not False:
-                self._left_out(name, "the protocol does not support it")
         options: JsonObject = {"num_ctx": num_ctx, "num_predict": request.max_output_tokens}
-        for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"):
-            value = getattr(request, name)
-            if value is not None:
-                options[name] = value
+        self.warnings += write_settings(options, request, _SETTINGS, self.provider)
         if request.stop_sequences:
             options["stop"] = list(request.stop_sequences)
         return options
 
     def _left_out(self, what: str, why: str) -> None:
-        self._warn(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}")
+        self.warnings.append(dropped(what, self.provider, why))
 
     def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))

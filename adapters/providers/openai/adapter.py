@@ -1,21 +1,24 @@
-"""The wire and the adapter of OpenAI's Responses API, without stored state."""
+"""The request, the wire and the adapter of OpenAI's Responses API.
+
+The call is stateless: nothing is stored, and reasoning is encrypted. This module writes the parameters of the
+call; `items` writes the history. A tuning setting that the model lacks is dropped with a warning.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from urllib.parse import quote
 
 import anyio
 import msgspec
 
-from callboard.bus.errors import AdapterError, InvalidRequestError, StreamError
-from callboard.bus.streams.events import StreamEvent
+from callboard.bus.errors import AdapterError, CapabilityError, InvalidRequestError, WarningCode
 from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.messages import CallWarning, ToolDefinition
 from callboard.bus.values.usage import TokenUsage, details_of
 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
-from ...http.errors import error_without_status, read_error_value
 from ...http.fidelity import client_body, client_headers
 from ...http.repair import Repair
 from ...http.retry import read_rate_limit
@@ -24,58 +27,277 @@ from ...images import GeneratedImage, ImageCapabilities, ImageReply, ImageReques
 from ...operations.openai_media import OpenAIImages, OpenAIVideos, is_image_model
 from ...operations.openai_media import read_usage as read_image_usage
 from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
-from ...operations.wires import BackgroundStatus
 from ...provider import create_adapter
 from ...replies.assembler import Assembler
-from ...replies.streamed import SseDecoder, StreamNormaliser
+from ...replies.streamed import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
-from ...requests.history_target import WireCall, bearer, get
-from ...requests.settings import SharedOptions, joined_options, merge_options, own_options
-from ...requests.strict_schemas import input_cleaner
+from ...requests.history import fit_history
+from ...requests.history_target import BuiltRequest, Target, WireCall, bearer
+from ...requests.schemas import encoded_tool, fold_root
+from ...requests.settings import (
+    CUSTOM,
+    SharedOptions,
+    check_demands,
+    check_tool_choice,
+    digest,
+    is_free_form,
+    joined_options,
+    may_omit_limit,
+    merge_options,
+    nearest_effort,
+    own_options,
+    short_id,
+    tool_options,
+    write_settings,
+)
+from ...requests.strict_schemas import StrictSchema, input_cleaner, strict_reply, strict_tool
 from ...transport.transport import exchange
-from . import response
 from .data import (
     CODES,
     DOCUMENT_TYPES,
     ENCRYPTED_REASONING,
     IMAGE_TYPES,
     OPENAI,
+    OPTIONS,
     REPAIRS,
+    TOOL_IDS,
+    Model,
     Quirks,
     choose_quirks,
+    error_in_reply,
     find_model,
 )
-from .request import OPTIONS, build_request
-from .response import Reply
-from .stream import ResponsesNormaliser
-from .wire import Item, Response, drawn_with, read, read_or_default, read_usage
+from .items import ItemWriter
+from .response import IMAGE_CALL, error_of, output_limit, read_reply
+from .stream import ResponsesInBackground, ResponsesNormaliser
+from .wire import Response, as_object, drawn_with, read
+
+# --- The request ---
+
+AUTO_CACHE = "auto_cache"
+"""In `provider_options`: false sends no key for the prompt cache."""
+
+
+def build_request(
+    request: CanonicalRequest,
+    *,
+    provider: str,
+    quirks: Quirks,
+    stream: bool,
+    encrypts: bool = True,
+    summarises: bool = True,
+) -> BuiltRequest:
+    return _Builder(request, provider, quirks, encrypts, summarises).build(stream=stream)
+
+
+class _Builder:
+    def __init__(
+        self, request: CanonicalRequest, provider: str, quirks: Quirks, encrypts: bool, summarises: bool
+    ) -> None:
+        self.request = request
+        self.provider = provider
+        self.quirks = quirks
+        self.encrypts = encrypts
+        self.summarises = summarises and quirks.summaries
+        self.name = request.wire_model
+        self.model = find_model(self.name)
+        self.warnings: list[CallWarning] = []
+        self.options = joined_options(request, OPTIONS, provider)
+        self.free_form: set[str] = set()  # names of tools
+
+    def build(self, *, stream: bool) -> BuiltRequest:
+        check_demands(self.request, self.request.capabilities, self.provider)
+        target = Target(
+            provider=self.provider,
+            tool_ids=TOOL_IDS,
+            model=self.name,
+            accepts_images=self.quirks.images,
+            accepts_documents=self.quirks.documents,
+            image_types=IMAGE_TYPES,
+            document_types=DOCUMENT_TYPES,
+            results_carry=("image", "document", "opaque"),
+            replays_thinking=self._reasons(),
+            replays_images=True,
+            keeps_developer=self.quirks.keeps_developer,
+            takes_opaque=True,
+        )
+        history = fit_history(self.request, target)
+        form = f"responses_json {self.quirks.strict_tools}"
+        tools = [encoded_tool(tool, form, self._tool, self.warnings) for tool in self.request.tools]
+        writer = ItemWriter(history, self.name, self.free_form)
+        items = writer.write()
+        history = history.with_losses(writer.losses)
+        body: JsonObject = {"model": self.name, "input": items}
+        if history.system:
+            body["instructions"] = history.system
+        unknown = self.model is None and not self.quirks.completed_at_limit
+        if not (unknown and may_omit_limit(self.request, AdapterCapabilities())):
+            body["max_output_tokens"] = output_limit(self.request, self.quirks)
+        if self.request.max_output_tokens < self.quirks.min_output_tokens:
+            limit = body["max_output_tokens"]
+            self._warn(WarningCode.PARAMETER_CHANGED, f"max_output_tokens is {limit}, the minimum")
+        if self.quirks.stateless:
+            body["store"] = False
+            if self._reasons() and self.encrypts:
+                body["include"] = [ENCRYPTED_REASONING]
+        self._tools(body, tools)
+        self._format(body)
+        self._reasoning(body)
+        self._settings(body)
+        if self.request.stop_sequences:
+            self._warn(WarningCode.PARAMETER_DROPPED, "the Responses API has no stop_sequences")
+        if stream:
+            body["stream"] = True
+        auto_cache = self.options.pop(AUTO_CACHE, True)
+        if auto_cache is not False and self._caches() and self.request.session_id:
+            body["prompt_cache_key"] = digest(self.request.session_id)
+        merge_options(body, self.options)
+        if body.get("background") is True and "store" not in self.options:
+            body["store"] = True  # a background reply must be stored until it is read
+        return BuiltRequest(body, history, (*history.warnings, *self.warnings))
+
+    def _warn(self, code: WarningCode, message: str) -> None:
+        self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
+
+    def _reasons(self) -> bool:
+        can = self.request.capabilities
+        able = can is None or can.supports_thinking
+        return able and self.quirks.reasoning and (self.model is None or bool(self.model.efforts))
+
+    def _caches(self) -> bool:
+        can = self.request.capabilities
+        return self.quirks.cache_key and (can is None or can.supports_prompt_caching)
+
+    # --- Tools ---
+
+    def _tools(self, body: JsonObject, tools: list[Json]) -> None:
+        if tools:
+            body["tools"] = tools
+            if self.request.parallel_tool_calls is not None:
+                body["parallel_tool_calls"] = self.request.parallel_tool_calls
+        choice = self.request.tool_choice
+        if choice is not None and (self.request.tools or choice.mode != "auto"):
+            if choice.mode != "required" or "tools" not in self.options:  # the host's own tool can fulfil it
+                check_tool_choice(choice, [tool.name for tool in self.request.tools])
+            if choice.mode == "named":
+                kind = CUSTOM if choice.tool_name in self.free_form else "function"
+                body["tool_choice"] = {"type": kind, "name": choice.tool_name}
+            elif self.request.tools or "tools" in self.options:
+                body["tool_choice"] = choice.mode
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        written: JsonObject = {"type": "function", "name": tool.name}
+        if tool.description:
+            written["description"] = tool.description
+        options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
+        if options and is_free_form(tool, options):
+            self.free_form.add(tool.name)
+        else:
+            self._schema(tool, written)
+        if options:
+            merge_options(written, options)
+        return written
+
+    def _schema(self, tool: ToolDefinition, written: JsonObject) -> None:
+        strict = strict_tool(tool, by_default=self.quirks.strict_tools)
+        if isinstance(strict, str):
+            self._warn(WarningCode.TOOL_NOT_STRICT, f"tool {tool.name!r} is sent without strict mode: {strict}")
+        if isinstance(strict, StrictSchema):
+            written["parameters"] = strict.schema
+        else:
+            folded = fold_root(tool.input_schema)
+            if folded.folded:
+                self.warnings += folded.warnings(f"tool {tool.name!r}")
+            written["parameters"] = folded.schema
+        written["strict"] = isinstance(strict, StrictSchema)
+
+    # --- The reply's form ---
+
+    def _format(self, body: JsonObject) -> None:
+        schema = self.request.output_schema
+        if schema is None:
+            return
+        if not self.quirks.structured_output:
+            raise CapabilityError(f"{self.provider}: this server ignores output schemas on the Responses API")
+        if set(schema) <= {"type", "title", "description"} and schema.get("type") == "object":
+            body["text"] = {"format": {"type": "json_object"}}
+            _mention_json(body)
+            return
+        folded = fold_root(schema)
+        self.warnings += folded.warnings("the reply")
+        form = strict_reply(folded.schema)
+        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **form}
+        if isinstance(described := schema.get("description"), str):
+            written["description"] = described
+        body["text"] = {"format": written}
+
+    # --- Tuning ---
+
+    def _reasoning(self, body: JsonObject) -> None:
+        requested = self.request.reasoning_effort
+        if requested is None:
+            return
+        if not self._reasons():
+            if requested != "none":
+                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.name} does not support reasoning_effort")
+            return
+        effort = requested if self.model is None else nearest_effort(requested, self.model.efforts)
+        if effort != requested:
+            why = f"{self.name} has no effort {requested!r}; {effort!r} is used"
+            self._warn(WarningCode.PARAMETER_CHANGED, why)
+        body["reasoning"] = {"effort": effort}
+        if self.summarises and self.model is not None and effort != "none":
+            body["reasoning"] = {"effort": effort, "summary": "auto"}
+
+    def _settings(self, body: JsonObject) -> None:
+        model, refused = self.name, {}
+        if _refuses_sampling(self.model, body):
+            refused = dict.fromkeys(("temperature", "top_p"), f"{model} rejects it while it reasons")
+        if self.model is not None and not self.model.verbosity:
+            refused["verbosity"] = f"{model} has none"
+        if not self.quirks.background:
+            refused["background"] = "this server does not support background replies"
+        paths = {
+            "temperature": "temperature",
+            "top_p": "top_p",
+            "background": "background",
+            "verbosity": "text.verbosity",
+            "user": self.quirks.user,
+        }
+        self.warnings += write_settings(body, self.request, paths, self.provider, refused=refused)
+        user = body.get(self.quirks.user)
+        if isinstance(user, str):
+            body[self.quirks.user] = short_id(user)
+
+
+def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
+    if row is None or not row.efforts:
+        return False
+    reasoning = body.get("reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default_effort
+    return effort != "none"
+
+
+def _schema_name(schema: JsonObject) -> str:
+    title = schema.get("title")
+    return re.sub("[^A-Za-z0-9_-]", "_", title)[:64] if isinstance(title, str) and title else "reply"
+
+
+def _mention_json(body: JsonObject) -> None:
+    """Add an input item that mentions JSON, because JSON mode requires one. The instructions don't count."""
+    items = body["input"]
+    assert isinstance(items, list)
+    if b"json" not in msgspec.json.encode(items).lower():
+        items.insert(0, {"role": "developer", "content": "Answer with a JSON object."})
+
+
+# --- Images of chat models ---
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
 """The key in ``provider_options`` of the fields that are sent with the image tool."""
 
 _COMMON = msgspec.structs.replace(OpenAIImages().capabilities("gpt-image-"), max_images=1)
-
-
-class _Item(msgspec.Struct, gc=False):
-    type: str | None = None
-    result: str | None = None
-    output_format: str | None = None
-    revised_prompt: str | None = None
-    error: Json = None
-    content: Json = None
-
-
-class _Reply(msgspec.Struct, gc=False):
-    output: list[_Item] | None = None
-    model: str | None = None
-    id: str | None = None
-    usage: msgspec.Raw = msgspec.Raw(b"null")
-    tool_usage: msgspec.Raw = msgspec.Raw(b"null")
-    error: Json = None
-
-
-_decode = msgspec.json.Decoder(_Reply).decode
 
 
 class ResponsesImages(msgspec.Struct, frozen=True):
@@ -114,160 +336,39 @@ class ResponsesImages(msgspec.Struct, frozen=True):
         return WireCall(self.path, encode_json(body), once=True)
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
-        reply = _decode(body)
-        if reply.error:
-            raise error_without_status(read_error_value({"error": reply.error}), CODES, "")
+        reply = read(Response, body)
+        error = error_of(reply, "")
+        if error is not None:
+            raise error
         images: list[GeneratedImage] = []
         texts: list[str] = []
-        for item in reply.output or ():
-            if item.type == f"{TOOL}_call" and item.result:
-                made = item.output_format or request.output_format or "png"
-                images.append(from_base64(item.result, f"image/{made}", item.revised_prompt))
-            elif item.error:
-                raise error_without_status(read_error_value({"error": item.error}), CODES, "")
-            else:
-                texts += _texts(item.content)
-        usage = _usage(reply, len(images))
+        for item in map(as_object, reply.output or ()):
+            match item:
+                case {"type": str(kind), "result": str(result)} if kind == IMAGE_CALL and result:
+                    made = item.get("output_format") or request.output_format or "png"
+                    revised = item.get("revised_prompt")
+                    prompt = revised if isinstance(revised, str) else None
+                    images.append(from_base64(result, f"image/{made}", prompt))
+                case {"error": failure} if failure:
+                    raise error_in_reply({"error": failure}, "")
+                case {"content": list(parts)}:
+                    said = [part.get("text") or part.get("refusal") for part in parts if isinstance(part, dict)]
+                    texts += [text for text in said if isinstance(text, str)]
+                case _:
+                    pass
+        usage = _image_usage(reply, len(images))
         return ImageReply(images, usage, reply.model, reply.id, said="".join(texts))
 
 
-def _texts(content: Json) -> list[str]:
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") or part.get("refusal") for part in parts if isinstance(part, dict)]
-    return [text for text in texts if isinstance(text, str)]
-
-
-def _usage(reply: _Reply, images: int) -> TokenUsage | None:
-    image_usage = read_image_usage(reply.usage)
+def _image_usage(reply: Response, images: int) -> TokenUsage | None:
+    image_usage = read_image_usage(reply.usage or b"null")
     details = drawn_with(reply.tool_usage) or details_of(image_tool=images)
     if image_usage is None:
         return TokenUsage(details=details) if details else None
     return msgspec.structs.replace(image_usage, details=details)
 
 
-_UNDER_WAY = frozenset({"queued", "in_progress"})
-
-
-class _Head(msgspec.Struct, gc=False):
-    sequence_number: int | None = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
-
-
-class ResponsesInBackground:
-    """The wire of background responses."""
-
-    def __init__(self, provider: str, quirks: Quirks) -> None:
-        self._provider = provider
-        self._quirks = quirks
-
-    def wanted(self, request: CanonicalRequest) -> bool:
-        if request.response_id:
-            return True
-        if request.wire is not None and request.wire.protocol == ResponsesWire.client_protocol:
-            return self._quirks.background and request.wire.body.get("background") is True
-        if request.background:
-            return self._quirks.background
-        if OPTIONS not in request.provider_options and self._provider not in request.provider_options:
-            return False
-        try:
-            return joined_options(request, OPTIONS, self._provider).get("background") is True
-        except AdapterError:
-            return False  # the same error is raised when the request is written
-
-    def attach(self, response_id: str, after: int | None) -> WireCall:
-        behind = "" if after is None else f"&starting_after={after}"
-        return get(f"{_path(response_id)}?stream=true{behind}")
-
-    def look(self, response_id: str) -> WireCall:
-        return get(_path(response_id))
-
-    def cancel(self, response_id: str) -> WireCall:
-        return WireCall(f"{_path(response_id)}/cancel", b"")
-
-    def status(self, body: bytes) -> BackgroundStatus:
-        response = read(Response, body)
-        return BackgroundStatus(response.id or "", response.status not in _UNDER_WAY)
-
-    def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
-        response = read(Response, body)
-        fees = Reply(assembler, self._quirks).fees
-        for raw in response.output or ():
-            item = read_or_default(Item, raw)
-            fees.note(item.type or "unknown", item)
-        counts = fees.counts(response.tool_usage, response.usage)
-        return read_usage(response.usage, response.service_tier, fees=counts, tool_usage=response.tool_usage)
-
-    def normaliser(self, assembler: Assembler) -> NumberedResponses:
-        return NumberedResponses(assembler, self._quirks)
-
-
-class NumberedResponses(ResponsesNormaliser):
-    """Reads one reply over any number of connections; see `NumberedNormaliser`."""
-
-    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
-        super().__init__(assembler, quirks)
-        self.response_id = ""
-        self.number: int | None = None
-        self.announced = False
-
-    def is_repeated(self, data: bytes) -> bool:
-        number = _number_of(data)
-        return number is not None and self.number is not None and number <= self.number
-
-    def on_event(self, name: bytes, data: bytes) -> None:
-        number = _number_of(data)
-        if number is not None and self.number is not None and number <= self.number:
-            return
-        try:
-            super().on_event(name, data)
-        except AdapterError:
-            self.announced = True
-            raise
-        finally:
-            self.response_id = self.response_id or self.assembler.response_id or ""
-        if number is not None:
-            self.number = number
-
-    def close(self) -> list[StreamEvent]:
-        if not self.finished and self.error is None:  # an incomplete event is dropped
-            self.error = StreamError("the stream ended before the response was complete")
-        return self.assembler.take()
-
-    def reopen(self) -> None:
-        self._decoder = SseDecoder()
-        self.error = None
-
-    def take_whole(self, body: bytes) -> list[StreamEvent]:
-        response = read(Response, body)
-        if self.assembler.raw is not None:
-            self.assembler.raw.body(body)
-        self._reply.begin(response)
-        for index, raw in enumerate(response.output or ()):
-            wire = read_or_default(Item, raw)
-            item = self.item_of(wire, index)
-            self._release(item.number)
-            item.done(wire, raw)
-        try:
-            self._reply.finish(response)
-        except AdapterError:
-            self.announced = True
-            raise
-        self.finished = True
-        return self.assembler.take()
-
-
-def _number_of(data: bytes) -> int | None:
-    try:
-        return _decode_head(data).sequence_number
-    except (msgspec.MsgspecError, UnicodeError):
-        return None
-
-
-def _path(response_id: str) -> str:
-    return f"/v1/responses/{quote(response_id, safe='')}"
-
+# --- The wire ---
 
 RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
 """Batches of servers with OpenAI's Responses API. OpenAI's package lists the endpoint (3.54.0,
@@ -296,8 +397,6 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
 
 
 class ResponsesWire(ChatWire):
-    """OpenAI's Responses API."""
-
     default_name = "openai"
     client_protocol = "openai"
     media_fields = frozenset({"image.detail", "document.name"})
@@ -355,9 +454,7 @@ class ResponsesWire(ChatWire):
             encrypts=request.wire_model not in self._unencrypted,
             summarises=request.wire_model not in self._unsummarised,
         )
-        built.history.log()
-        body, losses, ids = encode_json(built.body), built.history.losses, built.history.tool_ids
-        return WireCall("/v1/responses", body, warnings=built.warnings, losses=losses, tool_ids=ids)
+        return built.call("/v1/responses")
 
     def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
         body = encode_json(client_body(sent, model, stream=stream))
@@ -377,7 +474,7 @@ class ResponsesWire(ChatWire):
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         self._prepare(assembler)
-        response.read_reply(body, assembler, self.quirks)
+        read_reply(body, assembler, self.quirks)
 
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
         self._prepare(assembler)

@@ -30,10 +30,11 @@ from ...http.repair import Refusal, RepairRules
 from ...provider import ModelFile, ModelRow, ModelTable
 from ...requests.history_target import ToolIdRule
 
+OPTIONS = "openai"
+"""The key of `provider_options` that is merged into the body."""
+
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences of one server."""
-
     strict_tools: bool = False
     """Whether a tool's schema is enforced by default."""
     stateless: bool = True
@@ -93,7 +94,6 @@ _OWN_HOSTS = ("api.openai.com", ".api.openai.com", ".openai.azure.com")
 
 
 def choose_quirks(name: Json, base_url: str) -> Quirks:
-    """The quirks with a name, or else the quirks for an address."""
     if name is None:
         host = base_url.partition("://")[2].partition("/")[0].partition(":")[0]
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE
@@ -240,5 +240,4 @@ CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error in a reply of status 200: nested or flat, an event or a failed response's field."""
     return error_without_status(read_error_value(value), CODES, provider)

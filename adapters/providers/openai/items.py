@@ -30,7 +30,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from ...requests.content import media_bytes, repair_text, write_data_url
+from ...requests.content import media_bytes, repair_text, sent_url
 from ...requests.history_target import FittedHistory, Loss, encoded
 from ...requests.settings import INPUT, add_host_fields, free_text
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
@@ -85,8 +85,6 @@ HALF = "a call can't be sent without its output, nor an output without its call"
 
 
 class OwnItems:
-    """The items of a history that may be sent back to a model."""
-
     def __init__(self, blocks: Iterable[OpaqueBlock], model: str) -> None:
         self._model = model
         ours = [block for block in blocks if self._is_ours(block)]
@@ -94,7 +92,6 @@ class OwnItems:
         self._programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
 
     def why_not(self, block: OpaqueBlock) -> str | None:
-        """The reason why an item can't be sent back; None if it can."""
         if not self._is_ours(block):
             return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
         if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self._programs:
@@ -158,12 +155,6 @@ def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     return [(block.kind, value) for value in ids or [None] if value is None or isinstance(value, str)]
 
 
-def write_items(
-    history: FittedHistory, model: str, free_form: Collection[str] = ()
-) -> tuple[list[Json], list[Loss]]:
-    return _Writer(history, model, free_form).write()
-
-
 def _plain(text: str, place: int) -> JsonObject:
     """A plain message as an item. Even places are the user's, odd places the model's."""
     if place % 2:
@@ -171,10 +162,9 @@ def _plain(text: str, place: int) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-class _Writer:
+class ItemWriter:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
-        self.provider = history.adapter
         self.losses: list[Loss] = []
         self.items, done = encoded(history, "responses", _plain)
         self.encoded = done - len(self.items)
@@ -191,7 +181,7 @@ class _Writer:
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
 
-    def write(self) -> tuple[list[Json], list[Loss]]:
+    def write(self) -> list[Json]:
         for message in self.rest:
             text = message.plain_text
             match message.role:
@@ -210,7 +200,7 @@ class _Writer:
                     self.items.append({"role": str(role), "content": self._content(message.content)})
         if not self.items:
             self.items.append({"role": "user", "content": ""})  # an empty input is refused
-        return self.items, self.losses
+        return self.items
 
     @property
     def _place(self) -> int:
@@ -345,7 +335,9 @@ class _Writer:
         output: Json
         if isinstance(block.content, str):
             output = prefix + block.content
-        elif all(isinstance(part, TextBlock) and not self._fields(part) for part in block.content):
+        elif all(
+            isinstance(part, TextBlock) and not self.history.own(part.provider_raw) for part in block.content
+        ):
             output = prefix + block.text
         else:
             output = [{"type": "input_text", "text": prefix}] if prefix else []
@@ -376,8 +368,9 @@ class _Writer:
                     self.items.append(block.provider_raw.data)
 
     def _content(self, blocks: tuple[ContentBlock, ...]) -> Json:
-        if len(blocks) == 1 and isinstance(blocks[0], TextBlock) and not self._fields(blocks[0]):
-            return blocks[0].text
+        first = blocks[0] if len(blocks) == 1 else None
+        if isinstance(first, TextBlock) and not self.history.own(first.provider_raw):
+            return first.text
         return [part for block in blocks for part in self._part(block, block)]
 
     def _part(self, block: ContentBlock, home: ContentBlock) -> list[JsonObject]:
@@ -385,7 +378,7 @@ class _Writer:
             case TextBlock():
                 part: JsonObject = {"type": "input_text", "text": block.text}
             case ImageBlock():
-                part = _image_part(block)
+                part = {"type": "input_image", "image_url": sent_url(block), "detail": block.detail or "auto"}
             case DocumentBlock():
                 part = _file_part(block)
             case OpaqueBlock():
@@ -393,10 +386,7 @@ class _Writer:
             case _:
                 self._lose(home, "this protocol has no such part")
                 return []
-        return [add_host_fields(part, self._fields(block))]
-
-    def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
-        return self.history.own(block.provider_raw)
+        return [add_host_fields(part, self.history.own(block.provider_raw))]
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))
@@ -408,7 +398,6 @@ def _made_up_id(prefix: str, place: int) -> str:
 
 
 def _output_text(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
-    """A message item with one part of a reply, for a place among the items."""
     return {
         "type": "message",
         "role": "assistant",
@@ -419,23 +408,13 @@ def _output_text(part: JsonObject, place: int, item_id: Json = None) -> JsonObje
 
 
 def _is_item(block: ContentBlock) -> bool:
-    """Whether a block is a separate item, not part of a message."""
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 
-def _image_part(block: ImageBlock) -> JsonObject:
-    found = media_bytes(block)
-    url = block.url if found is None else write_data_url(*found)
-    return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
-
-
 def _file_part(block: DocumentBlock) -> JsonObject:
-    """A file part: an address, which includes the name, or data with a name."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
     found = media_bytes(block)
-    url = block.url if found is None else write_data_url(*found)
-    assert url is not None
     media_type = found[0] if found is not None else block.media_type or ""
     name = repair_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
-    return {"type": "input_file", "filename": name, "file_data": url}
+    return {"type": "input_file", "filename": name, "file_data": sent_url(block)}

@@ -25,7 +25,6 @@ from ...replies.streamed import image_of_base64
 from .data import Quirks, error_in_reply
 from .wire import (
     DETAILS,
-    IncompleteDetails,
     Item,
     Part,
     Response,
@@ -40,13 +39,7 @@ from .wire import (
 )
 
 HOST_CALLS = frozenset(
-    {
-        "computer_call",
-        "local_shell_call",
-        "shell_call",
-        "apply_patch_call",
-        "mcp_approval_request",
-    }
+    {"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"}
 )
 """Types of items that request work from the host, unless the reply contains the output. They are kept as opaque
 blocks.
@@ -82,7 +75,6 @@ class Reply:
         return next(before, None)
 
     def begin(self, response: Response) -> None:
-        """Set the reply's model and id, if given."""
         if response.id:
             self.assembler.response_id = response.id
         if response.model:
@@ -90,12 +82,9 @@ class Reply:
 
     def finish(self, response: Response) -> None:
         """Finish the reply. Raises the error of a failed reply."""
-        usage = read_usage(
-            response.usage,
-            response.service_tier,
-            fees=self.fees.counts(response.tool_usage, response.usage),
-            tool_usage=response.tool_usage,
-        )
+        tool_usage = response.tool_usage
+        fees = self.fees.counts(tool_usage, response.usage)
+        usage = read_usage(response.usage, response.service_tier, fees=fees, tool_usage=tool_usage)
         self.assembler.usage = usage or self.assembler.usage
         self._note_details(response)
         error = error_of(response, self.assembler.provider)
@@ -121,7 +110,9 @@ class Reply:
     def _stop_reason(self, response: Response) -> tuple[StopReason, str | None]:
         raw = response.status
         if raw != "completed" or is_present(response.incomplete_details):
-            raw = read_or_default(IncompleteDetails, response.incomplete_details).reason or raw
+            details = read_value(response.incomplete_details)
+            reason = details.get("reason") if isinstance(details, dict) else None
+            raw = reason if isinstance(reason, str) and reason else raw
         match raw:
             case "max_output_tokens":
                 return StopReason.MAX_TOKENS, raw
@@ -188,7 +179,6 @@ class OutputItem:
             self._keys.append(self._key)
 
     def refusal(self, part: int, fragment: str) -> None:
-        """Add text to a refusal in a part of a message."""
         if fragment:
             self._reply.refused = True
             self.text(part, fragment)
@@ -205,7 +195,6 @@ class OutputItem:
             self.placed = True
 
     def begin_call(self, item: Item) -> None:
-        """Start a tool call with its name."""
         if item.name and not self.placed:
             self._assembler.tool_start(
                 self._key, item.name, raw=self._call_raw(item), implicit_end=self._implicit_end
@@ -372,12 +361,10 @@ def custom_arguments(text: str) -> str:
 
 
 def output_limit(request: CanonicalRequest, quirks: Quirks) -> int:
-    """The limit to send, in tokens."""
     return max(request.max_output_tokens, quirks.min_output_tokens)
 
 
 def error_of(response: Response, provider: str) -> AdapterError | None:
-    """The error of a failed response; None for any other."""
     if is_present(response.error):
         return error_in_reply({"error": msgspec.json.decode(response.error)}, provider)
     if response.status == "failed":

@@ -1,4 +1,4 @@
-"""Events of the Responses API for an assembler.
+"""Events of the Responses API for an assembler, and background responses.
 
 An event's kind and `output_index` identify its item. The index comes first, because some servers change ids from
 event to event. If the index is missing or shared, `item_id` is used, and at a call's end `call_id`. If nothing
@@ -11,14 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
-from callboard.bus.errors import StreamError
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import TokenUsage
 
+from ...contract import CanonicalRequest
+from ...operations.wires import BackgroundStatus
 from ...replies.assembler import Assembler
-from ...replies.streamed import SseNormaliser
-from .data import CODES, Quirks, error_in_reply
+from ...replies.streamed import SseDecoder, SseNormaliser
+from ...requests.history_target import WireCall, get
+from ...requests.settings import joined_options
+from .data import CODES, OPTIONS, Quirks, error_in_reply
 from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (
     Event,
@@ -30,14 +37,13 @@ from .wire import (
     is_present,
     read,
     read_or_default,
+    read_usage,
 )
 
 Step: TypeAlias = Callable[[OutputItem, Event], None]
 
 
 class ResponsesNormaliser(SseNormaliser):
-    """Reads one streamed reply."""
-
     error_codes = CODES
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
@@ -109,7 +115,6 @@ class ResponsesNormaliser(SseNormaliser):
         return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
 
     def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
-        """The started item of an event with a whole item."""
         kind = wire.type or "unknown"
         item = self._at(kind, index, wire.id) if index is not None else None
         if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):
@@ -323,3 +328,127 @@ _DELTAS: Mapping[str, tuple[str, Step]] = {
     "response.custom_tool_call_input.delta": (CUSTOM, _custom_delta),
     "response.custom_tool_call_input.done": (CUSTOM, _custom_done),
 }
+
+
+# --- Background responses ---
+
+_UNDER_WAY = frozenset({"queued", "in_progress"})
+
+
+class _Head(msgspec.Struct, gc=False):
+    sequence_number: int | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class ResponsesInBackground:
+    def __init__(self, provider: str, quirks: Quirks) -> None:
+        self._provider = provider
+        self._quirks = quirks
+
+    def wanted(self, request: CanonicalRequest) -> bool:
+        if request.response_id:
+            return True
+        if request.wire is not None and request.wire.protocol == OPTIONS:
+            return self._quirks.background and request.wire.body.get("background") is True
+        if request.background:
+            return self._quirks.background
+        if OPTIONS not in request.provider_options and self._provider not in request.provider_options:
+            return False
+        try:
+            return joined_options(request, OPTIONS, self._provider).get("background") is True
+        except AdapterError:
+            return False  # the same error is raised when the request is written
+
+    def attach(self, response_id: str, after: int | None) -> WireCall:
+        behind = "" if after is None else f"&starting_after={after}"
+        return get(f"{_path(response_id)}?stream=true{behind}")
+
+    def look(self, response_id: str) -> WireCall:
+        return get(_path(response_id))
+
+    def cancel(self, response_id: str) -> WireCall:
+        return WireCall(f"{_path(response_id)}/cancel", b"")
+
+    def status(self, body: bytes) -> BackgroundStatus:
+        response = read(Response, body)
+        return BackgroundStatus(response.id or "", response.status not in _UNDER_WAY)
+
+    def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
+        response = read(Response, body)
+        fees = Reply(assembler, self._quirks).fees
+        for raw in response.output or ():
+            item = read_or_default(Item, raw)
+            fees.note(item.type or "unknown", item)
+        counts = fees.counts(response.tool_usage, response.usage)
+        return read_usage(response.usage, response.service_tier, fees=counts, tool_usage=response.tool_usage)
+
+    def normaliser(self, assembler: Assembler) -> NumberedResponses:
+        return NumberedResponses(assembler, self._quirks)
+
+
+class NumberedResponses(ResponsesNormaliser):
+    """Reads one reply over any number of connections; see `NumberedNormaliser`."""
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        super().__init__(assembler, quirks)
+        self.response_id = ""
+        self.number: int | None = None
+        self.announced = False
+
+    def is_repeated(self, data: bytes) -> bool:
+        number = _number_of(data)
+        return number is not None and self.number is not None and number <= self.number
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        number = _number_of(data)
+        if number is not None and self.number is not None and number <= self.number:
+            return
+        try:
+            super().on_event(name, data)
+        except AdapterError:
+            self.announced = True
+            raise
+        finally:
+            self.response_id = self.response_id or self.assembler.response_id or ""
+        if number is not None:
+            self.number = number
+
+    def close(self) -> list[StreamEvent]:
+        if not self.finished and self.error is None:  # an incomplete event is dropped
+            self.error = StreamError("the stream ended before the response was complete")
+        return self.assembler.take()
+
+    def reopen(self) -> None:
+        self._decoder = SseDecoder()
+        self.error = None
+
+    def take_whole(self, body: bytes) -> list[StreamEvent]:
+        response = read(Response, body)
+        if self.assembler.raw is not None:
+            self.assembler.raw.body(body)
+        self._reply.begin(response)
+        for index, raw in enumerate(response.output or ()):
+            wire = read_or_default(Item, raw)
+            item = self.item_of(wire, index)
+            self._release(item.number)
+            item.done(wire, raw)
+        try:
+            self._reply.finish(response)
+        except AdapterError:
+            self.announced = True
+            raise
+        self.finished = True
+        return self.assembler.take()
+
+
+def _number_of(data: bytes) -> int | None:
+    try:
+        return _decode_head(data).sequence_number
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _path(response_id: str) -> str:
+    return f"/v1/responses/{quote(response_id, safe='')}"

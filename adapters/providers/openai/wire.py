@@ -48,8 +48,6 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Item(msgspec.Struct, gc=False):
-    """One output item, of any type."""
-
     type: str | None = None
     id: str | None = None
     status: str | None = None
@@ -70,8 +68,6 @@ class Item(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """One part of an item's content or summary."""
-
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
@@ -107,40 +103,8 @@ class Response(msgspec.Struct, gc=False):
         )
 
 
-DETAILS = (
-    "access_programs",
-    "conversation",
-    "input_transformations",
-    "moderation",
-    "prompt_cache_diagnostics",
-)
+DETAILS = ("access_programs", "conversation", "input_transformations", "moderation", "prompt_cache_diagnostics")
 """The fields of a response that are neither content nor usage nor a copy of the request."""
-
-
-class IncompleteDetails(msgspec.Struct, gc=False):
-    reason: str | None = None
-
-
-class Usage(msgspec.Struct, gc=False):
-    """Token counts, which some proxies send as floats."""
-
-    input_tokens: int | float | None = None
-    output_tokens: int | float | None = None
-    input_tokens_details: msgspec.Raw = EMPTY
-    output_tokens_details: msgspec.Raw = EMPTY
-    cost: Json = None  # OpenRouter's, in US dollars
-    cost_details: Json = None
-    is_byok: Json = None
-    cost_in_usd_ticks: Json = None  # xAI's
-    cache_read_input_tokens: Json = None  # from gateways for Claude, like the next two fields
-    cache_creation_input_tokens: Json = None
-    cache_creation: Json = None
-
-
-class UsageDetails(msgspec.Struct, gc=False):
-    """The parts of the input or output count."""
-
-    reasoning_tokens: int | float | None = None
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -155,8 +119,6 @@ class _PlainOutput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """OpenAI's usual counts."""
-
     input_tokens: _Count
     output_tokens: _Count
     input_tokens_details: _PlainInput
@@ -167,8 +129,7 @@ class _PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 T = TypeVar("T", bound=msgspec.Struct)
 
 _DECODE: dict[type[msgspec.Struct], Callable[[bytes | msgspec.Raw], object]] = {
-    kind: msgspec.json.Decoder(kind).decode
-    for kind in (Event, Item, Part, Response, IncompleteDetails, Usage, UsageDetails)
+    kind: msgspec.json.Decoder(kind).decode for kind in (Event, Item, Part, Response)
 }
 _FIELDS: dict[type[msgspec.Struct], dict[str, tuple[str, msgspec.json.Decoder[object]]]] = {
     kind: {
@@ -215,7 +176,6 @@ def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
 
 
 def is_present(data: msgspec.Raw) -> bool:
-    """Whether the field is neither absent nor null."""
     return bool(data) and data != _NULL
 
 
@@ -225,7 +185,6 @@ def as_object(data: msgspec.Raw) -> JsonObject:
 
 
 def read_value(data: msgspec.Raw) -> Json:
-    """Any JSON value; None if the field is absent."""
     return msgspec.json.decode(data, type=Json) if is_present(data) else None
 
 
@@ -243,8 +202,6 @@ def as_arguments(data: msgspec.Raw) -> str:
 
 
 class ToolFees:
-    """Counts the billed items of one reply."""
-
     def __init__(self) -> None:
         self._noted = False  # whether the reply has an item other than a message, reasoning or a function call
         self._searches = 0
@@ -270,7 +227,6 @@ class ToolFees:
                 pass
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
-        """The counts by rate name."""
         if not self._noted and not is_present(tool_usage):
             return _named(usage)
         searches, drawn = 0, None
@@ -288,20 +244,17 @@ class ToolFees:
 
 
 _NAMED = b"server_side_tool_usage_details"
-_FREE = frozenset({"mcp_calls"})
+_FREE = "mcp"
+"""The tool whose calls cost nothing."""
 
 
 def _named(usage: msgspec.Raw) -> dict[str, int]:
     """The counts that xAI reports for its own tools."""
     if _NAMED not in bytes(usage):
         return {}
-    tool_calls = _object(_object(read_value(usage)).get(_NAMED.decode()))
-    counts = {
-        name.removesuffix("_calls"): reported_count(count)
-        for name, count in tool_calls.items()
-        if name not in _FREE
-    }
-    return {name: count for name, count in counts.items() if count and name.isidentifier()}
+    found = _object(_object(read_value(usage)).get(_NAMED.decode()))
+    counts = {name.removesuffix("_calls"): reported_count(count) for name, count in found.items()}
+    return {name: count for name, count in counts.items() if count and name != _FREE and name.isidentifier()}
 
 
 def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
@@ -321,7 +274,6 @@ def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
 
 
 def with_tool_usage(usage: msgspec.Raw, tool_usage: msgspec.Raw) -> msgspec.Raw:
-    """The usage with the tools' usage added, if any."""
     if not is_present(tool_usage) or not _used(read_value(tool_usage)):
         return msgspec.Raw(bytes(usage))
     fields = msgspec.json.decode(usage, type=dict[str, msgspec.Raw])
@@ -343,7 +295,6 @@ def read_usage(
     fees: Mapping[str, int] | None = None,
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if not reported."""
     plain = None if fees or tool_usage else _read_plain_usage(data, service_tier)
     return plain or _read_any_usage(data, service_tier, fees, tool_usage)
 
@@ -373,17 +324,23 @@ def _read_plain_usage(data: msgspec.Raw, service_tier: str | None) -> TokenUsage
 def _read_any_usage(
     data: msgspec.Raw, service_tier: str | None, fees: Mapping[str, int] | None, tool_usage: msgspec.Raw
 ) -> TokenUsage | None:
-    usage = read_or_default(Usage, data)
-    if usage.input_tokens is None and usage.output_tokens is None:
+    usage = _object(read_value(data))
+    prompt, completion = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
+    if prompt is None and completion is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None
-    read_in = read_value(usage.input_tokens_details)
-    total, output = reported_count(usage.input_tokens) or 0, reported_count(usage.output_tokens) or 0
-    flat = reported_count(usage.cache_read_input_tokens)
+    read_in = usage.get("input_tokens_details")
+    total, output = prompt or 0, completion or 0
+    # Gateways for Claude report cache reads and writes next to the prompt's details.
+    flat = reported_count(usage.get("cache_read_input_tokens"))
     cached = first_count(reported_detail(read_in, "cached_tokens"), flat) or 0
-    written, written_1h = cache_writes(read_in, usage.cache_creation_input_tokens, usage.cache_creation)
+    written, written_1h = cache_writes(
+        read_in, usage.get("cache_creation_input_tokens"), usage.get("cache_creation")
+    )
     written = only_written(cached, written, total)
-    thought = reported_count(read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens)
-    stated = reported_cost(usage.cost, usage.is_byok, usage.cost_details, usage.cost_in_usd_ticks)
+    thought = reported_detail(usage.get("output_tokens_details"), "reasoning_tokens")
+    stated = reported_cost(  # OpenRouter's cost, in US dollars, or xAI's
+        usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"), usage.get("cost_in_usd_ticks")
+    )
     return TokenUsage(
         input_tokens=max(0, total - cached - written),
         output_tokens=output,

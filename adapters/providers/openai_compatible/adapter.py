@@ -16,6 +16,7 @@ from ...batches import BatchJob, BatchLimits, BatchStatus, BatchWire, ListPage, 
 from ...contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo, WireRequest
 from ...http.adapter import HttpAdapter
 from ...http.fidelity import client_body, client_headers
+from ...http.repair import Refusal, RepairRules
 from ...http.retry import read_rate_limit
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...operations.openai_media import OpenAIImages, OpenAIVideos
@@ -26,14 +27,93 @@ from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions
 from ...requests.strict_schemas import input_cleaner
 from ...transport.transport import HttpReply
-from .data import ERROR_CODES, REPAIRS, error_in_body
 from .messages import AUDIO_FORMATS, accepts_audio, document_types, encode_body
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import ChatNormaliser, read_whole
-from .wire import asks_for_usage, decode_reply, is_usage_alone
+from .wire import ERROR_CODES, asks_for_usage, decode_reply, error_in_body, is_usage_alone
 
-# Batches of Chat Completions
+REPAIRS = RepairRules(
+    # Sources: wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies
+    signatures=(
+        r"(?:messages\.\d+(?:\.content\.\d+)?: )?Invalid `?signature`? in `?thinking`? block\b.*",
+        r"(?:messages\.\d+(?:\.content\.\d+)?: )?`thinking` or `redacted_thinking` blocks in the latest assistant "
+        r"message cannot be modified\..*",
+        # Gemini, at its own endpoint or behind a gateway
+        r"(?:Corrupted|Invalid) thought signature\.?",
+        r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
+        # OpenAI, behind a gateway
+        r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
+    ),
+    parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
+    parameters=(
+        # OpenAI, and servers that quote it. In Chat Completions, models that reason by default reject tools with
+        # reasoning.
+        Refusal(
+            r"Function tools with reasoning_effort are not supported for \S{1,100} in \S{1,50}\. .{0,200}",
+            "reasoning_effort",
+            "none",
+        ),
+        Refusal(r"Unsupported (?:parameter|value): '(?P<name>[\w.]+)' .{0,300}"),
+        Refusal(r"Unknown parameter: '(?P<name>[\w.]+)'\.?.{0,100}"),
+        Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
+        # Groq, Cerebras
+        Refusal(r"(?:'\w+' ?: ?)?property '(?P<name>\w+)' is unsupported(?:, did you mean '\w+'\?)?"),
+        Refusal(
+            r"'messages\.\d+' ?: for 'role:assistant' the following must be satisfied\[\('messages\.\d+' ?: "
+            r"property '(?P<name>\w+)' is unsupported(?:, did you mean '\w+'\?)?\)\]"
+        ),
+        Refusal(r"messages\.\d+\.assistant\.(?P<name>\w+): property '[\w.]+' is unsupported(?:\n.{1,200}){0,99}"),
+        Refusal(r"`?(?P<name>[a-z_]+)`? is not supported (?:for|with|by) this model\.?"),
+        # xAI
+        Refusal(r"Argument not supported on this model: (?P<name>\w+)"),
+        Refusal(r"Model \S{1,100} does not support parameter (?P<name>\w+)\.?"),
+        # Mistral, vLLM and other servers that check with pydantic; Fireworks
+        Refusal(r'(?:\{"detail":)?\[\{"type":"extra_forbidden","loc":\["body","(?P<name>\w+)"\].*'),
+        Refusal(r"Extra inputs are not permitted, field: '(?P<name>\w+)'.{0,200}"),
+        # Gemini
+        Refusal(r"Penalty is not enabled for .{1,150}", "frequency_penalty", also=("presence_penalty",)),
+        Refusal(
+            r"(?:Unable to submit request because )?[Tt]hinking[_ ]level (?:\w+ )?is not supported "
+            r"(?:for|by) this model\..{0,300}",
+            "reasoning_effort",
+            also=("reasoning",),
+        ),
+        # Anthropic, behind a gateway
+        Refusal(r"`temperature` and `top_p` cannot both be specified for this model\b.{0,100}", "top_p"),
+        # Ollama
+        Refusal(r'"[^"]{1,100}" does not support thinking', "reasoning_effort"),
+    ),
+    pairs=(
+        r"An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        r"'tool_call_id'\. The following tool_call_ids did not have response messages: (?P<ids>[\w, .:-]+)",
+        r"(?:Invalid parameter: )?messages with role 'tool' must be a response to a prece+ding message with "
+        r"'tool_calls'\.?",
+        r"Function call is missing a thought_signature in functionCall parts\..{0,800}",
+        r"Not the same number of function calls and responses",
+        r"No tool (?:output|call) found for function call (?:output with call_id )?(?P<ids>[\w.:-]+)",
+    ),
+    essential=frozenset(
+        {
+            "model",
+            "messages",
+            "tools",
+            "tool_choice",
+            "response_format",
+            "stream",
+            "store",
+            "max_tokens",
+            "max_completion_tokens",
+            "modalities",
+        }
+    ),
+    whole=frozenset({"thinking", "reasoning", "stream_options"}),
+    renames={"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"},
+    anywhere=frozenset({"strict", "reasoning_content", "reasoning_details", "cache_control"}),
+)
+
+
+# --- Batches ---
 
 ENDPOINT = "/v1/chat/completions"
 """The endpoint that each line names, even if the server's own path differs."""
@@ -122,14 +202,7 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         )
 
 
-def batches_of(kind: str, path: str) -> BatchWire | None:
-    match kind:
-        case "openai":
-            return OpenAIBatches(endpoint=ENDPOINT, path=path, codes=ERROR_CODES)
-        case "mistral":
-            return MistralBatches(path=path, codes=ERROR_CODES)
-        case _:
-            return None
+# --- The wire ---
 
 
 class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
@@ -192,9 +265,7 @@ class ChatCompletionsWire(ChatWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         capabilities = request.capabilities or self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
-        chat.history.log()
-        body, losses, ids = encode_body(chat.body), chat.history.losses, chat.history.tool_ids
-        return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
+        return chat.call(self.path, encoded=encode_body(chat.body))
 
     def write_as_sent(self, sent: WireRequest, model: str, *, stream: bool) -> WireCall:
         """See `ChatWire.write_as_sent`. A stream reports its usage only if the request asks for it."""
@@ -252,7 +323,12 @@ class ChatCompletionsWire(ChatWire):
         path, mark, query = self._endpoint("/images").partition("?")
         images = OpenAIImages(path, mark + query, protocol=self.default_name)
         videos = self._endpoint("/videos").partition("?")[0]
-        batches = batches_of(self.quirks.batches, self._endpoint("").partition("?")[0])
+        path_of_files = self._endpoint("").partition("?")[0]
+        batches: BatchWire | None = None
+        if self.quirks.batches == "openai":
+            batches = OpenAIBatches(endpoint=ENDPOINT, path=path_of_files, codes=ERROR_CODES)
+        elif self.quirks.batches == "mistral":
+            batches = MistralBatches(path=path_of_files, codes=ERROR_CODES)
         return OtherWires(
             embeddings,
             lambda _: images,

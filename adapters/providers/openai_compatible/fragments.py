@@ -17,7 +17,7 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage
 
 from ...replies.assembler import Assembler
-from ...replies.block import parse_object
+from ...replies.block import overlap, parse_object
 from ...requests.settings import CUSTOM, INPUT
 from .wire import WireFunction, WireMessage, WireToolCall
 
@@ -49,7 +49,6 @@ class ToolCalls:
         self._batch = 0
 
     def read(self, message: WireMessage) -> None:
-        """Read the calls, or fragments of them, in a message or a delta."""
         self._batch += 1
         calls = message.tool_calls or []
         if isinstance(calls, WireToolCall):
@@ -240,7 +239,7 @@ class ThinkTags:
         if self._state == "thinking":
             thought, found, rest = text.partition(self._CLOSE)
             if not found:
-                cut = _overlap(text, self._CLOSE)
+                cut = overlap(text, self._CLOSE)
                 self._undecided = text[len(text) - cut :]
                 thought = text[: len(text) - cut]
             if thought:
@@ -253,11 +252,6 @@ class ThinkTags:
             self._state = "text" if text else "gap"
         if text:
             yield False, text
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The number of characters at the end of a text that may start a tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-size:])), 0)
 
 
 class Searches:

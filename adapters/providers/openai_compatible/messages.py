@@ -29,10 +29,10 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.messages import Message, Role
 
-from ...contract import AdapterCapabilities, CanonicalRequest
-from ...requests.content import encode_json, join_text, media_bytes, write_data_url
+from ...contract import AdapterCapabilities
+from ...requests.content import encode_json, join_text, media_bytes, sent_url
 from ...requests.history import FAILED_SILENTLY, NO_OUTPUT
-from ...requests.history_target import FittedHistory, Loss, encoded
+from ...requests.history_target import FittedHistory, Loss, block_type, encoded
 from ...requests.settings import CUSTOM, INPUT, add_host_fields, free_text
 from .quirks import Quirks
 
@@ -56,7 +56,6 @@ def accepts_audio(quirks: Quirks, model: str) -> bool:
 
 
 def document_types(quirks: Quirks) -> tuple[str, ...]:
-    """The media types of documents that the server accepts."""
     return TEXT_TYPES if quirks.documents == "text" else (PDF, *TEXT_TYPES)
 
 
@@ -99,9 +98,7 @@ def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
 
 
 def _image(block: ImageBlock) -> JsonObject:
-    found = media_bytes(block)
-    url = block.url if found is None else write_data_url(*found)
-    image: JsonObject = {"url": url}
+    image: JsonObject = {"url": sent_url(block)}
     if block.detail is not None:
         image["detail"] = block.detail
     return {"type": "image_url", "image_url": image}
@@ -112,7 +109,7 @@ def _document(block: DocumentBlock, quirks: Quirks) -> JsonObject:
     if found is not None and found[0] in TEXT_TYPES:
         text = found[1].decode("utf-8", "replace")
         return {"type": "text", "text": f"{block.name}:\n\n{text}" if block.name else text}
-    url = block.url if found is None else write_data_url(*found)
+    url = sent_url(block)
     if quirks.documents == "document_url":
         part: JsonObject = {"type": "document_url", "document_url": url}
         if block.name:
@@ -138,42 +135,27 @@ _RESULTS_READ = "I have the results."
 """The assistant message between tool results and a user message, if the server needs one."""
 
 
-def write_messages(
-    request: CanonicalRequest,
-    history: FittedHistory,
-    quirks: Quirks,
-    capabilities: AdapterCapabilities,
-    provider: str,
-    *,
-    free_form: Collection[str] = (),
-) -> tuple[list[JsonObject], list[Loss]]:
-    """The messages without the system text, and the losses."""
-    return _Writer(request, history, quirks, capabilities, provider, free_form).write()
-
-
 def _plain(text: str, place: int) -> JsonObject:
     return {"role": "assistant" if place % 2 else "user", "content": text}
 
 
-class _Writer:
+class MessageWriter:
     def __init__(
         self,
-        request: CanonicalRequest,
         history: FittedHistory,
+        model: str,
         quirks: Quirks,
         capabilities: AdapterCapabilities,
-        provider: str,
         free_form: Collection[str],
     ) -> None:
-        self.request = request
         self.history = history
+        self.model = model
         self.quirks = quirks
         self.capabilities = capabilities
-        self.provider = provider
         self.free_form = free_form
         self.losses: list[Loss] = []
         self.stands_in = quirks.replays == "tool_loop" or (
-            bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
+            bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, model))
         )
         beginning, done = encoded(history, "chat", _plain)
         self.messages = cast("list[JsonObject]", beginning)
@@ -181,7 +163,8 @@ class _Writer:
         """The length of the part of `messages` that is JSON already."""
         self.messages += [_plain(text, place) for place, text in enumerate(history.plain[done:], done)]
 
-    def write(self) -> tuple[list[JsonObject], list[Loss]]:
+    def write(self) -> list[JsonObject]:
+        """The messages without the system text."""
         history = self.history.messages
         tool_turns = _tool_turns(history) if self.quirks.replays == "tool_loop" else frozenset()
         done = len(self.history.plain)
@@ -197,7 +180,7 @@ class _Writer:
                     text = message.plain_text or "\n\n".join(map(_text, message.content))
                     self.messages.append({"role": "user", "content": text})
                 case Role.USER:
-                    self._say(self._parts(message.content, message))
+                    self._say(self._parts(message.content))
                 case Role.ASSISTANT:
                     wire = self._assistant(message, in_tool_turn=position in tool_turns)
                     if wire["content"] or len(wire) > len(("role", "content")):
@@ -208,18 +191,14 @@ class _Writer:
                 case _:
                     content = self._marked(message.content) or join_text(message.content)
                     self.messages.append({"role": message.role.value, "content": content})
-        if not self.quirks.user_after_tool or _MISTRAL.search(self.request.wire_model):
-            self._answer_results()
-        return self.messages, self.losses
-
-    def _answer_results(self) -> None:
-        """Put an assistant message between tool results and a user message."""
-        separated = self.messages[: self.encoded]
-        for wire in self.messages[self.encoded :]:
-            if wire["role"] == "user" and len(separated) > self.encoded and separated[-1]["role"] == "tool":
-                separated.append({"role": "assistant", "content": _RESULTS_READ})
-            separated.append(wire)
-        self.messages = separated
+        if not self.quirks.user_after_tool or _MISTRAL.search(self.model):
+            separated = self.messages[: self.encoded]
+            for wire in self.messages[self.encoded :]:
+                if wire["role"] == "user" and len(separated) > self.encoded and separated[-1]["role"] == "tool":
+                    separated.append({"role": "assistant", "content": _RESULTS_READ})
+                separated.append(wire)
+            self.messages = separated
+        return self.messages
 
     def _only_text(self, message: Message) -> bool:
         """Whether a user message has only text, and does not follow a user message."""
@@ -247,21 +226,22 @@ class _Writer:
         else:
             self.messages.append({"role": "user", "content": list(parts)})
 
-    def _parts(self, content: Iterable[ContentBlock], message: Message) -> list[JsonObject]:
+    def _parts(self, content: Iterable[ContentBlock], home: ToolResultBlock | None = None) -> list[JsonObject]:
+        """The content of a user message, or of the tool's result `home`."""
         parts: list[JsonObject] = []
         for block in content:
             match block:
                 case TextBlock():
                     parts.append(add_host_fields(_text_part(block.text), self.history.own(block.provider_raw)))
                 case ImageBlock() if not self.capabilities.supports_images:
-                    self._lose(message, block, "the model does not accept images")
+                    self._lose(block, "the model does not accept images", home)
                 case ImageBlock() | AudioBlock() | DocumentBlock():
                     reason = refusal(block, self.quirks)
                     if reason is None:
                         data = self.history.own(block.provider_raw)
                         parts.append(add_host_fields(media_part(block, self.quirks), data))
                     else:
-                        self._lose(message, block, reason)
+                        self._lose(block, reason, home)
                 case OpaqueBlock():
                     parts.append(block.provider_raw.data)
                 case _:
@@ -324,9 +304,9 @@ class _Writer:
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
                 case _ if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-                    self._lose(message, block, "this server does not accept this reasoning")
+                    self._lose(block, "this server does not accept this reasoning")
                 case _ if isinstance(block, OpaqueBlock):
-                    self._lose(message, block, "this protocol does not support it")
+                    self._lose(block, "this protocol does not support it")
                 case _:
                     pass
         if details:
@@ -342,7 +322,7 @@ class _Writer:
             if not isinstance(block, ToolResultBlock):
                 continue
             name = self.history.tool_names[block.tool_use_id]
-            pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
+            pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], block)
             text = block.text or ("The result is an image. It follows." if pictures else "")
             if not self.quirks.blank_results and not text.strip():
                 text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
@@ -360,10 +340,8 @@ class _Writer:
                 images += [_text_part(f"Result of {name}:"), *pictures]
         self._say(images)
 
-    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
-        kind = str(type(block).__struct_config__.tag)
-        session_id = self.request.session_id
-        self.losses.append(Loss(session_id, message.id or "", kind, self.provider, reason, block))
+    def _lose(self, block: ContentBlock, reason: str, home: ContentBlock | None = None) -> None:
+        self.losses.append(self.history.loss(home or block, reason, kind=block_type(block)))
 
 
 def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
@@ -381,7 +359,6 @@ def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
 
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
-    """Convert texts to parts, each with the host's fields."""
     return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
 
 
@@ -459,7 +436,6 @@ def _is_system(message: Json) -> bool:
 
 
 def _count(value: Json) -> int:
-    """Count the marks on messages, parts, calls and tools."""
     if isinstance(value, list):
         return sum(map(_count, value))
     if not isinstance(value, dict):

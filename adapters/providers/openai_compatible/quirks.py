@@ -482,7 +482,6 @@ def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
 
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
-    """The path after the base URL. ``options["path"]`` overrides it."""
     path = options.get("path")
     if isinstance(path, str):
         return path

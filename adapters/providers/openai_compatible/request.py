@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-import msgspec
-
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import TextBlock
@@ -20,7 +18,7 @@ from callboard.bus.values.messages import CallWarning, ToolDefinition
 from ...contract import AdapterCapabilities, CanonicalRequest
 from ...requests.content import current_turn, encode_json
 from ...requests.history import fit_history
-from ...requests.history_target import FittedHistory, Target, ToolIdRule
+from ...requests.history_target import BuiltRequest, FittedHistory, Target, ToolIdRule
 from ...requests.schemas import encoded_tool, fold_root, moonshot_schema, plain_schema
 from ...requests.settings import (
     CUSTOM,
@@ -39,24 +37,16 @@ from ...requests.settings import (
     write_settings,
 )
 from ...requests.strict_schemas import StrictSchema, strict_reply, strict_tool
-from .messages import refusal, text_parts, write_messages
+from .messages import MessageWriter, refusal, text_parts
 from .quirks import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
 """The key of provider options for every server of this protocol."""
 
 
-class ChatBody(msgspec.Struct, frozen=True):
-    """A request's body, its warnings, and the losses of its history."""
-
-    body: JsonObject
-    warnings: tuple[CallWarning, ...]
-    history: FittedHistory
-
-
 def build_body(
     request: CanonicalRequest, quirks: Quirks, capabilities: AdapterCapabilities, provider: str, *, stream: bool
-) -> ChatBody:
+) -> BuiltRequest:
     """The body of a request. Raises CapabilityError or InvalidRequestError if it can't be expressed."""
     return _Builder(request, quirks, capabilities, provider).build(stream)
 
@@ -91,15 +81,14 @@ class _Builder:
         self.warnings: list[CallWarning] = []
         self.free_form: set[str] = set()  # names of tools
 
-    def build(self, stream: bool) -> ChatBody:
+    def build(self, stream: bool) -> BuiltRequest:
         request = self.request
         self._check()
         history = fit_history(request, target(self.quirks, self.capabilities, self.provider))
         response_format, instruction = self._response_format()
         tools = self._tools()
-        messages, losses = write_messages(
-            request, history, self.quirks, self.capabilities, self.provider, free_form=self.free_form
-        )
+        writer = MessageWriter(history, request.wire_model, self.quirks, self.capabilities, self.free_form)
+        messages = writer.write()
         self._add_system(messages, history, instruction, response_format)
         if not messages:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
@@ -118,11 +107,10 @@ class _Builder:
         if request.has_beginning:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
-        history = history.with_losses(losses)
-        return ChatBody(body, history.warnings + tuple(self.warnings), history)
+        history = history.with_losses(writer.losses)
+        return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
-        """Let the model continue its own last message."""
         match self.quirks.beginning:
             case "prefix" | "partial" as field:
                 beginning[field] = True
@@ -132,7 +120,6 @@ class _Builder:
                 pass
 
     def _check(self) -> None:
-        """Check that the server supports the content of the current turn."""
         check_demands(self.request, self.capabilities, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:

@@ -14,24 +14,26 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.errors import AdapterError, ContextOverflowError, StreamError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ...http.errors import is_error
 from ...replies.assembler import Assembler
 from ...replies.streamed import SseNormaliser, image_at
-from .data import ERROR_CODES, error_in_body, error_in_reply, overflow_of
 from .fragments import Searches, ThinkTags, ToolCalls
 from .messages import REASONING_FIELD
 from .quirks import Quirks
 from .wire import (
+    ERROR_CODES,
     TextChunk,
     WireChoice,
     WireMessage,
     WireReply,
     decode_reply,
     decode_text_chunk,
+    error_in_body,
+    error_in_reply,
     groq_usage,
     read_details,
     read_usage,
@@ -128,7 +130,6 @@ class ReplyReader:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text block is open. A text chunk then only extends the block."""
         return self._text_started and self._tags is None and not self._of_text and self._choice_index == 0
 
     def text_chunk(self, chunk: TextChunk) -> None:
@@ -185,7 +186,15 @@ class ReplyReader:
         """The error in a reply. MiniMax uses the same error for a long prompt and a long reply."""
         error = error_in_reply({"error": value}, self.assembler.provider)
         if not self.assembler.started and "token limit reached" in error.provider_message.lower():
-            return overflow_of(error)
+            return ContextOverflowError(
+                str(error),
+                provider=error.provider,
+                provider_status=error.provider_status,
+                provider_code=error.provider_code,
+                provider_message=error.provider_message,
+                request_id=error.request_id,
+                provider_request_id=error.provider_request_id,
+            )
         return error
 
     def _stop_reason(self) -> StopReason:
@@ -311,7 +320,6 @@ class ReplyReader:
             self.assembler.image(key, kind, raw, image, {**raw, "image_url": about})
 
     def _media(self, message: WireMessage) -> None:
-        """Add images as blocks, and audio unchanged."""
         for image in message.images if isinstance(message.images, list) else ():
             if isinstance(image, dict):
                 self._add_opaque("image_url", image)
@@ -376,7 +384,6 @@ def _says_something(choice: WireChoice | None) -> bool:
 
 
 def flatten(value: Json) -> str:
-    """The text in a string, in a text part, or in a list of them."""
     match value:
         case str():
             return value

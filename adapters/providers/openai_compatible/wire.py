@@ -1,4 +1,4 @@
-"""Fields of Chat Completions, and usage. Any field may be missing or null.
+"""Fields of Chat Completions, usage, and error codes. Any field may be missing or null.
 
 A field with several types is declared as plain JSON, and checked where it is used. Other fields are not declared,
 so unexpected values in them have no effect. One struct serves streamed deltas and whole messages.
@@ -6,15 +6,29 @@ so unexpected values in them have no effect. One struct serves streamed deltas a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from callboard.bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    ContentFilterError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    ServerError,
+)
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
+from ...http.errors import ErrorType, error_without_status, read_error, read_error_value
 from ...replies.usage import cache_writes, first_count, only_written, reported_cost, reported_count, source_of
 from ...replies.usage import reported_detail as _detail
 
@@ -30,15 +44,11 @@ class WireFunction(msgspec.Struct, gc=False):
 
 
 class WireFreeForm(msgspec.Struct, gc=False):
-    """The call of a free-form tool, or a fragment of one."""
-
     name: Json = None
     input: Json = None
 
 
 class WireToolCall(msgspec.Struct, gc=False):
-    """A call, or a fragment of one."""
-
     index: Json = None
     id: Json = None
     function: WireFunction | None = None
@@ -152,8 +162,6 @@ class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class WireChoiceDetails(msgspec.Struct, gc=False):
-    """A choice's data other than its message."""
-
     index: Json = None
     stop_reason: Json = None  # vLLM: the matched stop sequence
     matched_stop: Json = None  # SGLang's
@@ -230,8 +238,6 @@ class PlainCompletionDetails(msgspec.Struct, gc=False, forbid_unknown_fields=Tru
 
 
 class PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """OpenAI's usual token counts, which most servers send."""
-
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count | None = None
@@ -240,8 +246,6 @@ class PlainUsage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class WireGroq(msgspec.Struct, gc=False):
-    """Groq's own object in a chunk."""
-
     usage: msgspec.Raw = NO_RAW
 
 
@@ -295,7 +299,6 @@ def groq_usage(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if missing, null or invalid."""
     if not raw or raw == NULL:
         return None
     return _read_plain_usage(raw, service_tier) or _read_any_usage(raw, service_tier)
@@ -402,7 +405,6 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
 
 
 def _fees(wire: WireUsage) -> dict[str, int | None]:
-    """Billed counts other than the model's tokens: searches, citations, pages read."""
     searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
     if not (searches or wire.citation_tokens or wire.num_sources_used):
         return {}
@@ -423,3 +425,63 @@ def _parts_of_prompt(details: Json) -> int | None:
     if text is None:
         return None
     return text + sum(_detail(details, name) or 0 for name in ("image_tokens", "audio_tokens"))
+
+
+# --- Error codes ---
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    # OpenAI and Azure
+    "insufficient_permissions": AccessDeniedError,
+    "unsupported_country_region_territory": AccessDeniedError,
+    "DeploymentNotFound": NotFoundError,
+    "responsible_ai_policy_violation": ContentFilterError,
+    # Groq
+    "tool_use_failed": InvalidRequestError,
+    "json_validate_failed": InvalidRequestError,
+    "model_decommissioned": NotFoundError,
+    # vLLM, TGI. vLLM's BadRequestError adds nothing to the status: overflows have that name too.
+    "NotFoundError": NotFoundError,
+    "generation": ServerError,
+    "overloaded": OverloadedError,
+    "incomplete_generation": ServerError,
+    # Moonshot
+    "engine_overloaded_error": OverloadedError,
+    "rate_limit_reached_error": RateLimitError,
+    "invalid_authentication_error": AuthError,
+    "resource_not_found_error": NotFoundError,
+    # Together, Fireworks
+    "model_not_available": NotFoundError,
+    # Z.ai
+    "1000": AuthError,
+    "1001": AuthError,
+    "1002": AuthError,
+    "1003": AuthError,
+    "1113": QuotaExceededError,
+    "1210": InvalidRequestError,
+    "1211": NotFoundError,
+    "1220": AccessDeniedError,
+    "1234": ServerError,
+    "1261": ContextOverflowError,
+    "1301": ContentFilterError,
+    "1302": RateLimitError,
+    "1303": RateLimitError,
+    "1304": QuotaExceededError,
+    "1305": OverloadedError,
+    "1308": QuotaExceededError,
+    "1309": QuotaExceededError,
+    "1310": QuotaExceededError,
+    # Cerebras
+    "wrong_api_key": AuthError,
+    "queue_exceeded": OverloadedError,
+    "too_many_requests_error": RateLimitError,
+}
+"""The error codes. They take precedence over `adapters.http.errors.COMMON_CODES`."""
+
+
+def error_in_reply(value: Json, provider: str) -> AdapterError:
+    return error_without_status(read_error_value(value), ERROR_CODES, provider)
+
+
+def error_in_body(body: bytes, provider: str) -> AdapterError:
+    """Like `error_in_reply`, for a body or an event that is only the error, in any shape."""
+    return error_without_status(read_error(body), ERROR_CODES, provider)

@@ -175,7 +175,6 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
-    """Parse the options. Raises ConfigurationError with the option."""
     return settings.read_options(options, ScriptedOptions, name=name, type_name="scripted")
 
 

@@ -15,7 +15,6 @@ from callboard.bus.errors import (
     OverloadedError,
     ServerError,
     StreamError,
-    WarningCode,
 )
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
@@ -27,13 +26,22 @@ from ...http.adapter import HttpAdapter
 from ...http.errors import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
 from ...http.wire import ChatWire, Endpoint, LookUp
 from ...replies.assembler import Assembler, fill_usage
+from ...replies.block import overlap
 from ...replies.streamed import SseNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most
 from ...requests.history import fit_history
 from ...requests.history_target import FittedHistory, Target, WireCall, bearer, get
-from ...requests.settings import SharedOptions, check_demands, merge_own_options, read_options
+from ...requests.settings import (
+    SharedOptions,
+    changed,
+    check_demands,
+    dropped,
+    merge_own_options,
+    read_options,
+    write_settings,
+)
 from ...transport.transport import HttpReply
 
 # --- History as one prompt ---
@@ -97,21 +105,16 @@ def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
     """The whole prompt. The history has only text, because tools are emulated and images are removed."""
     parts = [template.start]
     if history.system is not None:
-        parts.append(_fill(template.system, history.system))
+        parts.append(template.system.replace("{text}", history.system))
     for message in history.messages:
         text = join_text(message.content)
         if text:
-            parts.append(_fill(template.assistant if message.role is Role.ASSISTANT else template.user, text))
+            pattern = template.assistant if message.role is Role.ASSISTANT else template.user
+            parts.append(pattern.replace("{text}", text))
     return "".join(parts) + template.reply
 
 
-def _fill(pattern: str, text: str) -> str:
-    return pattern.replace("{text}", text)
-
-
-WHOLE_PATH = "/generate"
-STREAM_PATH = "/generate_stream"
-INFO_PATH = "/info"
+# --- Fields of a reply ---
 
 
 class WireToken(msgspec.Struct, gc=False):
@@ -121,8 +124,6 @@ class WireToken(msgspec.Struct, gc=False):
 
 
 class WireDetails(msgspec.Struct, gc=False):
-    """The details at the end of a reply."""
-
     finish_reason: Json = None
     generated_tokens: Json = None
     input_length: Json = None
@@ -142,6 +143,11 @@ class WireReply(msgspec.Struct, gc=False):
 decode_piece = msgspec.json.Decoder(WireReply).decode
 decode_list = msgspec.json.Decoder(list[WireReply]).decode
 
+
+# --- The request ---
+
+_SETTINGS = {name: name for name in ("temperature", "top_p", "frequency_penalty", "seed")}
+"""The places of the portable settings among the parameters."""
 
 _PROTECTED = frozenset({"details", "return_full_text"})
 """Parameters that a host can't change. Without them, the reply has no usage, or includes the prompt."""
@@ -209,7 +215,7 @@ class _Writer:
         merge_own_options(parameters, request, _OPTIONS, self.provider, protected=_PROTECTED)
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)
-        path = STREAM_PATH if stream else WHOLE_PATH
+        path = "/generate_stream" if stream else "/generate"
         return WireCall(path, encode_json(body), warnings=warnings, losses=history.losses)
 
     def _max_new_tokens(self, room: int | None) -> int:
@@ -217,12 +223,7 @@ class _Writer:
         limit = self.request.max_output_tokens
         if room is None or room < 1 or limit <= room:
             return limit  # nothing fits; the server's own error explains this best
-        self.warnings.append(
-            CallWarning(
-                WarningCode.PARAMETER_CHANGED,
-                f"max_output_tokens {limit} was sent as {room}, because the window is full",
-            )
-        )
+        self.warnings.append(changed("max_output_tokens", limit, room, "the window is full"))
         return room
 
     def _sampling(self) -> JsonObject:
@@ -230,29 +231,22 @@ class _Writer:
         fields: JsonObject = {}
         if request.temperature is not None:
             fields["do_sample"] = request.temperature > 0
-            if request.temperature > 0:
-                fields["temperature"] = request.temperature
-        if request.top_p is not None and 0 < request.top_p < 1:
-            fields["top_p"] = request.top_p
-        elif request.top_p not in (None, 1):  # 1 has no effect and is refused
-            self._left_out("top_p", "it must be above 0 and below 1")
-        for name in ("frequency_penalty", "seed"):
-            value = getattr(request, name)
-            if value is not None:
-                fields[name] = value
-        for name in ("presence_penalty", "verbosity", "user", "background"):
-            value = getattr(request, name)
-            if value is not None and value is not False:
-                self._left_out(name, "the server does not support it")
+        possible = request.top_p is None or 0 < request.top_p <= 1
+        refused = {} if possible else {"top_p": "it must be above 0 and below 1"}
+        self.warnings += write_settings(fields, request, _SETTINGS, self.provider, refused=refused)
+        if not fields.get("do_sample", True):
+            del fields["temperature"]
+        if request.top_p == 1:  # it has no effect and is refused
+            del fields["top_p"]
         if request.reasoning_effort not in (None, "none"):
             self._left_out("reasoning_effort", "the server does not support it")
         return fields
 
     def _left_out(self, what: str, why: str) -> None:
-        self.warnings.append(CallWarning(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}"))
+        self.warnings.append(dropped(what, self.provider, why))
 
 
-# Text from tokens.
+# --- The reply ---
 
 
 class StopTrimmer:
@@ -264,7 +258,7 @@ class StopTrimmer:
 
     def feed(self, text: str) -> str:
         text = self._unsent + text
-        cut = max((_overlap(text, stop) for stop in self._stops), default=0)
+        cut = max((overlap(text, stop) for stop in self._stops), default=0)
         self._unsent = text[len(text) - cut :]
         return text[: len(text) - cut]
 
@@ -275,11 +269,6 @@ class StopTrimmer:
                 if unsent.endswith(stop):
                     return unsent.removesuffix(stop), stop
         return unsent, None
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The number of characters at the end of a text that may start or be a stop sequence."""
-    return next((size for size in range(min(len(stop), len(text)), 0, -1) if stop.startswith(text[-size:])), 0)
 
 
 ERROR_CODES: Mapping[str, ErrorType] = {
@@ -305,22 +294,7 @@ def classify(
     codes = dict(ERROR_CODES)
     if body.type == _VALIDATION:
         codes[_VALIDATION] = error_type(msgspec.structs.replace(body, type=""), _VALIDATION_STATUS, {})
-    return build_error(
-        body,
-        status=status,
-        headers=headers,
-        codes=codes,
-        provider=provider,
-        now_us=now_us,
-    )
-
-
-def loading_seconds(value: Json) -> float | None:
-    """Seconds that a model may take to load, as hosted inference reports with a 503."""
-    seconds = value.get("estimated_time") if isinstance(value, dict) else None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
-        return None
-    return float(seconds)
+    return build_error(body, status=status, headers=headers, codes=codes, provider=provider, now_us=now_us)
 
 
 STOP_REASONS: Mapping[str, StopReason] = {
@@ -334,14 +308,8 @@ _TEXT = "text"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler."""
-
     def __init__(
-        self,
-        assembler: Assembler,
-        template: PromptTemplate,
-        stops: Sequence[str],
-        rates: TokenRates,
+        self, assembler: Assembler, template: PromptTemplate, stops: Sequence[str], rates: TokenRates
     ) -> None:
         self.assembler = assembler
         self.template = template
@@ -421,6 +389,8 @@ class TokenNormaliser(SseNormaliser):
         self.finished = self._reader.piece(decode_piece(data))
 
 
+# --- The wire ---
+
 LOOK_UP_SECONDS = 5.0
 """Seconds for the request about the server's limits."""
 
@@ -429,7 +399,7 @@ class TGIOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``tgi``."""
 
     template: str | dict[str, Json] = "plain"
-    """The template of prompts: a name of `request.TEMPLATES`, or the fields of a PromptTemplate."""
+    """The template of prompts: a name of `TEMPLATES`, or the fields of a PromptTemplate."""
     max_stop: int = 4
     """The largest number of stop sequences (the server's ``--max-stop-sequences``)."""
 
@@ -452,7 +422,7 @@ class GenerateWire(ChatWire):
 
     async def initialize(self, look_up: LookUp) -> None:
         """Request the server's limits. If there is no answer, cautious defaults apply."""
-        info = await look_up(get(INFO_PATH), LOOK_UP_SECONDS)
+        info = await look_up(get("/info"), LOOK_UP_SECONDS)
         total = reported_count(info.get("max_total_tokens")) or None if isinstance(info, dict) else None
         self._window = total
         if total is not None:
@@ -466,7 +436,7 @@ class GenerateWire(ChatWire):
         return bearer(key)
 
     def health_request(self) -> WireCall:
-        return get(INFO_PATH)
+        return get("/info")
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         room: int | None = None
@@ -502,8 +472,11 @@ class GenerateWire(ChatWire):
         now_us = self.endpoint.clock.now_us()
         error = classify(read_error(body), reply.status, reply.headers, provider=self.name, now_us=now_us)
         if isinstance(error, ServerError) and error.retry_after_seconds is None:
+            # Hosted inference reports with a 503 how long the model may take to load.
             with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
-                error.retry_after_seconds = loading_seconds(msgspec.json.decode(body))
+                match msgspec.json.decode(body):
+                    case {"estimated_time": int() | float() as seconds} if seconds is not True and seconds > 0:
+                        error.retry_after_seconds = float(seconds)
         return error
 
 

@@ -78,8 +78,6 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
 
 
 class VoyageWire(EmbeddingOnlyWire):
-    """Voyage's models, which only embed."""
-
     default_name = "voyage"
     options_type = SharedOptions
     default_base_url = "https://api.voyageai.com"

@@ -177,11 +177,8 @@ class Codex:
             if item is not None:
                 call_count += isinstance(item, ImportedCall)
                 yield item
-            if (
-                content
-                and b'"response_item"' in line.data
-                and (message := _message_of(line, state, file)) is not None
-            ):
+            message = _message_of(line, state, file) if content and b'"response_item"' in line.data else None
+            if message is not None:
                 yield message
             if line.complete:  # An incomplete last line is read again later. Its sums are then known.
                 mark = Mark(read_to=line.end, line=line.number)
@@ -231,14 +228,8 @@ class Codex:
             return None
         if sums is None:
             assert last is not None
-            sums = _Counts(
-                *(
-                    one + other
-                    for one, other in zip(
-                        msgspec.structs.astuple(state.sums), msgspec.structs.astuple(last), strict=True
-                    )
-                )
-            )
+            pairs = zip(msgspec.structs.astuple(state.sums), msgspec.structs.astuple(last), strict=True)
+            sums = _Counts(*(one + other for one, other in pairs))
         if sums == state.sums:
             return None  # a repetition, for example with new rate limits
         counts = last or sums.since(state.sums)
@@ -322,11 +313,9 @@ def _message_of(line: Line, state: _State, file: SourceFile) -> ImportedMessage 
         return None
     mine = record.payload.get("id")
     found = message_of(record.payload, message_id=mine if isinstance(mine, str) else None)
-    return (
-        None
-        if found is None
-        else ImportedMessage(identity=str(line.number), session=session, at=when, message=found)
-    )
+    if found is None:
+        return None
+    return ImportedMessage(identity=str(line.number), session=session, at=when, message=found)
 
 
 def _parent_of(payload: _Payload) -> str | None:

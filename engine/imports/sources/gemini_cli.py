@@ -44,7 +44,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
-    """The counts that the provider reports."""
+    """The counts that the provider reports, in the order of `_Tokens`."""
 
     prompt_token_count: int = 0
     candidates_token_count: int = 0
@@ -213,27 +213,10 @@ def _messages_of(message: _Message, session: str | None) -> Iterator[ImportedMes
 
 
 def _usage(message: _Message) -> TokenUsage | None:
-    if message.tokens is not None:
-        counts_of_reply = message.tokens
-        counts = (
-            counts_of_reply.input,
-            counts_of_reply.output,
-            counts_of_reply.cached,
-            counts_of_reply.thoughts,
-            counts_of_reply.tool,
-        )
-    elif message.usage is not None:
-        reported = message.usage
-        counts = (
-            reported.prompt_token_count,
-            reported.candidates_token_count,
-            reported.cached_content_token_count,
-            reported.thoughts_token_count,
-            reported.tool_use_prompt_token_count,
-        )
-    else:
+    counts = message.tokens or message.usage
+    if counts is None:
         return None
-    prompt, output, cached, thoughts, tool = (max(0, count) for count in counts)
+    prompt, output, cached, thoughts, tool = (max(0, count) for count in msgspec.structs.astuple(counts))
     return tokens(total_input=prompt + tool, output=output + thoughts, read=cached, reasoning=thoughts)
 
 

@@ -52,12 +52,9 @@ _OUTPUT = (
 )
 _READ = (
     *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-    *(
-        "gen_ai.usage.input_tokens.cached",
-        "gen_ai.usage.cached_tokens",
-        "llm.token_count.prompt_details.cache_read",
-    ),
-    *("gen_ai.usage.details.cache_read_tokens", "ai.usage.cachedInputTokens"),
+    *("gen_ai.usage.input_tokens.cached", "gen_ai.usage.cached_tokens"),
+    *("llm.token_count.prompt_details.cache_read", "gen_ai.usage.details.cache_read_tokens"),
+    "ai.usage.cachedInputTokens",
 )
 _WRITTEN = (
     *("gen_ai.usage.cache_write.input_tokens", "gen_ai.usage.cache_creation.input_tokens"),
@@ -79,17 +76,10 @@ _SAID = (
     *("gen_ai.output.messages", "llm.output_messages", "gen_ai.completion", "ai.response.text", "output.value"),
 )
 _AROUND: Final = frozenset(
-    (
-        "invoke_agent",
-        "create_agent",
-        "execute_tool",
-        "invoke_workflow",
-        "plan",
-        "retrieval",
-        "agent",
-        "tool",
-        "chain",
-    )
+    {
+        *("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "plan", "retrieval"),
+        *("agent", "tool", "chain"),
+    }
 )
 """Operations that contain model calls. Their counts are sums over those calls."""
 
@@ -185,9 +175,8 @@ def _calls(spans: Iterable[Span], line: int, *, content: bool) -> Iterator[Item]
         if found is None:
             continue
         if content and isinstance(found, ImportedCall):
-            session = found.session or found.turn or found.identity
-            found = msgspec.structs.replace(found, session=session)
-            yield from conversation(session, found.started_at, _content_of(span, _ASKED), _content_of(span, _SAID))
+            found = msgspec.structs.replace(found, session=found.session or found.turn or found.identity)
+            yield from conversation(found, _content_of(span, _ASKED), _content_of(span, _SAID))
         yield found
 
 
@@ -208,8 +197,9 @@ def _content_of(span: Span, names: Sequence[str]) -> Json:
 
 def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
     named = span.attributes
-    model, vendor = (
-        next((text for each in names if (text := text_of(named.get(each)))), None) for names in (_MODEL, _VENDOR)
+    model, vendor, session = (
+        next((text for each in names if (text := text_of(named.get(each)))), None)
+        for names in (_MODEL, _VENDOR, _SESSION)
     )
     kind = named.get("gen_ai.operation.name") or named.get("openinference.span.kind")
     counted = any(each in named for each in (*_INPUT, *_OUTPUT))
@@ -248,7 +238,7 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
         latency_ms=latency if latency >= 0 else None,
         first_token_ms=int(first * 1000) if isinstance(first, int | float) and 0 <= first < 1e6 else None,
         stated_cost_nano_usd=nano_of(cost) or None,
-        session=_first(named, _SESSION),
+        session=session,
         turn=span.trace_id or None,
         response_id=text_of(named.get("gen_ai.response.id")),
         tags=tags_of(
@@ -257,11 +247,6 @@ def _call(span: Span, line: int) -> ImportedCall | UnreadablePart | None:
             user=text_of(named.get("user.id")) or text_of(named.get("enduser.id")),
         ),
     )
-
-
-def _first(named: Attributes, names: Sequence[str]) -> str | None:
-    """The first attribute with a text, among these names."""
-    return next((text for each in names if (text := text_of(named.get(each)))), None)
 
 
 # --- JSON ---

@@ -22,7 +22,7 @@ from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock,
 from callboard.bus.values.messages import Message, Role
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..source import START, ImportedMessage, Mark, SourceFile, UnreadablePart, lines, name, why_not
+from ..source import START, ImportedCall, ImportedMessage, Mark, SourceFile, UnreadablePart, lines, name, why_not
 
 LARGEST_FILE: Final = 64 * 1024 * 1024
 """The maximum size in bytes of a file with a single JSON value, which must fit into memory."""
@@ -163,6 +163,11 @@ def moment_of(value: Json) -> int | None:
     except ValueError:
         return None
     return to_us(found if found.tzinfo is not None else found.replace(tzinfo=UTC))
+
+
+def milliseconds(began: int, ended: int | None) -> int | None:
+    """The milliseconds between two times in microseconds; None if the second is missing or earlier."""
+    return None if ended is None or ended < began else (ended - began) // 1000
 
 
 def tokens(
@@ -366,9 +371,10 @@ def messages_of(value: Json, role: str = "user", depth: int = 0) -> Iterator[Mes
         yield found
 
 
-def conversation(session: str, at: int, sent: Json, received: Json) -> Iterator[ImportedMessage]:
+def conversation(call: ImportedCall, sent: Json, received: Json) -> Iterator[ImportedMessage]:
     """The messages of a call. Later calls repeat them, so a message's id is a hash of its content."""
     counts: Counter[str] = Counter()
+    assert call.session is not None
     for message in (*messages_of(sent), *messages_of(received, "assistant")):
         tools = [
             block.tool_use_id if isinstance(block, ToolResultBlock) else block.id
@@ -376,9 +382,10 @@ def conversation(session: str, at: int, sent: Json, received: Json) -> Iterator[
             if isinstance(block, ToolUseBlock | ToolResultBlock)
         ]
         encoded = msgspec.json.encode((message.role, message.text.strip(), tools))
-        name = hashlib.blake2b(encoded, digest_size=16).hexdigest()
-        counts[name] += 1
-        yield ImportedMessage(identity=f"{name}/{counts[name]}", session=session, at=at, message=message)
+        digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+        counts[digest] += 1
+        identity = f"{digest}/{counts[digest]}"
+        yield ImportedMessage(identity=identity, session=call.session, at=call.started_at, message=message)
 
 
 def _is_message(value: Json) -> bool:

@@ -16,11 +16,12 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.providers.gemini import wire
 from callboard.adapters.providers.gemini.adapter import GeminiAdapter
 from callboard.adapters.providers.gemini.contents import GO_ON, NO_SIGNATURE
-from callboard.adapters.providers.gemini.request import BuiltRequest, build_request
+from callboard.adapters.providers.gemini.request import build_request
 from callboard.adapters.providers.gemini.response import GeminiNormaliser, read_reply
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.requests.history import BEGINNING
+from callboard.adapters.requests.history_target import BuiltRequest
 from callboard.bus.clock import SystemClock
 from callboard.bus.errors import StreamError
 from callboard.bus.values.base import Json, JsonObject

@@ -7,9 +7,9 @@ import pytest
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.contract import CanonicalRequest
-from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter, build_request
 from callboard.adapters.providers.openai.data import COMPATIBLE, OPENAI, QUIRKS, Quirks, find_model
-from callboard.adapters.providers.openai.request import BuiltRequest, build_request
+from callboard.adapters.requests.history_target import BuiltRequest
 from callboard.bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import DocumentBlock, OpaqueBlock, ProviderRaw, ToolUseBlock

@@ -14,8 +14,9 @@ from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from callboard.adapters.providers.openai_compatible.messages import keep_latest
 from callboard.adapters.providers.openai_compatible.quirks import HOSTS, QUIRKS, Quirks, choose_quirks, quirks_name
-from callboard.adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
+from callboard.adapters.providers.openai_compatible.request import build_body, schema_name
 from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.history_target import BuiltRequest
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
@@ -44,7 +45,7 @@ def built(
     *,
     provider: str = "openai_compatible",
     stream: bool = False,
-) -> ChatBody:
+) -> BuiltRequest:
     return build_body(request, quirks, capabilities, provider, stream=stream)
 
 
@@ -62,7 +63,7 @@ LOOKED = (
 )  # fmt: skip
 
 
-def codes(body: ChatBody) -> list[str]:
+def codes(body: BuiltRequest) -> list[str]:
     return [warning.code for warning in body.warnings]
 
 

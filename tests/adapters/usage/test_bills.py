@@ -570,10 +570,10 @@ PLAIN: dict[str, tuple[st.SearchStrategy[JsonObject], JsonObject, Both]] = {
         "inference_geo": st.sampled_from(["not_available", "us"]),
     }), {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 2, "service_tier": "standard",
          "cache_creation": {"ephemeral_5m_input_tokens": 2}},
-        lambda usage: (_plain_usage(usage, raw(usage), final=True), _any_usage(usage, raw(usage), final=True))),
+        lambda usage: (_plain_usage(raw(usage), final=True), _any_usage(raw(usage), final=True))),
     "messages so far": (st.fixed_dictionaries({"input_tokens": _COUNTS, "output_tokens": _COUNTS}),
         {"input_tokens": 3, "output_tokens": 4},
-        lambda usage: (_plain_usage(usage, raw(usage), final=False), _any_usage(usage, raw(usage), final=False))),
+        lambda usage: (_plain_usage(raw(usage), final=False), _any_usage(raw(usage), final=False))),
     "responses": (st.fixed_dictionaries({"input_tokens": _COUNTS, "output_tokens": _COUNTS}, optional={
         "total_tokens": _COUNTS, "input_tokens_details": st.none() | _some("cached_tokens", "cache_write_tokens"),
         "output_tokens_details": st.none() | _some("reasoning_tokens"),

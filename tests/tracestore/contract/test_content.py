@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
 from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role

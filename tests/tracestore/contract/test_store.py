@@ -16,9 +16,9 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
+from callboard.bus.events import Event, UnknownEvent
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed
 from callboard.bus.events.codec import topic_of
-from callboard.bus.events.envelope import Event, UnknownEvent
 from callboard.bus.events.operation import StoreStateChanged
 from callboard.bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
 from callboard.bus.values.messages import Message, RoutingDecision

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.operation import ActorStarted
 from callboard.bus.values.messages import Message
 from callboard.tracestore import CallFilter, PostgresStore, TraceShipper, TraceStore

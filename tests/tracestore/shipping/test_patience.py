@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from callboard.bus.errors import StoreUnavailable
-from callboard.bus.events.envelope import Event
+from callboard.bus.events import Event
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.tracestore import ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.shipping.shipment import START, Ending, Origin, Position, Shipment

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionRenamed
 from callboard.bus.values.messages import Message
 from callboard.tracestore import PostgresStore, PriceTable, ShippingOptions, TraceShipper, TraceStore

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, SessionSetup

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.envelope import Envelope
+from callboard.bus.events import Envelope
 from callboard.bus.events.sessions import SessionCreated
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore

@@ -28,7 +28,7 @@ from callboard.bus import (
     TurnEvent,
     UserMessage,
 )
-from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.events import UnknownEvent
 from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
 from callboard.engine.nodes.frame_sender import Framer
 from callboard.engine.nodes.frames import (

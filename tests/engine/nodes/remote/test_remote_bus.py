@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -12,6 +13,9 @@ import pytest
 
 from callboard.bus import ConfigurationError, DropOldest, Envelope, Lossless, SessionMessageAppended, Subscription
 from callboard.engine import Bridge, Cluster, Engine, RemoteBus
+from callboard.engine.nodes import broker_streams
+from callboard.engine.nodes.broker import Broker
+from callboard.engine.nodes.broker_streams import BrokerEvents
 from callboard.tracestore import PostgresStore, Store, TraceStore
 from callboard.tracestore.codec import decode_line, encode_line
 from tests.engine.nodes.bridge.event_making import events
@@ -19,6 +23,9 @@ from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
+
+if TYPE_CHECKING:
+    from nats.js.api import ConsumerConfig
 
 pytestmark = [pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or "")]
 TURNS = 30
@@ -232,3 +239,49 @@ async def test_the_shared_store_fills_gaps(
         server.start()
         await talk(engine, 3)
         await reader.has(await committed(engine))
+
+
+@asynccontextmanager
+async def connected(server: NatsServer) -> AsyncIterator[BrokerEvents]:
+    broker = Broker(server.url, "reader")
+    async with anyio.create_task_group() as group:
+        group.start_soon(broker.run)
+        with anyio.fail_after(10):
+            await broker.reached()
+        yield BrokerEvents(broker, "callboard")
+        group.cancel_scope.cancel()
+    await broker.close()
+
+
+async def test_the_last_message_of_each_run_is_read(server: NatsServer, tmp_path: Path) -> None:
+    for name in "ab":
+        async with node(server, tmp_path / f"{name}.db") as engine:
+            for _ in range(3):
+                await engine.session("s:m").send("Hi")
+            run_id = engine.bus.run_id
+    async with connected(server) as broker:
+        position, heads = await broker.heads()
+    assert position is not None
+    ends = {head.partition(":")[0]: int(head.rpartition("-")[2]) for head in heads}
+    assert len(ends) == len(heads) == 2
+    async with TraceStore.open_readonly(tmp_path / "b.db") as store:
+        stored = await store.run_events(run_id, 0, 1000)
+    assert stored[0].seq < ends[run_id] <= stored[-1].seq
+
+
+async def test_a_message_that_the_broker_drops_does_not_keep_a_reader_from_starting(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker counts the last message of each run, and drops one of them before the reader requests it."""
+    monkeypatch.setattr(broker_streams, "HEADS_SECONDS", 0.2)
+    pulling = BrokerEvents._pulling
+
+    @asynccontextmanager
+    async def one_too_many(self: BrokerEvents, config: ConsumerConfig) -> AsyncIterator[tuple[Any, int]]:
+        async with pulling(self, config) as (pull, waiting):
+            yield pull, waiting + 1
+
+    monkeypatch.setattr(BrokerEvents, "_pulling", one_too_many)
+    async with connected(server) as broker:
+        with anyio.fail_after(10):
+            assert await broker.heads() == (None, [])

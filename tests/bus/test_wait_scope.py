@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from callboard.bus.backend import WaitScope, WaitScopes
 
-from ....support.virtual_time import run_virtual
+from ..support.virtual_time import run_virtual
 
 SECONDS = st.integers(1, 9)
 
