@@ -45,7 +45,7 @@ from ..budgets.budgets import job_of
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime, settled_store
 from ..tree import tags_here
-from .embeddings import ImageInput, image_block
+from .embeddings_and_images import ImageInput, image_block
 from .plain_calls import (
     GRACE_SECONDS,
     CallOptions,
