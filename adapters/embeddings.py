@@ -280,6 +280,9 @@ _TOO_MANY = re.compile(
 )
 """Error messages about too many texts in a request. They are from servers without an error code for this."""
 
+_CONCERN_ALL = (AuthError, NotFoundError, QuotaExceededError, CapabilityError, CancelledError)
+"""Errors after which no other batch can succeed."""
+
 Batch: TypeAlias = range
 """Indices of the texts of one request."""
 
@@ -395,7 +398,7 @@ async def run_batches(
                         workers += 1
                         group.start_soon(work)
                     continue
-                if _concerns_all(error):
+                if isinstance(error, _CONCERN_ALL):
                     final = error
                 _end(batch, error)
             else:
@@ -444,10 +447,6 @@ def _is_too_large(error: AdapterError) -> bool:
     if isinstance(error, ContextOverflowError) or error.provider_status == 413:
         return True
     return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None
-
-
-def _concerns_all(error: AdapterError) -> bool:
-    return isinstance(error, AuthError | NotFoundError | QuotaExceededError | CapabilityError | CancelledError)
 
 
 async def embed_all(

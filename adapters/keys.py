@@ -201,7 +201,9 @@ class KeyPool:
 
         If all keys are paused, return the key whose pause ends first, or None if the call has tried a key.
         """
-        ends = {name: self._end_of_cooldown(name, model, now_us) for name in self.names if name not in without}
+        untried = [name for name in self.names if name not in without]
+        cooldowns = {name: self._cooldowns.cooldown(name, model, now_us) for name in untried}
+        ends = {name: 0 if each is None else each.until_us for name, each in cooldowns.items()}
         ready = [name for name, end in ends.items() if end == 0]
         if not ready and (without or not ends):
             return None
@@ -214,10 +216,6 @@ class KeyPool:
             name = min(ends, key=ends.__getitem__)
         self._note(name, session)
         return name
-
-    def _end_of_cooldown(self, name: str, model: str, now_us: int) -> int:
-        cooldown = self._cooldowns.cooldown(name, model, now_us)
-        return 0 if cooldown is None else cooldown.until_us
 
     def _note(self, name: str, session: str) -> None:
         self._turn += 1

@@ -248,11 +248,6 @@ class Child:
         self.last_crash: str | None = None
         self.crashed_us: int | None = None
 
-    def crashed(self, error: str, now_us: int) -> None:
-        """Count a failure, and record its reason."""
-        self.failures += 1
-        self.last_crash, self.crashed_us = error, now_us
-
     @property
     def active(self) -> bool:
         return self.life is not None and not self.life.ended.is_set()

@@ -38,7 +38,6 @@ from .child import (
 )
 from .clock import Clock
 from .errors import ActorStopped, SupervisorEscalated
-from .events import Event
 from .events import operation as events
 from .log import Log
 from .tasks import describe, unwrapped
@@ -281,9 +280,9 @@ class Supervisor:
         child.first_start = False
         if again:
             child.restarts += 1
-            self._publish(events.ActorRestarted(actor=child.name, restarts=child.restarts))
+            self._bus.publish(events.ActorRestarted(actor=child.name, restarts=child.restarts))
         else:
-            self._publish(events.ActorStarted(actor=child.name))
+            self._bus.publish(events.ActorStarted(actor=child.name))
 
     async def _host(self, child: Child, life: Life) -> None:
         await life.run()
@@ -299,12 +298,13 @@ class Supervisor:
         if life.was_started and uptime_ns >= child.policy.healthy_after * 1e9:
             child.failures = 0
         if life.error is not None:
-            child.crashed(describe(life.error), self._clock.now_us())
-            self._publish(
+            child.failures += 1
+            child.last_crash, child.crashed_us = describe(life.error), self._clock.now_us()
+            self._bus.publish(
                 events.ActorCrashed(actor=child.name, error=describe(life.error), failures=child.failures)
             )
         if life.stop_reason is not None:
-            self._publish(events.ActorStopped(actor=child.name, reason=life.stop_reason))
+            self._bus.publish(events.ActorStopped(actor=child.name, reason=life.stop_reason))
         elif life.cancelled:
             self._retire(child, "cancelled")
         elif self._stopping:
@@ -338,13 +338,13 @@ class Supervisor:
         if self._escalation is None and not self._stopping:
             self._escalation = reason
             _log.error("supervisor.escalated", supervisor=self.name, reason=reason)
-            self._publish(events.ActorEscalated(actor=child.name, reason=reason))
+            self._bus.publish(events.ActorEscalated(actor=child.name, reason=reason))
             self._until_stopped.cancel()
 
     def _retire(self, child: Child, reason: str) -> None:
         """Mark an ended child as stopped."""
         self._close(child)
-        self._publish(events.ActorStopped(actor=child.name, reason=reason))
+        self._bus.publish(events.ActorStopped(actor=child.name, reason=reason))
 
     def _close(self, child: Child) -> None:
         child.wanted = False
@@ -423,7 +423,7 @@ class Supervisor:
         life = child.life
         if life is None or life.ended.is_set():
             if child.wanted and not child.first_start and self._group is not None:  # a restart was due
-                self._publish(events.ActorStopped(actor=child.name, reason=reason))
+                self._bus.publish(events.ActorStopped(actor=child.name, reason=reason))
             return
         lost = await self._endings.end(life, reason)
         self._lost += lost  # added after the wait, because other tasks change the sum during the wait
@@ -441,6 +441,3 @@ class Supervisor:
             names = ", ".join(self._children) or "none"
             raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {names}")
         return child
-
-    def _publish(self, event: Event) -> None:
-        self._bus.publish(event)

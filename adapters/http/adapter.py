@@ -160,9 +160,9 @@ class HttpAdapter:
         """See `ProviderAdapter.stream`."""
         background = self._background
         if background is not None and background.wanted(request):
-            from ..operations.background import background_stream
+            from ..operations.background import BackgroundCall, BackgroundStream
 
-            return background_stream(self.client, background, request, on_attempt)
+            return BackgroundStream(BackgroundCall(self.client, background, request, on_attempt, stream=True))
         if self.can_stream(request):
             return HttpStream(HttpCall(self.client, request, on_attempt, stream=True))
         if request.wire is not None:  # the client expects events

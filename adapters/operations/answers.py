@@ -301,9 +301,7 @@ class HttpImages:
 
 
 def _no_image(reply: ImageReply) -> AdapterError:
-    words = (
-        (f"text was returned instead of an image: {reply.said[:500]}") if reply.said else "the reply has no image"
-    )
-    error = InvalidRequestError(words)
+    said = f"text was returned instead of an image: {reply.said[:500]}"
+    error = InvalidRequestError(said if reply.said else "the reply has no image")
     error.usage = reply.usage  # the reply is billed nevertheless
     return error

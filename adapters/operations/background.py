@@ -537,9 +537,3 @@ class BackgroundStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-def background_stream(
-    client: HttpClient, wire: BackgroundWire, request: CanonicalRequest, on_attempt: AttemptObserver | None
-) -> BackgroundStream:
-    return BackgroundStream(BackgroundCall(client, wire, request, on_attempt, stream=True))

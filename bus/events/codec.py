@@ -99,14 +99,10 @@ _OPENING = b'{"@schema":'
 _fields_decoder: msgspec.json.Decoder[JsonObject] = msgspec.json.Decoder(JsonObject)
 
 
-def with_schema(encoded: bytes, schema: int) -> bytes:
-    """Add the schema version to an event's JSON object, unless it is 1."""
-    return encoded if schema == 1 else b"%b%d,%b" % (_OPENING, schema, encoded[1:])
-
-
 def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
     """Convert an event's JSON to the version `schema`. Raises ValueError for a newer version."""
-    if schema == 1 and not _has_schema(data):
+    has_schema = data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
+    if schema == 1 and not has_schema:
         return data
     fields = _fields_decoder.decode(data)
     number = fields.pop(_KEY, 1)
@@ -117,10 +113,6 @@ def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
         if step is not None:
             fields = step(fields)
     return msgspec.json.encode(fields)
-
-
-def _has_schema(data: bytes | str) -> bool:
-    return data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
 
 
 # --- Encoding and decoding ---
@@ -167,7 +159,7 @@ def encode_part(part: msgspec.Struct, event: Event) -> bytes:
             encoded = as_utf8(encoded)
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         encoded = _encode_the_hard_way(part, topic_of(event), error)
-    return encoded if event.SCHEMA == 1 else with_schema(encoded, event.SCHEMA)
+    return encoded if event.SCHEMA == 1 else b"%b%d,%b" % (_OPENING, event.SCHEMA, encoded[1:])
 
 
 def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:

@@ -61,7 +61,7 @@ class ImageBlock(ShortRepr, frozen=True, gc=False, tag="image"):
     """
 
     def __post_init__(self) -> None:
-        _one_source(self, "ImageBlock", _sniff_image, "not a PNG, JPEG, GIF or WebP image")
+        _one_source(self, _sniff_image, "not a PNG, JPEG, GIF or WebP image")
 
     @classmethod
     def from_path(cls, path: str | Path, *, detail: str | None = None) -> ImageBlock:
@@ -105,7 +105,7 @@ class AudioBlock(ShortRepr, frozen=True, gc=False, tag="audio"):
     """Extra request fields for one provider."""
 
     def __post_init__(self) -> None:
-        _one_source(self, "AudioBlock", _sniff_audio, "not a WAV, MP3, FLAC or Ogg file")
+        _one_source(self, _sniff_audio, "not a WAV, MP3, FLAC or Ogg file")
 
     @classmethod
     def from_path(cls, path: str | Path) -> AudioBlock:
@@ -139,7 +139,7 @@ class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
     """Extra request fields for one provider."""
 
     def __post_init__(self) -> None:
-        _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
+        _one_source(self, _sniff_document, "no PDF")
 
     @classmethod
     def from_path(cls, path: str | Path) -> DocumentBlock:
@@ -156,11 +156,9 @@ class DocumentBlock(ShortRepr, frozen=True, gc=False, tag="document"):
 
 
 def _one_source(
-    block: ImageBlock | AudioBlock | DocumentBlock,
-    name: str,
-    sniff: Callable[[bytes], str | None],
-    unknown: str,
+    block: ImageBlock | AudioBlock | DocumentBlock, sniff: Callable[[bytes], str | None], unknown: str
 ) -> None:
+    name = type(block).__name__
     if (block.url is None) == (block.data is None):
         raise ValueError(f"{name} needs exactly one of url= and data=")
     if block.data is not None and block.media_type is None:

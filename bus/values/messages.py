@@ -170,7 +170,7 @@ class Message(ShortRepr, frozen=True, dict=True):
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content
         if type(content) is not tuple:
-            content = (TextBlock(content),) if isinstance(content, str) else tuple(content)
+            content = as_blocks(content)
             msgspec.structs.force_setattr(self, "content", content)
         if type(self.role) is not Role:
             msgspec.structs.force_setattr(self, "role", Role(self.role))

@@ -50,8 +50,8 @@ LAZY = (
 
 LATE_PARTS = {
     "adapters": ("http.errors", "http.adapter", "http.retry", "embeddings", "images", "videos"),
-    "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reader"), *("replay", "sql.listing"),
-        *("sqlite.store", "sqlite.database", "writing.writer")),
+    "tracestore": (*("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.trace_file", "replay"),
+        *("sql.listing", "sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
         *("schema_checks", "object_functions", "generation.object_stream", "generation.objects", "sync"),
         *("nodes", "nodes.node"), "operations.batch_creation", "operations.videos",

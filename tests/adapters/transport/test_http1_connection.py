@@ -21,9 +21,9 @@ from callboard.adapters.transport.http1_connection import (
 )
 from callboard.bus.errors import NetworkError, StreamError
 
-from ....support.http1_replies import BAD, FORMS, OK
-from ....support.http1_wire import HEAD, Line, turns, whole
-from ....support.recordings import FOLDER, needs_recordings
+from ...support.http1_replies import BAD, FORMS, OK
+from ...support.http1_wire import HEAD, Line, turns, whole
+from ...support.recordings import FOLDER, needs_recordings
 
 pytestmark = pytest.mark.anyio
 
@@ -323,7 +323,7 @@ async def test_every_end_is_reported_once() -> None:
 # -- Recorded replies, through this client and through httpcore: status, headers and body are the same.
 
 
-CASSETTES = sorted((Path(__file__).parents[4] / "cassettes/local").glob("*.json"))
+CASSETTES = sorted((Path(__file__).parents[3] / "cassettes/local").glob("*.json"))
 
 
 def sent(status: int, headers: Mapping[str, str], pieces: Sequence[bytes]) -> bytes:

@@ -22,10 +22,10 @@ from callboard.adapters.transport.http1_connection import Connection as Made
 from callboard.adapters.transport.transport import HttpRequest, exchange, read_body
 from callboard.bus.errors import NetworkError, RequestTimeoutError
 
-from ....support.certificate import local_tls
-from ....support.http1_wire import Line, Wire
-from ....support.scripted_server import Connection, echo, serving
-from ....support.virtual_time import runs_on
+from ...support.certificate import local_tls
+from ...support.http1_wire import Line, Wire
+from ...support.scripted_server import Connection, echo, serving
+from ...support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 

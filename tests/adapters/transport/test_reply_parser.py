@@ -14,7 +14,7 @@ from callboard.adapters.transport.connection_pool import HeadWriter, Origin, tar
 from callboard.adapters.transport.http1_connection import MOST_HEAD_BYTES, ReplyParser, keep_alive_seconds
 from callboard.bus.errors import InvalidRequestError
 
-from ....support.http1_replies import BAD, FORMS, OK, Form
+from ...support.http1_replies import BAD, FORMS, OK, Form
 
 Read = tuple[int, dict[str, str], bytes, bool, str | None]
 

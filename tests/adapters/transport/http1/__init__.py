@@ -1,1 +1,0 @@
-"""Callboard's HTTP/1.1 client."""

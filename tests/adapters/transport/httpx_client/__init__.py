@@ -1,1 +1,0 @@
-"""Requests over httpx and httpcore."""
