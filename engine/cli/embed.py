@@ -26,7 +26,7 @@ from callboard.tracestore.home import home_folder
 
 from .. import EmbeddingResult, Engine
 from ..models.registry import ModelRegistry
-from ..operations.embeddings import space_of
+from ..operations.embeddings_and_images import space_of
 from .options import (
     add_action,
     add_key,

@@ -13,7 +13,7 @@ from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
 
 from .. import Engine, ImageResult, VideoHandle
-from ..operations.embeddings import ImageOptions
+from ..operations.embeddings_and_images import ImageOptions
 from .options import add_key, add_model, add_models_file, failing_as, flag, on_engine, print_warnings, repeated
 from .sanitize import echo, note
 from .screen import progress_bar
