@@ -41,7 +41,7 @@ from .context import answer_as_text
 from .options import TurnOptions, for_requests
 from .results import Reply
 from .turn_context import OWN_IDS, FirstIds, TurnContext
-from .turn_models import TurnModels
+from .models_and_tools import TurnModels
 
 
 def request_for(

@@ -70,8 +70,7 @@ from .turn_context import (
     provider_waits,
     steering_message,
 )
-from .turn_models import ADVICE, TurnModels, within_window
-from .turn_tools import TurnTools
+from .models_and_tools import ADVICE, TurnModels, TurnTools, within_window
 
 MAX_WAITING_TURNS = 16
 """The number of turns of one session that may wait, not counting the turn that runs."""
