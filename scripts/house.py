@@ -32,9 +32,9 @@ ANNEXES = (
     *("engine/cli", "engine/gateway", "engine/imports", "engine/mcp", "engine/nodes", "engine/web_view"),
 )
 """Parts that a reader of the core does not need to know: the command line, the live view, the gateway, imports,
-MCP servers, nodes, PostgreSQL and shipping, exports, the testing kit and the local model. Of the providers, one wire
-is core (`openai_compatible`): a reader who knows one finds the same parts in each other one. Images and videos are
-core: an adapter offers them as it offers conversations.
+MCP servers, nodes, PostgreSQL and shipping, exports, the testing kit and the local model. Of the providers, one is
+core (`openai_compatible`): the others have the same parts. Images and videos are core: an adapter offers them as
+it offers conversations.
 """
 
 CALL_TARGETS = {"files": "60", "functions": "", "awaiting frames": "18", "tasks": "2"}

@@ -1,7 +1,7 @@
 """The models and the tools that a turn may use.
 
-`TurnModels` knows which models can serve, which have failed, and which one answers. `TurnTools` runs the tool calls
-of a reply.
+`TurnModels` has the models that can serve, those that failed, and the one that answers. `TurnTools` runs the tool
+calls of a reply.
 
 A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
 too long for the model, the session's context policy shortens it.
