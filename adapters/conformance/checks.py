@@ -157,7 +157,6 @@ async def listen(stream: AsyncIterator[StreamEvent], outcome: StreamOutcome | No
 
 
 async def read_stream(at: Stage, request: CanonicalRequest | None = None) -> StreamOutcome:
-    """Read a request's whole stream."""
     return await listen(at.adapter.stream(request or at.request()))
 
 
@@ -293,7 +292,6 @@ async def replies(kit: Kit) -> list[Says]:
 
 
 async def longest(kit: Kit) -> Says:
-    """The reply with the most content."""
     return (await replies(kit))[-1]
 
 
@@ -356,18 +354,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
         lines.append(head + wrapped[0])
         lines += [" " * len(head) + line for line in wrapped[1:]]
         if outcome.reason:
-            reason = f"{check.name}: {_short(outcome.reason)}" if outcome.result == "failed" else outcome.reason
+            reason = outcome.reason
+            if outcome.result == "failed":
+                reason = f"{check.name}: {reason if len(reason) <= 600 else reason[:600] + '...'}"
             lines += [" " * len(head) + f"  {line}" for line in textwrap.wrap(reason, WIDTH - len(head) - 2)]
-    counts = {result: sum(outcome.result == result for outcome in outcomes) for result in _RESULTS}
-    lines.append(", ".join(f"{count} {result}" for result, count in counts.items()))
+    results = [outcome.result for outcome in outcomes]
+    lines.append(", ".join(f"{results.count(result)} {result}" for result in ("passed", "failed", "skipped")))
     return "\n".join(lines)
-
-
-_RESULTS = ("passed", "failed", "skipped")
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= 600 else reason[:600] + "..."
 
 
 def checklist(outcomes: Iterable[Outcome]) -> str:

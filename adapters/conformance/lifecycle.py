@@ -148,28 +148,19 @@ async def the_key_is_in_no_text(kit: Kit) -> None:
     require(not found, f"the key is in {', '.join(dict.fromkeys(found))}")
 
 
-class _Recorder(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-
 @contextlib.contextmanager
 def _listening() -> Iterator[Callable[[], str]]:
     """Capture everything that is logged or printed."""
-    recorder, printed = _Recorder(), io.StringIO()
-    root = logging.getLogger()
+    printed = io.StringIO()
+    root, handler = logging.getLogger(), logging.StreamHandler(printed)
     level = root.level
-    root.addHandler(recorder)
+    root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            yield lambda: printed.getvalue() + "\n".join(recorder.lines)
+            yield printed.getvalue
     finally:
-        root.removeHandler(recorder)
+        root.removeHandler(handler)
         root.setLevel(level)
 
 

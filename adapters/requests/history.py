@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from operator import is_
 from typing import assert_never
@@ -42,142 +42,9 @@ from .history_target import (
     refusal_in_result,
 )
 
-
-class Losses:
-    """The losses of one request, in the order of their discovery."""
-
-    def __init__(self, session_id: str, provider: str) -> None:
-        self.found: list[Loss] = []
-        self._session_id = session_id
-        self._provider = provider
-
-    def note(self, message: Message, block: ContentBlock, reason: str) -> None:
-        kind = block_type(block)
-        self.found.append(Loss(self._session_id, message.id or "", kind, self._provider, reason, block))
-
-    def repaired(self, message: Message, block: ContentBlock, text: str) -> str:
-        """Return a block's text without half surrogate pairs. Record a loss if the text had any."""
-        repaired = repair_text(text)
-        if repaired is not text:
-            self.note(message, block, "half a surrogate pair in its text was replaced")
-        return repaired
-
-    def repaired_block(self, message: Message, block: TextBlock) -> TextBlock:
-        text = self.repaired(message, block, block.text)
-        return block if text is block.text else msgspec.structs.replace(block, text=text)
-
-
-# --- Calls and results ---
-
 NOT_EXECUTED = "This tool call was interrupted and not run."
 NO_RESULT = "This tool call was interrupted and has no result. It may have run in part or in full."
 """The result for a complete call that has none, for example because the process crashed."""
-
-
-class FittedCalls:
-    """The calls that were fitted so far."""
-
-    def __init__(self, messages: Sequence[Message], target: Target, losses: Losses, homes: list[Home]) -> None:
-        self.ids: dict[str, str] = {}
-        """The ids on the wire, by Callboard's ids."""
-        self.names: dict[str, str] = {}
-        self._messages = messages
-        self._target = target
-        self._losses = losses
-        self._homes = homes
-        self._used_ids: set[str] = set()  # ids on the wire
-
-    def fit(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
-        """The call with an id and a name that the target accepts."""
-        changed: dict[str, object] = {}
-        name = _legal_name(block.name)
-        if name != block.name:
-            self._losses.note(message, block, "its name is not valid and was changed")
-            changed["name"] = name
-        if block.raw_arguments and not block.input:
-            self._losses.note(message, block, "its arguments are not a JSON object and were left out")
-            changed["raw_arguments"] = None
-        repaired = repair_object(block.input)
-        if repaired is not block.input:
-            self._losses.note(message, block, "half a surrogate pair in its arguments was replaced")
-            changed["input"] = repaired
-        wire_id = self._wire_id(block)
-        self._used_ids.add(wire_id)
-        self.ids[block.id] = wire_id
-        self.names[block.id] = name
-        return msgspec.structs.replace(block, **changed) if changed else block
-
-    def _wire_id(self, block: ToolUseBlock) -> str:
-        rule = self._target.tool_ids
-        raw = block.provider_raw
-        if raw is not None and raw.provider == self._target.provider:
-            provider_id = raw.data.get("id")
-            if isinstance(provider_id, str) and provider_id and provider_id not in self._used_ids:
-                return provider_id
-        wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
-        number = 0
-        while wire_id in self._used_ids:
-            number += 1
-            wire_id = rule.derive(f"{block.id} {number}")
-        return wire_id
-
-    def answer(self, call: ToolUseBlock) -> ToolResultBlock:
-        if call.id not in self._results:
-            return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
-        message, result = self._results[call.id]
-        if isinstance(result.content, str):
-            text = self._losses.repaired(message, result, result.content)
-            answer = result if text is result.content else msgspec.structs.replace(result, content=text)
-            self._homes.append((message.id or "", (answer,)))
-            return answer
-        results: list[ResultPart] = []
-        refused: list[ContentBlock] = []
-        for block in result.content:
-            if isinstance(block, TextBlock):
-                results.append(self._losses.repaired_block(message, block))
-            elif reason := refusal_in_result(block, self._target):
-                self._losses.note(message, block, reason)
-                refused.append(block)
-            else:
-                results.append(block)
-        answer = msgspec.structs.replace(result, content=tuple(results or left_out(refused)))
-        self._homes.append((message.id or "", (answer, *results)))
-        return answer
-
-    def report_dropped(self, message: Message) -> None:
-        """Record the loss of results without a call, and of second results."""
-        for block in message.content:
-            if isinstance(block, ToolResultBlock):
-                if block.tool_use_id not in self._called:
-                    self._losses.note(message, block, "its tool call is missing")
-                elif self._results[block.tool_use_id][1] is not block:
-                    self._losses.note(message, block, "its tool call already has a result")
-
-    @cached_property
-    def _called(self) -> set[str]:
-        return {block.id for message in self._messages for block in message.tool_uses}
-
-    @cached_property
-    def _results(self) -> dict[str, tuple[Message, ToolResultBlock]]:
-        """The first result of each call, with its message, by Callboard's ids."""
-        results: dict[str, tuple[Message, ToolResultBlock]] = {}
-        for message in self._messages:
-            if message.role is not Role.TOOL:  # messages of other roles contain no results
-                continue
-            for block in message.content:
-                if isinstance(block, ToolResultBlock):
-                    results.setdefault(block.tool_use_id, (message, block))
-        return results
-
-
-def _legal_name(name: str) -> str:
-    """A tool's name in a form that every provider accepts. Only a model may have invented an invalid name."""
-    legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
-    return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]
-
-
-# --- Fitting ---
-
 FAILED_SILENTLY = "The tool failed without an error text."
 NO_OUTPUT = "(no output)"
 """The text that replaces a result without visible text, because some servers reject such a result."""
@@ -203,7 +70,7 @@ class _Fitter:
         self.options = options if options is not None and isinstance(options, Mapping) else {}
         self.request = request
         self.target = target
-        self.losses = Losses(request.session_id, target.provider)
+        self.losses: list[Loss] = []  # in the order of their discovery
         self.instructions: list[Message] = []  # parts of the system text
         self.homes: list[Home] = []
         self.shown: list[ContentBlock] = []  # images of the assistant message that is being fitted
@@ -211,7 +78,9 @@ class _Fitter:
         self.beginning = beginning_of(self.messages)
         self.plain = plain_beginning(self.messages, self.beginning)
         self.rest = self.messages[len(self.plain) :]
-        self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
+        self.tool_ids: dict[str, str] = {}  # the calls' ids on the wire, by Callboard's ids
+        self.tool_names: dict[str, str] = {}
+        self._used_ids: set[str] = set()  # ids on the wire
 
     def fit(self) -> FittedHistory:
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
@@ -237,7 +106,7 @@ class _Fitter:
                 case Role.ASSISTANT:
                     self._append_reply(fitted, message)
                 case Role.TOOL:
-                    self.calls.report_dropped(message)
+                    self.report_dropped(message)
                 case _:
                     pass
             former = fitted[-1].role if fitted else Role.ASSISTANT
@@ -247,9 +116,9 @@ class _Fitter:
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),
             messages=tuple(fitted),
-            tool_ids=self.calls.ids,
-            tool_names=self.calls.names,
-            losses=tuple(self.losses.found),
+            tool_ids=self.tool_ids,
+            tool_names=self.tool_names,
+            losses=tuple(self.losses),
             session_id=self.request.session_id,
             adapter=self.target.provider,
             homes=tuple(self.homes),
@@ -268,7 +137,7 @@ class _Fitter:
         return "\n\n".join(system) or None
 
     def _instruction(self, message: Message) -> str:
-        return self.losses.repaired(message, message.content[0], message.text) if message.content else ""
+        return self.repaired(message, message.content[0], message.text) if message.content else ""
 
     def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
         """The parts of the system text, if the host gave one of them fields and the target supports parts."""
@@ -289,7 +158,7 @@ class _Fitter:
             texts = (msgspec.structs.replace(block, text=repair_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:
-            self.losses.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
+            self.note(message, block, "the system prompt has no parts here, so its fields can't be sent")
         return ()
 
     def _tools_as_text(self) -> tuple[Message, ...]:
@@ -298,13 +167,28 @@ class _Fitter:
         for message in self.request.messages:
             for call in message.tool_uses:
                 calls[call.id] = call
-                self.losses.note(
-                    message, call, "the model does not support tools, so it is sent as text with its result"
-                )
+                self.note(message, call, "the model does not support tools, so it is sent as text with its result")
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-                    self.losses.note(message, block, "it belongs to a tool call that is sent as text")
+                    self.note(message, block, "it belongs to a tool call that is sent as text")
         return tuple(tools_as_text(self.request.messages, calls, ())) if calls else self.request.messages
+
+    def note(self, message: Message, block: ContentBlock, reason: str) -> None:
+        kind = block_type(block)
+        self.losses.append(
+            Loss(self.request.session_id, message.id or "", kind, self.target.provider, reason, block)
+        )
+
+    def repaired(self, message: Message, block: ContentBlock, text: str) -> str:
+        """Return a block's text without half surrogate pairs. Record a loss if the text had any."""
+        repaired = repair_text(text)
+        if repaired is not text:
+            self.note(message, block, "half a surrogate pair in its text was replaced")
+        return repaired
+
+    def repaired_block(self, message: Message, block: TextBlock) -> TextBlock:
+        text = self.repaired(message, block, block.text)
+        return block if text is block.text else msgspec.structs.replace(block, text=text)
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         blocks = tuple(content)
@@ -323,14 +207,14 @@ class _Fitter:
         if not content and not self.shown:
             content += left_out(block for block in message.content if isinstance(block, ImageBlock))
         if content and not fitted and self.target.begins_with_user:
-            self.losses.note(
+            self.note(
                 message, content[0], "a user message was added before it, because the first message must be one"
             )
             fitted.append(Message.user(BEGINNING))
         self._append(fitted, message, Role.ASSISTANT, content)
         calls = [block for block in content if isinstance(block, ToolUseBlock)]
         if calls:
-            self._append(fitted, message, Role.TOOL, [self.calls.answer(call) for call in calls])
+            self._append(fitted, message, Role.TOOL, [self.answer(call) for call in calls])
         if self.shown:
             self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
             self.shown = []
@@ -341,9 +225,9 @@ class _Fitter:
         for block in message.content:
             if isinstance(block, TextBlock):
                 if block.text.strip():
-                    content.append(self.losses.repaired_block(message, block))
+                    content.append(self.repaired_block(message, block))
             elif reason := refusal(block, self.target):
-                self.losses.note(message, block, reason)
+                self.note(message, block, reason)
                 refused.append(block)
             else:
                 content.append(block)
@@ -357,19 +241,19 @@ class _Fitter:
             match block:
                 case TextBlock():
                     if block.text.strip() or keeps_blank(block, self.target):
-                        content.append(self.losses.repaired_block(message, block))
+                        content.append(self.repaired_block(message, block))
                 case ToolUseBlock():
-                    if block.id in self.calls.ids:
-                        self.losses.note(message, block, "an earlier tool call has the same id")
+                    if block.id in self.tool_ids:
+                        self.note(message, block, "an earlier tool call has the same id")
                     else:
-                        content.append(self.calls.fit(message, block))
+                        content.append(self.fit_call(message, block))
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
                     reason = foreign(block, self.target)
                     if reason is None:
                         content.append(block)
                     else:
                         content += self._as_text(block)
-                        self.losses.note(message, block, reason)
+                        self.note(message, block, reason)
                 case ImageBlock() if is_own_image(block, self.target):
                     content.append(block)
                 case ImageBlock():
@@ -385,7 +269,7 @@ class _Fitter:
         refused = refusal(block, self.target)
         if refused is None:
             self.shown.append(msgspec.structs.replace(block, provider_raw=None))
-        self.losses.note(message, block, refused or "an image of another model is sent as an image of the user")
+        self.note(message, block, refused or "an image of another model is sent as an image of the user")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
         """Another model's reasoning as text, if the caller enables this conversion."""
@@ -394,3 +278,93 @@ class _Fitter:
         raw = block.provider_raw
         text = repair_text(block.text)
         return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
+
+    # --- Calls and results ---
+
+    def fit_call(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
+        """The call with an id and a name that the target accepts."""
+        changed: dict[str, object] = {}
+        name = _legal_name(block.name)
+        if name != block.name:
+            self.note(message, block, "its name is not valid and was changed")
+            changed["name"] = name
+        if block.raw_arguments and not block.input:
+            self.note(message, block, "its arguments are not a JSON object and were left out")
+            changed["raw_arguments"] = None
+        repaired = repair_object(block.input)
+        if repaired is not block.input:
+            self.note(message, block, "half a surrogate pair in its arguments was replaced")
+            changed["input"] = repaired
+        wire_id = self._wire_id(block)
+        self._used_ids.add(wire_id)
+        self.tool_ids[block.id] = wire_id
+        self.tool_names[block.id] = name
+        return msgspec.structs.replace(block, **changed) if changed else block
+
+    def _wire_id(self, block: ToolUseBlock) -> str:
+        rule = self.target.tool_ids
+        raw = block.provider_raw
+        if raw is not None and raw.provider == self.target.provider:
+            provider_id = raw.data.get("id")
+            if isinstance(provider_id, str) and provider_id and provider_id not in self._used_ids:
+                return provider_id
+        wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
+        number = 0
+        while wire_id in self._used_ids:
+            number += 1
+            wire_id = rule.derive(f"{block.id} {number}")
+        return wire_id
+
+    def answer(self, call: ToolUseBlock) -> ToolResultBlock:
+        if call.id not in self._results:
+            return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
+        message, result = self._results[call.id]
+        if isinstance(result.content, str):
+            text = self.repaired(message, result, result.content)
+            answer = result if text is result.content else msgspec.structs.replace(result, content=text)
+            self.homes.append((message.id or "", (answer,)))
+            return answer
+        results: list[ResultPart] = []
+        refused: list[ContentBlock] = []
+        for block in result.content:
+            if isinstance(block, TextBlock):
+                results.append(self.repaired_block(message, block))
+            elif reason := refusal_in_result(block, self.target):
+                self.note(message, block, reason)
+                refused.append(block)
+            else:
+                results.append(block)
+        answer = msgspec.structs.replace(result, content=tuple(results or left_out(refused)))
+        self.homes.append((message.id or "", (answer, *results)))
+        return answer
+
+    def report_dropped(self, message: Message) -> None:
+        """Record the loss of results without a call, and of second results."""
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                if block.tool_use_id not in self._called:
+                    self.note(message, block, "its tool call is missing")
+                elif self._results[block.tool_use_id][1] is not block:
+                    self.note(message, block, "its tool call already has a result")
+
+    @cached_property
+    def _called(self) -> set[str]:
+        return {block.id for message in self.rest for block in message.tool_uses}
+
+    @cached_property
+    def _results(self) -> dict[str, tuple[Message, ToolResultBlock]]:
+        """The first result of each call, with its message, by Callboard's ids."""
+        results: dict[str, tuple[Message, ToolResultBlock]] = {}
+        for message in self.rest:
+            if message.role is not Role.TOOL:  # messages of other roles contain no results
+                continue
+            for block in message.content:
+                if isinstance(block, ToolResultBlock):
+                    results.setdefault(block.tool_use_id, (message, block))
+        return results
+
+
+def _legal_name(name: str) -> str:
+    """A tool's name in a form that every provider accepts. Only a model may have invented an invalid name."""
+    legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
+    return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]

@@ -53,9 +53,9 @@ from ..budgets.worst_case import Priced, most_output, most_output_of_body, tiers
 from ..generation.view_events import StreamAccumulator
 from ..middleware.chain import Filtering
 from ..runtime.adapters import RunningAdapter
-from .call_context import CallContext, settings_of
 from .events import CallEvents
 from .outcome import CallOutcome, texts_of, without_quotes
+from .preparation import CallContext, settings_of
 
 CANCEL_GRACE_SECONDS = 5.0
 """Seconds that an adapter may take to end a cancelled call. After that, the call ends without the adapter."""

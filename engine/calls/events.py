@@ -52,7 +52,6 @@ from ..middleware.chain import Judged
 from ..routing.rate_limits import RateLimitLease
 from ..runtime.adapters import CallSlots, RunningAdapter
 from ..tree import caller_here
-from .call_context import CallContext, payer_of, place_below, server_of, settings_of
 from .outcome import (
     NOTHING_SENT,
     CallEnd,
@@ -62,6 +61,7 @@ from .outcome import (
     cost_without_usage,
     output_is_unknown,
 )
+from .preparation import CallContext, payer_of, place_below, server_of, settings_of
 
 
 class Served(Protocol):

@@ -31,8 +31,8 @@ from callboard.bus.log import Log
 from callboard.bus.values.messages import is_empty, with_whole_calls
 
 from ..calls.call import Call
-from ..calls.call_context import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
+from ..calls.preparation import CallContext
 from ..middleware.chain import Chain
 from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back

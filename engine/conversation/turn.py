@@ -49,9 +49,8 @@ from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
-from ..calls.call_context import place_below
-from ..calls.fallback import BorrowedAdapters
 from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
+from ..calls.preparation import BorrowedAdapters, place_below
 from ..routing.model_choice import Model, model_text
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime

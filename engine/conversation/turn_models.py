@@ -27,8 +27,7 @@ from callboard.bus.errors import WarningCode
 
 from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, most_output, tiers_of, tool_fees, worst_case_of_reply
-from ..calls.call_context import payer_of
-from ..calls.fallback import BorrowedAdapters, Fallbacks, examined
+from ..calls.preparation import BorrowedAdapters, Fallbacks, examined, payer_of
 from ..models.entries import ModelInput, model_input
 from ..models.registry import published_name
 from ..routing.availability import Readiness

@@ -40,10 +40,9 @@ from callboard.bus.values.messages import CallWarning
 
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced, worst_case
-from ..calls.call_context import CallContext
 from ..calls.events import CallEvents, Served
-from ..calls.fallback import BorrowedAdapters, Fallbacks, examined
 from ..calls.outcome import CallInfo, without_quotes
+from ..calls.preparation import BorrowedAdapters, CallContext, Fallbacks, examined
 from ..models.catalogue import nearest
 from ..models.entries import ModelEntry
 from ..models.registry import published_name

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -86,3 +87,13 @@ def test_the_upper_limit_is_above_the_counts_of_providers() -> None:
     found = fit_estimates.errors(read_samples(FOLDER), fit_estimates.shipped())
     over = [error for error in found if error.sample.tokens > upper_end(math.ceil(error.estimate))]
     assert len(over) <= len(found) / 100, over
+
+
+def test_a_new_table_replaces_only_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions before and after the table remain."""
+    shipped = fit_vocabularies.SHIPPED.read_text(encoding="utf-8")
+    copy = tmp_path / "estimate.py"
+    copy.write_text(shipped, encoding="utf-8")
+    monkeypatch.setattr(fit_vocabularies, "SHIPPED", copy)
+    fit_vocabularies.write(VOCABULARIES)
+    assert copy.read_text(encoding="utf-8") == shipped

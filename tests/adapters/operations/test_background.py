@@ -19,6 +19,7 @@ from callboard.adapters.contract import (
     AttemptStarted,
     CanonicalResponse,
 )
+from callboard.adapters.http import fidelity
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
 from callboard.bus.errors import (
     CancelledError,
@@ -422,6 +423,22 @@ def test_the_request_of_a_background_reply() -> None:
         body = json.loads(adapter.write_request(request, stream=True).body)
         assert body["store"] is stored
         assert body.get("background", False) is (request.background is not False)
+
+
+def test_a_repeated_event_of_a_large_reply_does_not_count_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fidelity, "MAX_RAW_BYTES", 5)
+
+    async def run() -> None:
+        left_out = []
+        for faults in ([], ["cut 1500", "twice"]):
+            adapter, _ = adapter_to(Books(), *faults)
+            _, response = await streamed(adapter, ask(include_raw=True), Told())
+            assert isinstance(response, CanonicalResponse)
+            assert response.raw is not None
+            left_out.append(response.raw.left_out)
+        assert left_out[0] == left_out[1] > 0
+
+    run_virtual(run)
 
 
 @pytest.mark.parametrize(
