@@ -268,7 +268,6 @@ class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     """The words, which must all occur; ``"a phrase"``, ``start*`` and ``-not`` are possible. None means any."""
     session_id: str | None = None
-    """The id of the messages' session."""
     since_us: int | None = None
     """The time from which messages are found, in microseconds UTC."""
     until_us: int | None = None

@@ -282,8 +282,6 @@ def _bare_value(value: object, field: msgspec.structs.FieldInfo) -> object:
             return value
         case dict() if all(isinstance(each, int | float) for each in value.values()):
             return value
-        case _:
-            pass
     if field.default is not msgspec.NODEFAULT:
         return field.default
     if field.default_factory is not msgspec.NODEFAULT:

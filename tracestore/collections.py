@@ -52,7 +52,6 @@ _CHUNK = 1000
 
 class Collection(msgspec.Struct, frozen=True):
     name: str
-    """The name of the collection."""
     model: str
     """The model of the collection's vectors, as ``provider:name``."""
     space: str
@@ -62,7 +61,6 @@ class Collection(msgspec.Struct, frozen=True):
     asked_dimensions: int | None
     """The requested length of the vectors; None for the model's own."""
     items: int
-    """The number of items in the collection."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -73,7 +71,7 @@ class Item(msgspec.Struct, frozen=True):
     hash: bytes
     """The hash of the item's text, to recognise an unchanged text."""
     vector: bytes
-    """The vector, see `similarity.packed`."""
+    """The vector, as `packed` makes it."""
     text: str | None = None
     """The text; None if it is not stored."""
     metadata: str | None = None
@@ -84,7 +82,6 @@ class Similar(msgspec.Struct, frozen=True):
     """An item that a search found."""
 
     id: str
-    """The id of the item."""
     score: float
     """The cosine similarity, from -1 to 1."""
     text: str | None

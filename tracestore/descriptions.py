@@ -28,7 +28,6 @@ class Table(NamedTuple):
     meaning: str
     """The content of a row, in a sentence."""
     columns: Mapping[str, Column]
-    """The columns by name, in their order."""
 
 
 def _same(**meanings: str) -> dict[str, Column]:

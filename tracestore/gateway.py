@@ -48,7 +48,6 @@ class ClientKey(ShortRepr, frozen=True, kw_only=True):
     hash: bytes
     """The SHA-256 of the key."""
     client: str
-    """The client's name."""
     prefix: str
     """The start of the key, by which people recognise the key."""
     created_us: int
@@ -68,7 +67,6 @@ class ConversationEntry(ShortRepr, frozen=True, kw_only=True):
     key: bytes
     """The hash or the id that identifies the entry."""
     session_id: str
-    """The session of the conversation."""
     body: bytes
     """The content, encoded by the gateway."""
     ts_us: int

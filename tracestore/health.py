@@ -29,7 +29,6 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     """The free space of the disk in bytes."""
     sqlite_version: str
-    """The version of the SQLite library."""
     file_lock: bool
     """Whether writers lock ``<file>.lock`` around each transaction, for the reason in `locking`."""
     locking: str

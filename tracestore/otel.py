@@ -129,8 +129,6 @@ class OtelExporter:
                 self._tool_started(envelope, data)
             case ToolFinished() as data:
                 self._tool_ended(envelope, data)
-            case _:
-                pass
 
     def close(self) -> None:
         """End the spans without an end event, each as an error of type ``lost``. Idempotent."""

@@ -15,6 +15,8 @@ from .call_columns import CallFilter
 
 
 class Check(msgspec.Struct, frozen=True):
+    """One finding of a health check."""
+
     name: str
     """The subject of the check."""
     ok: bool

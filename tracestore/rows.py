@@ -360,7 +360,6 @@ class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
     unknown: bool
     """Whether the row sums calls with unknown usage, counted with the amount reserved for them."""
     calls: int
-    """The number of attempts."""
     nano_usd: int
     """The sum of the known costs, in nano-USD."""
     tokens: int
@@ -385,7 +384,6 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The name of the import source that read the file."""
     path: str
-    """The path of the file."""
     size: int
     """The size of the file when it was read, in bytes."""
     mtime_ns: int
@@ -410,11 +408,9 @@ class Revision(NamedTuple):
     """A change of a call's revision in the ledger of imports."""
 
     request_id: str
-    """The id of the call."""
     before: int | None
     """The revision in the ledger when the caller read it; None for a new call."""
     after: int
-    """The new revision."""
 
 
 class Imported(NamedTuple):

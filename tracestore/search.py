@@ -30,25 +30,20 @@ class Index(Protocol):
 
     def make(self, statements: Statements) -> None:
         """Create the index if there is none. The caller holds a transaction."""
-        ...
 
     @property
     def missing(self) -> str:
         """A condition on ``content AS c`` for a body that is not in the index yet."""
-        ...
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
         """Put the words of bodies into the index, by the numbers of the bodies."""
-        ...
 
     @property
     def join(self) -> str:
         """The join of the index to ``content AS c``."""
-        ...
 
     def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
         """The condition for matching messages, with its values. At least one term is required."""
-        ...
 
 
 async def search(database: Database, index: Index, where: SearchFilter) -> list[FoundMessage]:
@@ -146,15 +141,14 @@ def words_of(text: str) -> list[str]:
 
 def terms_of(question: str) -> tuple[Term, ...]:
     """The terms of a query. A text without words has none."""
-    return tuple(_terms(question))
-
-
-def _terms(question: str) -> Iterator[Term]:
+    terms = []
     for found in _TERM.finditer(question):
         text = found["phrase"] if found["phrase"] is not None else found["word"]
         words = tuple(words_of(text))
         if words:
-            yield Term(words, begins=found["phrase"] is None and text.endswith("*"), absent=bool(found["no"]))
+            begins = found["phrase"] is None and text.endswith("*")
+            terms.append(Term(words, begins=begins, absent=bool(found["no"])))
+    return tuple(terms)
 
 
 def text_of(message: Message) -> str:
@@ -166,8 +160,6 @@ def text_of(message: Message) -> str:
                 parts.append(block.text)
             case ToolUseBlock():
                 parts += [block.name, *_texts(block.input)]
-            case _:
-                pass
     return "\n".join(parts)
 
 
@@ -183,8 +175,6 @@ def _texts(value: object) -> Iterator[str]:
                 yield from _texts(inner)
         case int() | float():
             yield str(value)
-        case _:
-            pass
 
 
 def excerpt(text: str, terms: tuple[Term, ...], length: int = 160) -> str:

@@ -17,7 +17,7 @@ from callboard.bus import ActorStarted, SessionCreated, StoreError
 from callboard.tracestore import CallFilter, PostgresStore, PriceRow, PriceTable, PruneReport, TraceStore
 from callboard.tracestore.postgres import upkeep
 from callboard.tracestore.sql import expiry, pruning
-from callboard.tracestore.sqlite import upkeep as backup
+from callboard.tracestore.sqlite import trace_file
 
 from .content_making import SETUP, appended, captured, count, everything
 from .contract.test_pruning import NOVEMBER, fill
@@ -295,7 +295,7 @@ async def test_a_backup_has_one_moment(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes during the copy are not in the backup and do not restart it. The backup opens as a store."""
-    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    monkeypatch.setattr(trace_file, "_PAGES_AT_ONCE", 5)
     await store.write([make.started(f"req_{n}") for n in range(400)])
     target = tmp_path / "copy.db"
     seen: list[tuple[int, int]] = []
@@ -345,7 +345,7 @@ async def test_a_reader_makes_backups_and_overwrites_nothing(
 async def test_a_failed_or_cancelled_backup_leaves_nothing(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    monkeypatch.setattr(trace_file, "_PAGES_AT_ONCE", 5)
     await store.write([make.started(f"req_{n}") for n in range(200)])
     before = sorted(path.name for path in store.path.parent.glob("*"))
 

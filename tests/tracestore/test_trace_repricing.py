@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
@@ -22,7 +22,9 @@ from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from callboard.tracestore.sql import listing as cost_queries
 from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql import sums as sum_keeping
+from callboard.tracestore.sql.connection import Row, SqlValue
 from callboard.tracestore.sql.sums import sum_up
+from callboard.tracestore.sqlite.statements import Statements
 
 from .contract.test_queries import COUNTS, a_faulty_day
 from .contract.test_repricing import FIRST, SECOND, fill
@@ -303,6 +305,26 @@ async def test_a_wrong_report_is_rolled_back(
         await store.reprice(SECOND)
     assert await store.calls() == before
     assert (await store.current_prices()).runs == current.runs
+
+
+async def test_calls_that_end_together_need_few_parameters(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite before 3.32 accepts at most 999 parameters in a statement."""
+    names = [f"late_{number}" for number in range(600)]
+    await store.write([make.started(name) for name in names])
+    await store.reprice(FIRST)
+    parameters: list[int] = []
+
+    def run(self: Statements, sql: str, values: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
+        parameters.append(len(values))
+        return plain(self, sql, values)
+
+    plain = Statements.run
+    monkeypatch.setattr(Statements, "run", run)
+    await store.write([make.completed(name) for name in names])
+    assert 400 < max(parameters) <= 999
+    assert {row.cost.pricing_version for row in await store.calls() if row.cost is not None} == {FIRST.version}
 
 
 # Unknown costs are counted separately in every sum over calls.

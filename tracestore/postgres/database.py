@@ -108,20 +108,14 @@ class Database:
             await shielded(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
-        self._check_open()
-        if self.before_reading is not None:
-            await self.before_reading()
+        link = await self._reader()
         with translated_errors(self.name):
-            link = self._reader()
             return await self._bounded(link, link.statement(lambda statements: statements.run(sql, parameters)))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` on one state of the database. It may only write to temporary tables."""
-        self._check_open()
-        if self.before_reading is not None:
-            await self.before_reading()
+        link = await self._reader()
         with translated_errors(self.name):
-            link = self._reader()
             return await self._bounded(link, link.snapshot(work))
 
     async def write(
@@ -146,7 +140,7 @@ class Database:
         """
         self._check_open()
         with translated_errors(self.name):
-            return await self._bounded(self._writer, self._writer.brief(work))
+            return await self._bounded(self._writer, self._writer.transaction(work, overlaps=True))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""
@@ -158,7 +152,10 @@ class Database:
         patience = patience or self._patience
         return await bounded(work, patience, link.cut if patience.work is None else link.give_up)
 
-    def _reader(self) -> Link:
+    async def _reader(self) -> Link:
+        self._check_open()
+        if self.before_reading is not None:
+            await self.before_reading()
         return min(self._readers, key=lambda link: link.waiting)
 
     def _check_open(self) -> None:
@@ -271,25 +268,21 @@ class Link:
         return await self._run(lambda: self._twice(transaction)())
 
     async def transaction(
-        self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
+        self,
+        work: Callable[[Statements], _T],
+        stage: Callable[[Statements], None] | None = None,
+        *,
+        overlaps: bool = False,
     ) -> _T:
-        """Run `work` in a transaction that does not overlap with those of other writers, and commit it."""
+        """Run `work` in a transaction, and commit it. Unless it `overlaps`, other writers wait meanwhile."""
 
         def started(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            with self._undone(connection):
-                if stage is not None:
-                    stage(self._statements(connection))
-                connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
-            return connection
-
-        return await self._run(lambda: self._to_its_end(self._twice(started), work))
-
-    async def brief(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a transaction that may overlap with those of writers, and commit it."""
-
-        def started(connection: psycopg.Connection) -> psycopg.Connection:
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            if not overlaps:
+                with self._undone(connection):
+                    if stage is not None:
+                        stage(self._statements(connection))
+                    connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
             return connection
 
         return await self._run(lambda: self._to_its_end(self._twice(started), work))

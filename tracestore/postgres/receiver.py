@@ -75,7 +75,6 @@ class ExistingRows(msgspec.Struct, frozen=True):
     pruned_us: int | None
     """The time up to which retention has deleted rows, in microseconds UTC; None if it has not deleted any."""
     barrier: Barrier
-    """The deleted content that the shipment must not restore."""
 
 
 class Stored(msgspec.Struct, frozen=True):

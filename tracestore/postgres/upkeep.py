@@ -231,9 +231,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The host, the port and the database."""
     version: str
-    """The version of PostgreSQL."""
     schema: str
-    """The name of the schema of the tables."""
     schema_version: int
     """The version of the tables; 0 if there are no tables yet."""
     user: str

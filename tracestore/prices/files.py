@@ -75,7 +75,6 @@ class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None = None
     """The size of the model's window in tokens."""
     deprecated: bool = False
-    """Whether the provider has deprecated the model."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +84,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The source of the table and the source's version."""
     licence: str
-    """The licence of the source."""
     models: tuple[SnapshotModel, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     """Aliases of several models, as pairs of pattern and target. An example is a reseller of models."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -232,17 +232,13 @@ def _refuse(row: PriceRow, complaint: str) -> None:
 def _refuse_overlaps(rows: tuple[PriceRow, ...]) -> None:
     for _, group in groupby(rows, key=lambda row: _order(row)[:5]):
         alike = list(group)
-        pairs = pairwise(alike) if alike[0].daily_from is None else _all_pairs(alike)
+        pairs = pairwise(alike) if alike[0].daily_from is None else combinations(alike, 2)
         for first, second in pairs:
             if _same_time(first, second) and _same_hours(first, second):
                 raise ConfigurationError(
                     f"price rows for {first.model!r} overlap in time: give the earlier one a valid_to no later "
                     "than the other's valid_from"
                 )
-
-
-def _all_pairs(rows: list[PriceRow]) -> list[tuple[PriceRow, PriceRow]]:
-    return [(first, second) for index, first in enumerate(rows) for second in rows[index + 1 :]]
 
 
 def _same_time(first: PriceRow, second: PriceRow) -> bool:

@@ -132,8 +132,6 @@ def _without_speech(clause: JsonObject) -> Iterator[str]:
                 yield from _without_speech(_object(part))
         case {"and": [{"starts_with": str(text)}, {"regex": str(regex)}]} if regex == _NOT_SPEECH:
             yield text
-        case _:
-            pass
 
 
 def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[SnapshotModel]:

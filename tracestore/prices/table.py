@@ -383,7 +383,6 @@ class Segment(msgspec.Struct, frozen=True):
     up_to: int
     """The largest total number of input tokens."""
     row: PriceRow
-    """The row that applies."""
     daily_from: int
     """The time from which the segment applies in each UTC day, in microseconds since midnight."""
     daily_to: int

@@ -149,9 +149,7 @@ class Backlog(msgspec.Struct, frozen=True):
     target: str
     """The name of the shared store, without user and password."""
     behind: int
-    """The number of waiting events."""
     erasures: int
-    """The number of waiting deletions."""
     shipped_us: int
     """The time at which events were last sent, in microseconds UTC; 0 if never."""
     failing: str
@@ -185,9 +183,7 @@ _BATCH_EVENTS = 256
 
 class Registered(msgspec.Struct, frozen=True):
     file: str
-    """The path of the trace file."""
     target: str
-    """The name of the shared store."""
 
 
 class RegisteredFiles:

@@ -65,12 +65,9 @@ class Shipment(msgspec.Struct, frozen=True):
     """Consecutive events of a trace file, and the rows that are derived from them."""
 
     after: Position
-    """The position before the first event."""
     last: Position
     read: Read
-    """The events, column by column."""
     events: Lines
-    """The events as text for COPY."""
     runs: dict[int, RunSpan]
     """The parts of runs in the shipment's events, by the numbers of the runs in the file."""
     first_seqs: dict[int, int]
@@ -82,7 +79,6 @@ class Shipment(msgspec.Struct, frozen=True):
     projected: list[int]
     """The indexes of the events that change other tables."""
     projection: Projection
-    """The rows that are derived from the shipment's events."""
     begun: list[Lines]
     """The calls that start in the shipment's events, as text for COPY."""
     content: SessionContent | None = None
@@ -102,9 +98,7 @@ class Reading(msgspec.Struct, frozen=True):
     """The next part of a trace file: deletions, or events. Deletions come first."""
 
     shipment: Shipment | None = None
-    """The next events; None if there are none."""
     erasures: Sequence[Erasure] = ()
-    """The next deletions."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -131,39 +125,30 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """The name of the store in messages and file names, without any password."""
-        ...
 
     async def open(self) -> None:
         """Connect to the store, and upgrade it if needed. If the store is connected, nothing happens."""
-        ...
 
     async def close(self) -> None:
         """Close the store. Closing twice is harmless."""
-        ...
 
     async def position(self, origin: Origin) -> Position:
         """The position up to which the store has all events of a file; `START` for an unknown file."""
-        ...
 
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
         """Store the new part of a shipment, its rows, and its end position, all in one transaction."""
-        ...
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
         """Record the end position of a shipment that the store refuses."""
-        ...
 
     async def erased(self, origin: Origin) -> int:
         """The number of a file's last deletion that the store has repeated."""
-        ...
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
         """Repeat deletions of a file in the store. A deletion that was already repeated has no effect."""
-        ...
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
         """The runs of a file without an end in the store."""
-        ...
 
     async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
 

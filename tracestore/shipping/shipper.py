@@ -54,7 +54,6 @@ class Send(msgspec.Struct, frozen=True):
 
     after: Position
     limit: int
-    """The largest number of events."""
 
 
 class Pause(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from ..sql.connection import Row, Statements, in_parts, placeholders
 from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined
 from ..sqlite.database import Database
-from ..sqlite.reader import WholeTrace
 from ..sqlite.schema import migrate
+from ..sqlite.trace_file import WholeTrace
 from .shipment import (
     EVENT_COLUMNS,
     QUOTE,
@@ -338,7 +338,6 @@ class Written(msgspec.Struct, frozen=True):
     events: Values
     """The values of the events, row after row, in the order of `STORED_COLUMNS`."""
     projection: Projection
-    """The rows that are derived from the batch's events."""
     size: int
     """The length of the events' data, in characters."""
 
@@ -364,7 +363,11 @@ class Recent:
 
     def behind(self, position: Position) -> Sequence[Written]:
         """The events after a position that are in memory. Batches before the position are dropped."""
-        places = [place for place, batch in enumerate(self._batches) if _is_before(batch, position)]
+        places = [
+            place
+            for place, batch in enumerate(self._batches)
+            if batch.run_id == position.run_id and batch.seqs[-1] <= position.seq
+        ]
         for _ in range(places[-1] + 1 if places else 0):  # batches are in the order of the file
             self._drop_first()
         return tuple(self._batches)
@@ -378,10 +381,6 @@ class Recent:
         first = self._batches.popleft()
         self._events -= len(first.seqs)
         self._size -= first.size
-
-
-def _is_before(batch: Written, position: Position) -> bool:
-    return batch.run_id == position.run_id and batch.seqs[-1] <= position.seq
 
 
 def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[int]) -> list[Written]:

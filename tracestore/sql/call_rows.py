@@ -450,7 +450,6 @@ _TAG = "tag:"
 
 class Grouping(msgspec.Struct, frozen=True):
     by: tuple[str, ...]
-    """The dimensions as requested."""
     columns: str
     """The columns, each with a comma before it, for use after other columns."""
     names: tuple[str, ...]

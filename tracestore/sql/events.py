@@ -256,9 +256,6 @@ class _Accepted(msgspec.Struct):
     response_id: str
 
 
-_decode_reply = msgspec.json.Decoder(_Accepted).decode
-
-
 async def open_replies(database: Database, session_id: str | None, *, owned: bool) -> list[OpenReply]:
     of_session = "" if session_id is None else " AND c.session_id = ?"
     of_ended = "" if owned else " AND r.ended_us IS NOT NULL"
@@ -275,7 +272,7 @@ async def open_replies(database: Database, session_id: str | None, *, owned: boo
             key=key,
             tags=tags_of(tags) or None,
             started_us=started_us or 0,
-            response_id=_decode_reply(data).response_id,
+            response_id=msgspec.json.decode(data, type=_Accepted).response_id,
         )
         for request_id, attempt, session, turn_id, message_id, model, key, tags, started_us, data in rows
         if data is not None

@@ -369,7 +369,18 @@ def erasures_after(statements: Statements, number: int, limit: int) -> list[Eras
         "SELECT id, key, at_us, event, session_id, before_us, runs FROM erasures WHERE id > ? ORDER BY id LIMIT ?",
         (number, limit),
     )
-    return [_erasure(row) for row in rows]
+    return [
+        Erasure(
+            key=key,
+            at_us=at_us,
+            number=number,
+            event=event,
+            session_id=session_id,
+            before_us=before_us,
+            runs=msgspec.json.decode(runs, type=tuple[str, ...]),
+        )
+        for number, key, at_us, event, session_id, before_us, runs in rows
+    ]
 
 
 def next_boundary(statements: Statements, event: int) -> int | None:
@@ -387,16 +398,3 @@ def erased_since(statements: Statements, event: int, sessions: Collection[str]) 
         (event, *sessions),
     )
     return {session_id for (session_id,) in rows}
-
-
-def _erasure(row: Row) -> Erasure:
-    number, key, at_us, event, session_id, before_us, runs = row
-    return Erasure(
-        key=key,
-        at_us=at_us,
-        number=number,
-        event=event,
-        session_id=session_id,
-        before_us=before_us,
-        runs=msgspec.json.decode(runs, type=tuple[str, ...]),
-    )

@@ -145,8 +145,6 @@ class Projection:
                 self._note_session(session_id, event.current)
             case SessionRenamed():
                 self._note_session(session_id, name=event.name)
-            case _:
-                pass
 
     def complete(self) -> None:
         """Join the rows that belong together. Call this once, after the last `add`."""

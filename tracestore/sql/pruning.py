@@ -256,17 +256,14 @@ class Pruning(ABC):
     @abstractmethod
     async def _sizes(self) -> tuple[int, int]:
         """The bytes in use, and the bytes on the disk."""
-        ...
 
     @abstractmethod
     async def _vacuum(self) -> None:
         """Rewrite the whole database without gaps. Writers wait until this ends."""
-        ...
 
     @abstractmethod
     async def _give_back(self) -> None:
         """Return free space to the disk, if that is possible without making writers wait."""
-        ...
 
 
 def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, SqlValue]]:

@@ -206,7 +206,7 @@ def _last_call(statements: Statements) -> int:
 
 def finish(statements: Statements, run_id: int, uncounted: UncountedCalls, now_us: int) -> None:
     """Record a run's result and make its costs current, in the transaction of its last calls."""
-    run = _by_number(statements, run_id)
+    (run,) = _runs(statements, "WHERE r.id = ?", (run_id,))
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)
     is_stale = bool(statements.run("SELECT 1 FROM reprice_run WHERE id = ? AND add_up_again = 1", (run_id,)))
@@ -333,11 +333,6 @@ def _runs(statements: Statements, which: str = "", values: Sequence[int] = ()) -
 def _in_order_of_finish(statements: Statements) -> list[RepriceRun]:
     """The runs that finished, the latest first."""
     return _runs(statements, "WHERE r.finished_no IS NOT NULL ORDER BY r.finished_no DESC")
-
-
-def _by_number(statements: Statements, run_id: int) -> RepriceRun:
-    (run,) = _runs(statements, "WHERE r.id = ?", (run_id,))
-    return run
 
 
 def _encoded(runs: tuple[int, ...] | list[int]) -> str:

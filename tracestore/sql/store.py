@@ -63,15 +63,12 @@ class SqlStore(Store, Protocol):
 
     async def _take_in(self, *, needed: bool = False) -> None:
         """Store the events that dead processes left. On failure, raise StoreError if `needed`, or else warn."""
-        ...
 
     async def _write_with(self, envelopes: Sequence[Envelope], first: Callable[[Statements], None]) -> None:
         """Store events, and run `first` before them in the same transaction. If it raises, nothing is stored."""
-        ...
 
     async def _erased(self) -> None:
         """Remove the bytes that a deletion left in the database."""
-        ...
 
     def _for_repricing(self) -> AbstractAsyncContextManager[Database]:
         """The database over one connection, because temporary tables belong to a connection."""
@@ -81,7 +78,6 @@ class SqlStore(Store, Protocol):
 
     def _pruned(self) -> None:
         """Drop cached facts about rows that a pruning may have deleted."""
-        ...
 
     async def committed_seq(self, run_id: str) -> int:
         rows = await self._database.read("SELECT committed_seq FROM runs WHERE run_id = ?", (run_id,))

@@ -24,8 +24,7 @@ from ..sql.store import SqlStore
 from ..writing.overflow import NOTHING_WAITS, LateEvents, left_over, waiting_events, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
-from .reader import WholeTrace, take_in
-from .trace_file import TraceFile
+from .trace_file import TraceFile, WholeTrace, select, take_in
 
 if TYPE_CHECKING:
     from ..sql.pruning import Pruning
@@ -156,8 +155,6 @@ class TraceStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .reader import select
-
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:

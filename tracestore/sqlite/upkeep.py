@@ -18,9 +18,8 @@ from ..reports import StoreCondition
 from ..sql import pruning
 from ..writing.overflow import leftovers
 from .database import Database
-from .files import escaped, free_run_lock, is_immutable, refuse_missing
-from .reader import copy_snapshot
-from .trace_file import open_runs
+from .files import escaped, free_run_lock, refuse_missing
+from .trace_file import copy_snapshot, open_runs
 
 # --- Retention in a trace file ---
 #
@@ -136,9 +135,6 @@ def _is_free(database: Path, run_id: str) -> bool:
 # done.
 
 
-_PAGES_AT_ONCE = 1000
-
-
 async def backup(source: Path, target: Path | str, progress: Callable[[int, int], object] | None) -> None:
     from anyio import from_thread
 
@@ -160,7 +156,7 @@ def _copy(source: Path, target: Path, on_progress: Callable[[int, int], object])
         raise StoreError(f"{target} already exists, and a backup never overwrites a file. Use another path")
     unfinished = UnfinishedFile(target)
     try:
-        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, on_progress, immutable=is_immutable(source))
+        copy_snapshot(source, unfinished.path, on_progress)
         if os.path.lexists(target):
             raise StoreError(f"{target} was created by another process. Use another path")
         unfinished.keep()

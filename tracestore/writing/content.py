@@ -276,11 +276,8 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
     withheld: str | None = None
     """The reason why the content is not stored; None if it is stored."""
     message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the message, if the event has one."""
     metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the message's metadata, if it has any."""
     setup: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """The JSON of the session's setup, if the event has one."""
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:

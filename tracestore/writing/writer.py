@@ -212,7 +212,7 @@ class WriterCore:
             await self._wait()
             async with self._work:
                 await self._take_in()
-                if self._state == "ok" or self._due():
+                if self._state == "ok" or anyio.current_time() >= self._retry_at:
                     await self._attempt()
                 await self._park()
             after = self._take_over_after
@@ -330,9 +330,6 @@ class WriterCore:
         self._pending.add(envelopes)
         self._entered += len(envelopes)
 
-    def _due(self) -> bool:
-        return anyio.current_time() >= self._retry_at
-
     # --- Writing ---
 
     async def _attempt(self) -> None:
@@ -406,21 +403,14 @@ class WriterCore:
 
         Return False if the store can't be written now.
         """
-        return await self._adopt_leftovers() and await self._end_lost_runs()
-
-    async def _adopt_leftovers(self) -> bool:
-        if self._database_path is None:
-            return True
         own_path = None if self._spill is None else self._spill.path
-        return await adopt_leftovers(
+        if self._database_path is not None and not await adopt_leftovers(
             self._database_path, self._write, own_path=own_path, batch_events=self._options.batch_events
-        )
-
-    async def _end_lost_runs(self) -> bool:
-        if self._close_lost is None:
-            return True
+        ):
+            return False
         try:
-            await self._close_lost()
+            if self._close_lost is not None:
+                await self._close_lost()
         except (StoreError, OSError) as error:
             _log.warning("lost_runs_not_ended", error=str(error))
             return False

@@ -58,7 +58,8 @@ _NONE = OwnBlocks()
 
 
 def own_blocks(history: FittedHistory) -> OwnBlocks:
-    opaque = _opaque_blocks(history.messages[len(history.plain) :])
+    unusual = [message for message in history.messages[len(history.plain) :] if message.plain_text is None]
+    opaque = [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
     if not opaque:
         return _NONE
     declined, unpaired = _declined(history.messages), _unpaired_server_tools(history.messages)
@@ -85,11 +86,6 @@ def open_container(history: FittedHistory) -> str | None:
         if message.role is Role.USER:
             break
     return None
-
-
-def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
-    unusual = [message for message in messages if message.plain_text is None]
-    return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
 
 
 def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:

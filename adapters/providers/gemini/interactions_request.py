@@ -232,8 +232,13 @@ class _Builder(RequestBuilder):
         config: JsonObject = {"max_output_tokens": request.max_output_tokens}
         self._tools(body, config)
         self._format(body)
-        self._thinking(config)
-        self._sampling(config)
+        effort = self.effort()
+        if effort is not None:
+            config["thinking_level"] = self.level(effort, self.row.levels or LEVELS)
+            config["thinking_summaries"] = "auto"
+        stops = self.settings(config, SETTINGS)
+        if stops:
+            config["stop_sequences"] = list[Json](stops)
         body["generation_config"] = config
         merge_options(body, self.options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
@@ -273,16 +278,3 @@ class _Builder(RequestBuilder):
         if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":
             form["schema"] = fit_schema(schema)
         body["response_format"] = form
-
-    # --- Tuning ---
-
-    def _thinking(self, config: JsonObject) -> None:
-        effort = self.effort()
-        if effort is not None:
-            config["thinking_level"] = self.level(effort, self.row.levels or LEVELS)
-            config["thinking_summaries"] = "auto"
-
-    def _sampling(self, config: JsonObject) -> None:
-        stops = self.settings(config, SETTINGS)
-        if stops:
-            config["stop_sequences"] = list[Json](stops)

@@ -31,7 +31,7 @@ from ...replies.assembler import Assembler
 from ...replies.streamed import SseNormaliser, image_at, image_of_base64
 from ...replies.usage import reported_count
 from .data import error_in_reply
-from .wire import ABSENT, Counts, decode_json, disjoint_usage
+from .wire import ABSENT, decode_counts, decode_json, disjoint_usage
 
 # --- Fields of the API ---
 
@@ -80,57 +80,36 @@ class _DeltaOf(msgspec.Struct, gc=False):
     delta: dict[str, Json] | None = None
 
 
-class GroundingCount(msgspec.Struct, gc=False):
-    """The number of uses of a provider's tool that is billed by use."""
-
-    type: object = None
-    count: object = None
-
-
-class Usage(msgspec.Struct, gc=False):
-    """Token counts. The input includes cache reads; thoughts are not part of the output."""
-
-    total_input_tokens: object = None
-    total_cached_tokens: object = None
-    total_output_tokens: object = None
-    total_thought_tokens: object = None
-    total_tool_use_tokens: object = None
-    input_tokens_by_modality: object = None
-    cached_tokens_by_modality: object = None
-    output_tokens_by_modality: object = None
-    grounding_tool_count: list[GroundingCount] | None = None
-
-
 decode_interaction = msgspec.json.Decoder(Interaction).decode
 decode_event = msgspec.json.Decoder(Event).decode
 decode_delta = msgspec.json.Decoder(_DeltaOf).decode
-decode_usage = msgspec.json.Decoder(Usage | None).decode
 
 # --- Usage ---
+
+_COUNTS = (
+    *("total_input_tokens", "total_cached_tokens", "total_output_tokens"),
+    *("total_thought_tokens", "total_tool_use_tokens"),
+    *("input_tokens_by_modality", "cached_tokens_by_modality", "output_tokens_by_modality"),
+)
+"""The fields of a usage. The input includes cache reads; thoughts are not part of the output."""
 
 _FEES = {"google_search": "web_search", "google_maps": "map_search"}
 """Tools that are billed by use, by rate name."""
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
-    found = decode_usage(raw)
+    found = decode_counts(raw)
     if found is None:
         return None
     fees = dict.fromkeys(_FEES.values(), 0)
-    for use in found.grounding_tool_count or ():
-        if isinstance(use.type, str) and use.type in _FEES:
-            fees[_FEES[use.type]] += reported_count(use.count) or 0
-    counts = Counts(
-        found.total_input_tokens,
-        found.total_cached_tokens,
-        found.total_output_tokens,
-        found.total_thought_tokens,
-        found.total_tool_use_tokens,
-        found.input_tokens_by_modality,
-        found.cached_tokens_by_modality,
-        found.output_tokens_by_modality,
-    )
-    return disjoint_usage(counts, fees, service_tier, raw, raw.copy())
+    uses = found.get("grounding_tool_count")
+    for use in uses if isinstance(uses, list) else ():
+        match use:
+            case {"type": str(tool), "count": count} if tool in _FEES:
+                fees[_FEES[tool]] += reported_count(count) or 0
+            case _:
+                pass
+    return disjoint_usage(found, _COUNTS, fees, service_tier, raw, raw.copy())
 
 
 STOP_REASONS: Mapping[str, StopReason] = {

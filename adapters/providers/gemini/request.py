@@ -131,16 +131,14 @@ class _Fitter:
         """
         target = schema["$ref"]
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
-        if not isinstance(target, str) or not self._knows(target):
+        known = isinstance(target, str) and (target == "#" or target.removeprefix("#/$defs/") in self._definitions)
+        if not known:
             return describe(self.fit(beside), describe_constraints({"$ref": target}))
         if not beside:
             return {"$ref": target}
         if "anyOf" in beside:
             return describe(self.fit(beside), describe_constraints({"$ref": target}))
         return {**self.fit(beside), "anyOf": [{"$ref": target}]}
-
-    def _knows(self, target: str) -> bool:
-        return target == "#" or target.removeprefix("#/$defs/") in self._definitions
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:

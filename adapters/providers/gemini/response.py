@@ -141,7 +141,9 @@ class ReplyReader:
         if chunk.candidates:
             candidate = chunk.candidates[0]
             if candidate.index or len(chunk.candidates) > 1:
-                candidate = self._first(chunk.candidates)
+                what = "the reply has several candidates. Only the first one is used"
+                self._warn_once(WarningCode.EXTRA_CANDIDATES, what)
+                candidate = next((one for one in chunk.candidates if one.index in (None, 0)), None)
             if candidate is not None and candidate.content is not None:
                 parts = candidate.content.parts
                 if parts and has_others(parts):
@@ -192,12 +194,6 @@ class ReplyReader:
         assembler.finish(reason, raw, self._usage.total(final=True))
 
     # --- The reply ---
-
-    def _first(self, candidates: Sequence[wire.Candidate]) -> wire.Candidate | None:
-        self._warn_once(
-            WarningCode.EXTRA_CANDIDATES, "the reply has several candidates. Only the first one is used"
-        )
-        return next((one for one in candidates if one.index in (None, 0)), None)
 
     def _begin(self, chunk: wire.Chunk) -> None:
         self._started = True

@@ -8,8 +8,8 @@ JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -76,20 +76,6 @@ class Candidate(msgspec.Struct, gc=False):
     avgLogprobs: msgspec.Raw = ABSENT
     continuationToken: msgspec.Raw = ABSENT
     tokenCount: msgspec.Raw = ABSENT
-
-
-class Usage(msgspec.Struct, gc=False):
-    """Token counts. In a stream, each is the count up to the current chunk. Zero counts are usually omitted."""
-
-    promptTokenCount: object = None
-    cachedContentTokenCount: object = None
-    candidatesTokenCount: object = None
-    thoughtsTokenCount: object = None
-    toolUsePromptTokenCount: object = None
-    promptTokensDetails: object = None
-    cacheTokensDetails: object = None
-    candidatesTokensDetails: object = None
-    serviceTier: object = None
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -160,7 +146,7 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_chunks = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_feedback = msgspec.json.Decoder(PromptFeedback | None).decode
-decode_counts = msgspec.json.Decoder(Usage | None).decode
+decode_counts = msgspec.json.Decoder(JsonObject | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
 _decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 
@@ -178,7 +164,7 @@ class UsageCounts:
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
         """The billed counts other than tokens, by rate name. They come from the reply, not from its usage."""
-        self._former: Usage | None = None  # the counts before the usage's fields last changed
+        self._former: JsonObject | None = None  # the counts before the usage's fields last changed
         self._latest = ABSENT
         self._form: bytes | None = None  # the latest usage without its digits; None before the first
         self._prompted = False  # whether the latest usage has the prompt's count
@@ -195,17 +181,14 @@ class UsageCounts:
             if self._form is not None:
                 self._former = self._so_far()
             usage = decode_counts(raw)
-            self._form, self._prompted = form, usage is not None and usage.promptTokenCount is not None
+            self._form, self._prompted = form, usage is not None and usage.get("promptTokenCount") is not None
         self._latest = raw
         if self._prompted:
             self._counted = raw
 
-    def _so_far(self) -> Usage:
-        usage, former = decode_counts(self._latest) or Usage(), self._former
-        for name in usage.__struct_fields__ if former is not None else ():
-            if getattr(usage, name) is None:
-                setattr(usage, name, getattr(former, name))
-        return usage
+    def _so_far(self) -> JsonObject:
+        latest = decode_counts(self._latest) or {}
+        return {**(self._former or {}), **{name: value for name, value in latest.items() if value is not None}}
 
     def total(self, *, final: bool = False) -> TokenUsage | None:
         """The counts in disjoint buckets; None if there are none.
@@ -238,17 +221,8 @@ class UsageCounts:
 
     def _any_total(self, *, final: bool) -> TokenUsage | None:
         last = self._so_far()
-        counts = Counts(
-            last.promptTokenCount,
-            last.cachedContentTokenCount,
-            last.candidatesTokenCount,
-            last.thoughtsTokenCount,
-            last.toolUsePromptTokenCount,
-            last.promptTokensDetails,
-            last.cacheTokensDetails,
-            last.candidatesTokensDetails,
-        )
-        return disjoint_usage(counts, self.fees, last.serviceTier, self._counted, self._raw(), final=final)
+        tier, counted = last.get("serviceTier"), self._counted
+        return disjoint_usage(last, _COUNTS, self.fees, tier, counted, self._raw(), final=final)
 
     def _raw(self) -> msgspec.Raw | None:
         """The reported usage, with the counts from other places added."""
@@ -259,21 +233,19 @@ class UsageCounts:
         return msgspec.Raw(msgspec.json.encode({**decode_fields(self._counted), "grounding": self.fees}))
 
 
-class Counts(NamedTuple):
-    """The counts of either API: tokens, and lists of tokens by modality."""
-
-    prompt: object
-    cached: object
-    output: object
-    thoughts: object
-    tool_use: object
-    prompt_details: object
-    cached_details: object
-    output_details: object
+_COUNTS = (
+    *("promptTokenCount", "cachedContentTokenCount", "candidatesTokenCount"),
+    *("thoughtsTokenCount", "toolUsePromptTokenCount"),
+    *("promptTokensDetails", "cacheTokensDetails", "candidatesTokensDetails"),
+)
+"""The fields of a usage: tokens of the prompt, of its cached part, of the output, of thoughts and of tools' input,
+and the first three by modality.
+"""
 
 
 def disjoint_usage(
-    counts: Counts,
+    usage: JsonObject,
+    names: Sequence[str],
     fees: Mapping[str, int],
     service_tier: object,
     reported: msgspec.Raw,
@@ -281,12 +253,14 @@ def disjoint_usage(
     *,
     final: bool = True,
 ) -> TokenUsage | None:
-    prompt, cached, output, thoughts, tool_use = map(reported_count, counts[:5])
+    """The usage of either API, by the names of its fields; None if there are no counts."""
+    *counts, of_prompt, of_cache, of_output = (usage.get(name) for name in names)
+    prompt, cached, output, thoughts, tool_use = map(reported_count, counts)
     if prompt is None and output is None and cached is None and thoughts is None and tool_use is None:
         return None
-    prompt_audio, prompt_images = _sound_and_pictures(counts.prompt_details)
-    cached_audio, cached_images = _sound_and_pictures(counts.cached_details)
-    spoken, drawn = _sound_and_pictures(counts.output_details)
+    prompt_audio, prompt_images = _sound_and_pictures(of_prompt)
+    cached_audio, cached_images = _sound_and_pictures(of_cache)
+    spoken, drawn = _sound_and_pictures(of_output)
     source = UsageSource.PARTIAL
     if final:
         source = source_of(

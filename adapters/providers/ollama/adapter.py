@@ -221,14 +221,12 @@ class ReplyReader:
 
     def _stop_reason(self, reason: str | None, reply: WireReply) -> StopReason:
         if reason is None:
-            stop = StopReason.MAX_TOKENS if self._reached_limit(reply) else StopReason.END_TURN
+            request, generated = self.assembler.request, reported_count(reply.eval_count) or 0
+            at_limit = request is not None and generated >= request.max_output_tokens
+            stop = StopReason.MAX_TOKENS if at_limit else StopReason.END_TURN
         else:
             stop = STOP_REASONS.get(reason, StopReason.PROVIDER_SPECIFIC)
         return StopReason.TOOL_USE if stop is StopReason.END_TURN and self.assembler.has_tool_use else stop
-
-    def _reached_limit(self, reply: WireReply) -> bool:
-        request, generated = self.assembler.request, reported_count(reply.eval_count) or None
-        return request is not None and generated is not None and generated >= request.max_output_tokens
 
     def _usage(self, reply: WireReply) -> TokenUsage | None:
         metrics = {name: value for name in METRICS if (value := getattr(reply, name)) is not None}
@@ -376,7 +374,7 @@ class OllamaWire(ChatWire):
         if not self.options.discover:
             return
         with anyio.move_on_after(LOOK_UP_SECONDS):
-            names = await list_models(look_up)
+            names = read_tags(await look_up(get(TAGS_PATH), LOOK_UP_SECONDS))
             limiter = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
 
             async def learn(name: str) -> None:
@@ -455,11 +453,6 @@ class OllamaWire(ChatWire):
         return classify(read_error(body), reply.status, reply.headers, provider=self.name, now_us=now_us)
 
 
-async def list_models(look_up: LookUp) -> tuple[str, ...]:
-    """The names of the server's models, the latest first; none if it doesn't answer."""
-    return read_tags(await look_up(get(TAGS_PATH), LOOK_UP_SECONDS))
-
-
 class OllamaAdapter(HttpAdapter):
     """Ollama's `/api/chat` and `/api/embed`, on this machine or elsewhere; see `OllamaOptions` for its options.
 
@@ -471,4 +464,4 @@ class OllamaAdapter(HttpAdapter):
 
     async def list_models(self) -> tuple[str, ...]:
         """The names of the server's models, the latest first; none if it doesn't answer."""
-        return await list_models(self.client.look_up)
+        return read_tags(await self.client.look_up(get(TAGS_PATH), LOOK_UP_SECONDS))

@@ -148,8 +148,9 @@ class _Builder:
             self._warn(WarningCode.PARAMETER_DROPPED, "the Responses API has no stop_sequences")
         if stream:
             body["stream"] = True
-        auto_cache = self.options.pop(AUTO_CACHE, True)
-        if auto_cache is not False and self._caches() and self.request.session_id:
+        auto_cache, can = self.options.pop(AUTO_CACHE, True), self.request.capabilities
+        caches = self.quirks.cache_key and (can is None or can.supports_prompt_caching)
+        if auto_cache is not False and caches and self.request.session_id:
             body["prompt_cache_key"] = digest(self.request.session_id)
         merge_options(body, self.options)
         if body.get("background") is True and "store" not in self.options:
@@ -163,10 +164,6 @@ class _Builder:
         can = self.request.capabilities
         able = can is None or can.supports_thinking
         return able and self.quirks.reasoning and (self.model is None or bool(self.model.efforts))
-
-    def _caches(self) -> bool:
-        can = self.request.capabilities
-        return self.quirks.cache_key and (can is None or can.supports_prompt_caching)
 
     # --- Tools ---
 
@@ -225,8 +222,9 @@ class _Builder:
             return
         folded = fold_root(schema)
         self.warnings += folded.warnings("the reply")
-        form = strict_reply(folded.schema)
-        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **form}
+        title = schema.get("title")
+        name = re.sub("[^A-Za-z0-9_-]", "_", title)[:64] if isinstance(title, str) and title else "reply"
+        written: JsonObject = {"type": "json_schema", "name": name, **strict_reply(folded.schema)}
         if isinstance(described := schema.get("description"), str):
             written["description"] = described
         body["text"] = {"format": written}
@@ -276,11 +274,6 @@ def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default_effort
     return effort != "none"
-
-
-def _schema_name(schema: JsonObject) -> str:
-    title = schema.get("title")
-    return re.sub("[^A-Za-z0-9_-]", "_", title)[:64] if isinstance(title, str) and title else "reply"
 
 
 def _mention_json(body: JsonObject) -> None:

@@ -79,8 +79,10 @@ class ResponsesNormaliser(SseNormaliser):
             case "response.output_item.done":
                 self._on_done(event)
             case "response.content_part.done":
-                if read_or_default(Part, event.part).type in ("output_text", "refusal"):
-                    self._apply(self._find(event, "message"), _part_done, event)
+                part, place = read_or_default(Part, event.part), event.content_index or 0
+                if part.type in ("output_text", "refusal"):
+                    item = self._find(event, "message")
+                    self._apply(item, lambda item, _: item.part_done(place, part), event)
             case "response.created" | "response.in_progress" | "response.queued":
                 self._reply.begin(read_or_default(Response, event.response))
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
@@ -255,42 +257,14 @@ def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
     return not other_call and not other_id and item.index is not None and item.placed
 
 
-def _text_delta(item: OutputItem, event: Event) -> None:
-    item.text(event.content_index or 0, event.delta or "")
-
-
-def _refusal_delta(item: OutputItem, event: Event) -> None:
-    item.refusal(event.content_index or 0, event.delta or "")
-
-
-def _reasoning_delta(item: OutputItem, event: Event) -> None:
-    item.thinking("content", event.content_index or 0, event.delta or "")
-
-
-def _summary_delta(item: OutputItem, event: Event) -> None:
-    item.thinking("summary", event.summary_index or 0, event.delta or "")
-
-
-def _arguments_delta(item: OutputItem, event: Event) -> None:
-    item.arguments(event.delta or "")
-
-
 def _arguments_done(item: OutputItem, event: Event) -> None:
     item.begin_call(Item(name=event.name))
     item.all_arguments(as_arguments(event.arguments))
 
 
-def _custom_delta(item: OutputItem, event: Event) -> None:
-    item.custom_input(event.delta or "")
-
-
 def _custom_done(item: OutputItem, event: Event) -> None:
     item.begin_call(Item(name=event.name))
     item.all_arguments(custom_arguments(as_arguments(event.input)))
-
-
-def _part_done(item: OutputItem, event: Event) -> None:
-    item.part_done(event.content_index or 0, read_or_default(Part, event.part))
 
 
 def _begin_call(item: OutputItem, event: Event) -> None:
@@ -319,13 +293,28 @@ _SAID_AGAIN = frozenset(
 """Events that only repeat deltas or whole items."""
 
 _DELTAS: Mapping[str, tuple[str, Step]] = {
-    "response.output_text.delta": ("message", _text_delta),
-    "response.refusal.delta": ("message", _refusal_delta),
-    "response.reasoning_summary_text.delta": ("reasoning", _summary_delta),
-    "response.reasoning_text.delta": ("reasoning", _reasoning_delta),
-    "response.function_call_arguments.delta": ("function_call", _arguments_delta),
+    "response.output_text.delta": (
+        "message",
+        lambda item, event: item.text(event.content_index or 0, event.delta or ""),
+    ),
+    "response.refusal.delta": (
+        "message",
+        lambda item, event: item.refusal(event.content_index or 0, event.delta or ""),
+    ),
+    "response.reasoning_summary_text.delta": (
+        "reasoning",
+        lambda item, event: item.thinking("summary", event.summary_index or 0, event.delta or ""),
+    ),
+    "response.reasoning_text.delta": (
+        "reasoning",
+        lambda item, event: item.thinking("content", event.content_index or 0, event.delta or ""),
+    ),
+    "response.function_call_arguments.delta": (
+        "function_call",
+        lambda item, event: item.arguments(event.delta or ""),
+    ),
     "response.function_call_arguments.done": ("function_call", _arguments_done),
-    "response.custom_tool_call_input.delta": (CUSTOM, _custom_delta),
+    "response.custom_tool_call_input.delta": (CUSTOM, lambda item, event: item.custom_input(event.delta or "")),
     "response.custom_tool_call_input.done": (CUSTOM, _custom_done),
 }
 

@@ -21,7 +21,6 @@ from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
-    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -62,26 +61,20 @@ def document_types(quirks: Quirks) -> tuple[str, ...]:
 def refusal(block: MediaBlock, quirks: Quirks) -> str | None:
     """The reason why the server refuses a block in the form of this protocol; None if it accepts the block."""
     found = media_bytes(block)
-    if found is None:
-        return _address_refusal(block, quirks)
-    media_type = found[0]
+    media_type = None if found is None else found[0]
     match block:
+        case ImageBlock() if media_type is None and not quirks.image_urls:
+            return "the server accepts images only as data, not by address"
+        case AudioBlock() if media_type is None:
+            return "the server accepts audio only as data, not by address"
         case AudioBlock() if media_type not in AUDIO_FORMATS:
             return f"the server does not accept {media_type or 'untyped'} audio, only WAV and MP3"
+        case DocumentBlock() if media_type is None:
+            return None if quirks.document_urls else "the server accepts documents only as data, not by address"
         case DocumentBlock() if media_type not in document_types(quirks):
             return f"the server does not accept {media_type or 'untyped'} documents"
         case _:
             return None
-
-
-def _address_refusal(block: MediaBlock, quirks: Quirks) -> str | None:
-    match block:
-        case ImageBlock():
-            return None if quirks.image_urls else "the server accepts images only as data, not by address"
-        case AudioBlock():
-            return "the server accepts audio only as data, not by address"
-        case DocumentBlock():
-            return None if quirks.document_urls else "the server accepts documents only as data, not by address"
 
 
 def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
@@ -177,7 +170,8 @@ class MessageWriter:
                 continue
             match role:
                 case Role.USER if self._only_text(message):
-                    text = message.plain_text or "\n\n".join(map(_text, message.content))
+                    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+                    text = message.plain_text or "\n\n".join(texts)
                     self.messages.append({"role": "user", "content": text})
                 case Role.USER:
                     self._say(self._parts(message.content))
@@ -322,7 +316,8 @@ class MessageWriter:
             if not isinstance(block, ToolResultBlock):
                 continue
             name = self.history.tool_names[block.tool_use_id]
-            pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], block)
+            content = () if isinstance(block.content, str) else block.content
+            pictures = self._parts([part for part in content if isinstance(part, ImageBlock)], block)
             text = block.text or ("The result is an image. It follows." if pictures else "")
             if not self.quirks.blank_results and not text.strip():
                 text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
@@ -360,14 +355,6 @@ def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
     return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
-
-
-def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
-    return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
-
-
-def _text(block: ContentBlock) -> str:
-    return block.text if isinstance(block, TextBlock) else ""
 
 
 def _text_part(text: str) -> JsonObject:

@@ -104,20 +104,17 @@ class _Builder:
             body["stream"] = True
             if self.quirks.stream_usage:
                 body["stream_options"] = {"include_usage": True}
-        if request.has_beginning:
-            self._begin_reply(body, messages[-1])
+        if request.has_beginning:  # the model continues its own last message
+            match self.quirks.beginning:
+                case "prefix" | "partial" as field:
+                    messages[-1][field] = True
+                case "final_message":
+                    body["continue_final_message"], body["add_generation_prompt"] = True, False
+                case _:
+                    pass
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
         history = history.with_losses(writer.losses)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
-
-    def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
-        match self.quirks.beginning:
-            case "prefix" | "partial" as field:
-                beginning[field] = True
-            case "final_message":
-                body["continue_final_message"], body["add_generation_prompt"] = True, False
-            case _:
-                pass
 
     def _check(self) -> None:
         check_demands(self.request, self.capabilities, self.provider)

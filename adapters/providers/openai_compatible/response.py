@@ -220,11 +220,10 @@ class ReplyReader:
         if self._quirks.finish_reasons:
             self.assembler.warn_no_stop_reason()
             return StopReason.PROVIDER_SPECIFIC
-        return StopReason.MAX_TOKENS if self._at_limit() else StopReason.END_TURN
-
-    def _at_limit(self) -> bool:
         request, usage = self.assembler.request, self.assembler.usage
-        return request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens
+        if request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens:
+            return StopReason.MAX_TOKENS
+        return StopReason.END_TURN
 
     # --- Messages and deltas ---
 

@@ -29,8 +29,15 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
 
 from ...http.errors import ErrorType, error_without_status, read_error, read_error_value
-from ...replies.usage import cache_writes, first_count, only_written, reported_cost, reported_count, source_of
-from ...replies.usage import reported_detail as _detail
+from ...replies.usage import (
+    cache_writes,
+    first_count,
+    only_written,
+    reported_cost,
+    reported_count,
+    reported_detail,
+    source_of,
+)
 
 NO_RAW: Final = msgspec.Raw()
 NULL: Final = msgspec.Raw(b"null")
@@ -191,37 +198,6 @@ class WireDetails(msgspec.Struct, gc=False):
     prompt_logprobs: Json = None  # vLLM's
 
 
-class WireUsage(msgspec.Struct, gc=False):
-    """Token counts in all the places where servers put them. Integers may be floats, and each count may be
-    missing.
-
-    Mistral's `num_cached_tokens` is ignored: it counts the server's internal cache, which is billed as usual.
-    """
-
-    prompt_tokens: Json = None
-    completion_tokens: Json = None
-    total_tokens: Json = None
-    prompt_tokens_details: Json = None
-    completion_tokens_details: Json = None
-    prompt_cache_hit_tokens: Json = None  # DeepSeek
-    cached_tokens: Json = None  # Moonshot, Together
-    reasoning_tokens: Json = None
-    prompt_token_details: Json = None  # Mistral, at times
-    cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two: LiteLLM, Databricks
-    cache_creation_input_tokens: Json = None
-    cache_creation: Json = None
-    prompt_audio_seconds: Json = None  # Mistral's
-    cost: Json = None  # OpenRouter's, in US dollars
-    cost_details: Json = None
-    is_byok: Json = None
-    cost_in_usd_ticks: Json = None  # xAI's
-    citation_tokens: Json = None  # Perplexity's, as are its searches
-    num_search_queries: Json = None
-    num_sources_used: Json = None  # xAI's live search
-    server_tool_use: Json = None
-    server_tool_use_details: Json = None  # OpenRouter's
-
-
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -256,7 +232,7 @@ _OF_REPLY = tuple(name for name in WireDetails.__struct_fields__ if name != "cho
 _OF_CHOICE = tuple(name for name in WireChoiceDetails.__struct_fields__ if name != "index")
 _in_reply: Callable[[WireDetails], tuple[Json, ...]] = attrgetter(*_OF_REPLY)
 _in_choice: Callable[[WireChoiceDetails], tuple[Json, ...]] = attrgetter(*_OF_CHOICE)
-_USAGE = msgspec.json.Decoder(WireUsage)
+_USAGE = msgspec.json.Decoder(JsonObject)
 _PLAIN_USAGE = msgspec.json.Decoder(PlainUsage)
 _GROQ = msgspec.json.Decoder(WireGroq)
 
@@ -334,56 +310,59 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
     The prompt's count includes cache reads and writes. Tokens in the total beyond prompt and completion are
     reasoning. If no field names it, the figures are partial. Perplexity counts reasoning outside of all others.
     Gateways for Claude report cache reads and writes outside of the prompt's details, under Anthropic's names.
-    Mistral counts audio input outside of the prompt. Grok on Azure counts cached tokens outside of it.
+    Mistral counts audio input outside of the prompt. Grok on Azure counts cached tokens outside of it. Mistral's
+    `num_cached_tokens` is ignored: it counts the server's internal cache, which is billed as usual.
     """
     try:
-        wire = _USAGE.decode(raw)
+        usage = _USAGE.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    prompt, completion = reported_count(wire.prompt_tokens), reported_count(wire.completion_tokens)
-    total = reported_count(wire.total_tokens)
+    get = usage.get
+    of_prompt, of_completion = get("prompt_tokens_details"), get("completion_tokens_details")
+    prompt, completion = reported_count(get("prompt_tokens")), reported_count(get("completion_tokens"))
+    total = reported_count(get("total_tokens"))
     if prompt is None and completion is None:
         return None
     derived = prompt is None or (completion is None and total is not None)
     if prompt is None:
         prompt = max(0, (total or 0) - (completion or 0))
-    prompt_audio = _detail(wire.prompt_tokens_details, "audio_tokens") or 0
+    prompt_audio = reported_detail(of_prompt, "audio_tokens") or 0
     if (
         prompt_audio
-        and (prompt_audio > prompt or wire.prompt_audio_seconds)
+        and (prompt_audio > prompt or get("prompt_audio_seconds"))
         and total == prompt + prompt_audio + (completion or 0)
     ):
         prompt += prompt_audio
     hidden = max(0, (total or 0) - prompt - (completion or 0))
     cached = first_count(
-        _detail(wire.prompt_tokens_details, "cached_tokens"),
-        _detail(wire.prompt_token_details, "cached_tokens"),
-        reported_count(wire.prompt_cache_hit_tokens),
-        reported_count(wire.cached_tokens),
-        reported_count(wire.cache_read_input_tokens),
+        reported_detail(of_prompt, "cached_tokens"),
+        reported_detail(get("prompt_token_details"), "cached_tokens"),  # Mistral, at times
+        reported_count(get("prompt_cache_hit_tokens")),  # DeepSeek
+        reported_count(get("cached_tokens")),  # Moonshot, Together
+        reported_count(get("cache_read_input_tokens")),  # gateways in front of Claude: LiteLLM, Databricks
     )
-    if cached and cached > prompt and _parts_of_prompt(wire.prompt_tokens_details) == prompt:
+    if cached and cached > prompt and _parts_of_prompt(of_prompt) == prompt:
         prompt += cached
         derived = True
-    written, written_1h = cache_writes(
-        wire.prompt_tokens_details, wire.cache_creation_input_tokens, wire.cache_creation
-    )
+    written, written_1h = cache_writes(of_prompt, get("cache_creation_input_tokens"), get("cache_creation"))
     written = only_written(cached or 0, written, prompt)
     named = first_count(
-        _detail(wire.completion_tokens_details, "reasoning_tokens"), reported_count(wire.reasoning_tokens)
+        reported_detail(of_completion, "reasoning_tokens"), reported_count(get("reasoning_tokens"))
     )
-    beside = (named or 0) if wire.citation_tokens is not None or wire.num_search_queries is not None else hidden
+    is_perplexity = get("citation_tokens") is not None or get("num_search_queries") is not None
+    beside = (named or 0) if is_perplexity else hidden
     output = (completion or 0) + beside
     reasoning = hidden if not named and hidden and completion is not None else named
     derived = derived or completion is None or (hidden > 0 and named != hidden)
-    spoken = _detail(wire.completion_tokens_details, "audio_tokens") or 0
+    spoken = reported_detail(of_completion, "audio_tokens") or 0
     source = source_of(
         *(((cached or 0) + written, prompt), (reasoning, output), (prompt_audio, prompt), (spoken, output)),
         raw=raw,
         complete=not derived,
     )
     fresh = max(0, prompt - (cached or 0) - written)
-    stated = reported_cost(wire.cost, wire.is_byok, wire.cost_details, wire.cost_in_usd_ticks)
+    # OpenRouter's cost is in US dollars, xAI's in ticks.
+    stated = reported_cost(get("cost"), get("is_byok"), get("cost_details"), get("cost_in_usd_ticks"))
     return TokenUsage(
         input_tokens=fresh,
         output_tokens=output,
@@ -397,34 +376,31 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
         details=details_of(
             audio_input=min(fresh, prompt_audio),
             audio_output=min(output - min(reasoning or 0, output), spoken),
-            **_fees(wire),
+            **_fees(usage),
         ),
         service_tier=service_tier,
         raw=msgspec.Raw(bytes(raw)),  # a copy, because the raw value would keep the whole chunk alive
     )
 
 
-def _fees(wire: WireUsage) -> dict[str, int | None]:
-    searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
-    if not (searches or wire.citation_tokens or wire.num_sources_used):
-        return {}
+def _fees(usage: JsonObject) -> dict[str, int | None]:
     return {
         "web_search": first_count(
-            _detail(wire.server_tool_use, "web_search_requests"),
-            _detail(wire.server_tool_use_details, "web_search_requests"),
-            reported_count(wire.num_search_queries),
+            reported_detail(usage.get("server_tool_use"), "web_search_requests"),
+            reported_detail(usage.get("server_tool_use_details"), "web_search_requests"),  # OpenRouter's
+            reported_count(usage.get("num_search_queries")),  # Perplexity's, as are its citations
         ),
-        "citation_tokens": reported_count(wire.citation_tokens),
-        "live_search_source": reported_count(wire.num_sources_used),
+        "citation_tokens": reported_count(usage.get("citation_tokens")),
+        "live_search_source": reported_count(usage.get("num_sources_used")),  # xAI's
     }
 
 
 def _parts_of_prompt(details: Json) -> int | None:
     """The sum of the kinds of input in the prompt's details; None if text is not among them."""
-    text = _detail(details, "text_tokens")
+    text = reported_detail(details, "text_tokens")
     if text is None:
         return None
-    return text + sum(_detail(details, name) or 0 for name in ("image_tokens", "audio_tokens"))
+    return text + sum(reported_detail(details, name) or 0 for name in ("image_tokens", "audio_tokens"))
 
 
 # --- Error codes ---

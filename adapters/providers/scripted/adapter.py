@@ -37,7 +37,7 @@ from callboard.bus.errors import (
     StreamError,
 )
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.base import Json, JsonObject
+from callboard.bus.values.base import JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...config import AdapterConfig
@@ -56,9 +56,8 @@ from ...http.adapter import HttpAdapter
 from ...http.call import HttpCall
 from ...http.wire import ChatWire
 from ...replies.assembler import Assembler
-from ...requests import settings
 from ...requests.history_target import WireCall
-from ...requests.settings import check_demands
+from ...requests.settings import check_demands, read_options
 from ...transport.transport import HttpReply, HttpRequest, TransportStatistics
 
 # The replies of a script, as values in Python or as data in models.yaml.
@@ -172,10 +171,6 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The replies in order. A reply that is only text may be a string."""
     repeat: bool = False
     """Whether the script starts again after its end. Otherwise a call after the end fails."""
-
-
-def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
-    return settings.read_options(options, ScriptedOptions, name=name, type_name="scripted")
 
 
 # --- A reply as a body ---
@@ -417,7 +412,7 @@ class ScriptedAdapter(HttpAdapter):
         capabilities: AdapterCapabilities | None = None,
     ) -> None:
         super().__init__(config, name=name, transport=ScriptedTransport(self._choose), clock=clock)
-        options = read_options(config.options, self.name)
+        options = read_options(config.options, ScriptedOptions, name=self.name, type_name="scripted")
         self.requests: deque[CanonicalRequest] = deque(maxlen=REQUESTS_KEPT)
         self._repeat = repeat or options.repeat
         self._played = 0
