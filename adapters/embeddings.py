@@ -478,9 +478,7 @@ async def embed_all(
         return adapter.estimate_text_tokens(text, model=request.model)
 
     estimates = [count_tokens(each, estimate) for each in request.inputs]
-    batches = plan_batches(estimates, can)
-    if len(batches) <= 1:
-        batches = [range(len(request.inputs))]
+    batches = plan_batches(estimates, can) or [range(0)]
 
     async def run(batch: Batch) -> EmbeddingResponse:
         part = msgspec.structs.replace(

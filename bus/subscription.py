@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from threading import get_ident
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -116,15 +116,6 @@ class SubscriptionStatistics(msgspec.Struct, frozen=True):
     """``file:line`` of the call of `subscribe`."""
 
 
-class _Buffer(Protocol):
-    dropped: int
-
-    def push(self, envelope: Envelope, /) -> None: ...
-    def pop(self) -> Envelope: ...
-    def oldest(self) -> Envelope | None: ...
-    def __len__(self) -> int: ...
-
-
 class _LosslessBuffer(deque[Envelope]):
     """An unbounded queue. It subclasses deque, because its length is read several times for each event."""
 
@@ -211,7 +202,7 @@ class _NewestPerKey(_DroppingBuffer):
         return len(self._items)
 
 
-def _buffer(policy: Policy) -> _Buffer:
+def _buffer(policy: Policy) -> _LosslessBuffer | _LatestBuffer | _NewestPerKey:
     match policy:
         case Lossless():
             return _LosslessBuffer()

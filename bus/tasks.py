@@ -248,11 +248,9 @@ class Tasks:
         return len(self.running)
 
     def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
-        entry = cast("TaskHandle[object]", handle)
-        self.running.add(entry)
-        body = handle._run(call, self.running.discard)
-        handle._body = body
+        handle = self.hold(call, name)
+        body = handle._body
+        assert body is not None
         if self._group is not None:
             self._group.start_soon(lambda: body, name=name)
         else:

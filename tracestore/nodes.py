@@ -46,22 +46,27 @@ class AccountScope(Protocol):
     @property
     def budget(self) -> str:
         """The text of the budget's scope and window, equal on every node."""
+        ...
 
     @property
     def value(self) -> str:
         """The session, provider, model or value of a tag; empty for the account of all."""
+        ...
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """The most money in nano-USD, and the most tokens; None means no limit."""
+        ...
 
     def slot(self, now_us: int) -> Slot: ...
 
     def query(self, now_us: int) -> SpendingQuery | None:
         """The query for the calls in the trace that count at a time; None if the trace doesn't count."""
+        ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
         """The slot with a given slot number, among the slots in the result of `query`."""
+        ...
 
 
 class SliceRequest(msgspec.Struct, frozen=True):
@@ -165,6 +170,7 @@ class LedgerTables(Protocol):
 
     async def grant(self, node: str, number: int, requests: SliceRequests) -> Answer:
         """Give a node all the slices that it requests, or none."""
+        ...
 
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
@@ -173,6 +179,7 @@ class LedgerTables(Protocol):
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
         """Return the state of accounts, without a change."""
+        ...
 
     async def recount(self, scopes: Sequence[AccountScope]) -> None:
         """Count the accounts again from the trace, because prices have changed."""
@@ -182,6 +189,7 @@ class LedgerTables(Protocol):
 
     async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
         """Release the slices of stopped nodes whose calls are all in the trace. Returns how many were released."""
+        ...
 
 
 # --- Nodes and owners of sessions ---
@@ -273,15 +281,18 @@ class OwnershipTables(Protocol):
 
     async def renew(self, node: NodeInfo, previous_lease: int) -> Renewed:
         """Renew a node's lease, from the database's current time."""
+        ...
 
     async def leave(self, node: str) -> None:
         """Mark a node as stopped, so that other nodes need not wait until its lease expires."""
 
     async def claim(self, session_id: str, node: str, *, request_takeover: bool = False) -> Claimed | HeldSession:
         """Give a session to a node, unless another owner is running and has not released the session."""
+        ...
 
     async def requested_sessions(self, node: str) -> Sequence[str]:
         """The sessions of a node that another node waits for."""
+        ...
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
         """Release sessions, given with their epochs. A session that now has another owner is not changed."""
@@ -291,15 +302,19 @@ class OwnershipTables(Protocol):
 
     async def owner(self, session_id: str) -> Owner | None:
         """The owner of a session; None if the session was never claimed, or was deleted since its last claim."""
+        ...
 
     async def ending(self, stream_id: str) -> TurnEnding | None:
         """The decision about the end of a turn; None if there is none."""
+        ...
 
     async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
         """Decide once how a turn ended, if the turn's owner can no longer end it. Returns the decision."""
+        ...
 
     async def nodes(self) -> list[NodeRow]:
         """All nodes in the store, running nodes first."""
+        ...
 
 
 # --- Probes ---
@@ -311,6 +326,7 @@ class ProbeTables(Protocol):
 
     async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
         """Take or renew the lease for a probe. Return 0, or the seconds until another node's lease expires."""
+        ...
 
     async def release(self, node: str, provider: str, model: str) -> None:
         """Release the lease of a probe, if the node has it."""

@@ -34,6 +34,7 @@ class Index(Protocol):
     @property
     def missing(self) -> str:
         """A condition on ``content AS c`` for a body that is not in the index yet."""
+        ...
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
         """Put the words of bodies into the index, by the numbers of the bodies."""
@@ -41,9 +42,11 @@ class Index(Protocol):
     @property
     def join(self) -> str:
         """The join of the index to ``content AS c``."""
+        ...
 
     def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
         """The condition for matching messages, with its values. At least one term is required."""
+        ...
 
 
 async def search(database: Database, index: Index, where: SearchFilter) -> list[FoundMessage]:

@@ -62,10 +62,12 @@ class Store(Protocol):
 
         While the store fails, a writer spills events to files next to this path.
         """
+        ...
 
     @property
     def is_open(self) -> bool:
         """True between `open` and `close`."""
+        ...
 
     async def open(self) -> None:
         """Open the store, and create or upgrade it as needed. Does nothing if the store is open.
@@ -111,6 +113,7 @@ class Store(Protocol):
         Returns:
             The ids of the runs that were ended.
         """
+        ...
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         """Store events, and the changes to calls and sessions that they report, in one transaction.
@@ -125,6 +128,7 @@ class Store(Protocol):
 
     async def committed_seq(self, run_id: str) -> int:
         """The highest sequence number of a run that is committed; 0 if there is none."""
+        ...
 
     def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
         """A context that excludes all other users of this trace under the same name, in any process.
@@ -134,17 +138,21 @@ class Store(Protocol):
         Args:
             name: Any text.
         """
+        ...
 
     # --- Importing calls that other programs recorded ---
 
     async def imported_calls(self, request_ids: Sequence[str]) -> dict[str, Imported]:
         """The given calls that were imported before, including pruned calls."""
+        ...
 
     async def imported_files(self, source: str) -> dict[str, ImportedFile]:
         """The files that a source has read, by their paths."""
+        ...
 
     async def deleted_sessions(self, session_ids: Sequence[str]) -> set[str]:
         """Return those of the given sessions that were deleted with `delete_session`."""
+        ...
 
     async def write_import(
         self, envelopes: Sequence[Envelope], revisions: Sequence[Revision], files: Sequence[ImportedFile]
@@ -160,6 +168,7 @@ class Store(Protocol):
             False if nothing was written. The reason is one of three: another importer has written one of these
                 calls, one of the calls was pruned, or one of the events belongs to a deleted session.
         """
+        ...
 
     # --- Calls, events and jobs, one by one ---
 
@@ -173,6 +182,7 @@ class Store(Protocol):
             limit: The largest number of attempts. None means all of them.
             under: The price version for `CallRow.cost`. None means the current one.
         """
+        ...
 
     async def calls_after(
         self, call_id: int, where: CallFilter | None = None, limit: int = 1000, *, under: str | None = None
@@ -186,6 +196,7 @@ class Store(Protocol):
             limit: The largest number of attempts.
             under: The price version, as in `calls`.
         """
+        ...
 
     async def events(
         self,
@@ -213,6 +224,7 @@ class Store(Protocol):
             after_id: The number in the trace after which to start.
             limit: The largest number of events. None means all of them.
         """
+        ...
 
     async def numbered_events(
         self,
@@ -230,6 +242,7 @@ class Store(Protocol):
 
         At most `limit` events are returned. Pass the last number as `after_id` to continue.
         """
+        ...
 
     async def run_events(self, run_id: str, after_seq: int = 0, limit: int = 1000) -> list[Envelope]:
         """The stored events of one run with a `seq` above a number, in the order of `seq`.
@@ -239,6 +252,7 @@ class Store(Protocol):
             after_seq: The `seq` after which to start.
             limit: The largest number of events.
         """
+        ...
 
     async def run_positions(self, since: int | datetime) -> dict[str, int]:
         """The highest committed `seq` of each run, by the ids of the runs.
@@ -246,12 +260,15 @@ class Store(Protocol):
         Args:
             since: A time. Runs that ended before it may be left out.
         """
+        ...
 
     async def last_event_id(self) -> int:
         """The number of the last event in the trace; 0 if there is none."""
+        ...
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
         """The stored data of a job at a provider, such as a video."""
+        ...
 
     async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
         """Background replies of processes that have ended, in the order of their calls.
@@ -261,15 +278,19 @@ class Store(Protocol):
             owned: Whether the session belongs to the caller. If so, the store doesn't check whether the process
                 has ended, because in a cluster this may be detected late.
         """
+        ...
 
     async def batch(self, batch_id: str) -> StoredBatch | None:
         """The stored data of a batch; None if nothing is stored."""
+        ...
 
     async def batches(self, limit: int = 100) -> list[StoredBatch]:
         """At most `limit` batches, the latest first."""
+        ...
 
     async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
         """The given calls that have ended, by their ids."""
+        ...
 
     async def sql(
         self,
@@ -291,6 +312,7 @@ class Store(Protocol):
             StoreError: The statement doesn't only read, or takes too long.
             ValueError: The limit is negative, or the time limit is not positive.
         """
+        ...
 
     # --- Sums and percentiles over calls ---
 
@@ -310,6 +332,7 @@ class Store(Protocol):
         Raises:
             ValueError: The dimension is unknown.
         """
+        ...
 
     async def statistics(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
@@ -319,9 +342,11 @@ class Store(Protocol):
         Raises:
             ValueError: The dimension is unknown.
         """
+        ...
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts, grouped by class and model. The most frequent group is first."""
+        ...
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
         """The sums for budgets, all read from one state of the trace.
@@ -333,6 +358,7 @@ class Store(Protocol):
         Raises:
             ValueError: The dimension is unknown.
         """
+        ...
 
     # --- Sessions and their captured content ---
 
@@ -345,15 +371,19 @@ class Store(Protocol):
             limit: The largest number of sessions; None means all.
             tags: Tags that every session must have.
         """
+        ...
 
     async def saved_session(self, session_id: str) -> SavedSession | None:
         """A session with its content, and a list of the parts that are missing; None if nothing is stored."""
+        ...
 
     async def was_answered(self, session_id: str) -> bool:
         """Whether a model has, or may have, answered in a session. False for a deleted session."""
+        ...
 
     async def messages(self, session_id: str) -> list[Message]:
         """The stored messages of a session, in order. `saved_session` lists missing messages."""
+        ...
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
         """Messages with captured content, the latest first. The first search for words builds an index of all
@@ -363,6 +393,7 @@ class Store(Protocol):
         Raises:
             StoreError: The text has no word, or the database has no text search.
         """
+        ...
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
         """Make a run the owner of a stored session.
@@ -378,12 +409,14 @@ class Store(Protocol):
         Returns:
             False if the stored history has another length.
         """
+        ...
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
         """The run that owns a stored session, and the last committed number of `run_id`.
 
         The run is None if the session has no owner.
         """
+        ...
 
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session, and the content that no other session shares.
@@ -398,6 +431,7 @@ class Store(Protocol):
         Returns:
             False if nothing of the session is stored.
         """
+        ...
 
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last used before a given time.
@@ -409,6 +443,7 @@ class Store(Protocol):
         Returns:
             The number of deleted bodies.
         """
+        ...
 
     # --- Price tables, and the costs of stored calls under them ---
 
@@ -439,6 +474,7 @@ class Store(Protocol):
         Raises:
             StoreError: The store has no such version, or can't be used.
         """
+        ...
 
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
@@ -452,6 +488,7 @@ class Store(Protocol):
         Raises:
             StoreError: The repricing does not exist.
         """
+        ...
 
     async def undo_reprice(self) -> RepriceRun:
         """Undo the latest repricing. The previous costs become current again.
@@ -459,6 +496,7 @@ class Store(Protocol):
         Raises:
             StoreError: There is no repricing to undo.
         """
+        ...
 
     async def use_prices(self, version: str | None) -> None:
         """Choose the current costs: the costs of an earlier repricing. With None, the costs at call time.
@@ -469,9 +507,11 @@ class Store(Protocol):
 
     async def current_prices(self) -> CurrentPrices:
         """The repricings that set the current costs, and the latest repricing. Any process may change them."""
+        ...
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if these are the costs at call time."""
+        ...
 
     async def price_table(self, version: str) -> PriceTable:
         """One of the store's price tables.
@@ -479,12 +519,15 @@ class Store(Protocol):
         Raises:
             StoreError: The store has no such version. The error lists the versions that it has.
         """
+        ...
 
     async def price_tables(self) -> list[PriceTable]:
         """The store's price tables, in the order in which they were added."""
+        ...
 
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""
+        ...
 
     # --- Health, retention and copies ---
 
@@ -496,12 +539,15 @@ class Store(Protocol):
         Raises:
             TimeoutError: The check took longer than `seconds`.
         """
+        ...
 
     async def condition(self) -> StoreCondition:
         """The running and lost runs, the files that dead writers left for adoption, and the size of the trace."""
+        ...
 
     async def journal_mode(self) -> str:
         """``wal``, unless the file system doesn't support such a log, for example a network share."""
+        ...
 
     async def prune(
         self,
@@ -523,6 +569,7 @@ class Store(Protocol):
             vacuum: Whether to rewrite the file afterwards, which makes writers wait.
             progress: Called after every step with the counts so far.
         """
+        ...
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         """Copy the current trace to a new path. Writers can continue during the copy.

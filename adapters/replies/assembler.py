@@ -33,7 +33,6 @@ from callboard.bus.values.messages import CallWarning, ended_well, with_whole_ca
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..contract import CanonicalRequest
-from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
 from .block import CleanInput, GrowingArguments, Meaning, ReplyBlock, parse_arguments
 from .usage import usage_until_now
 
@@ -499,28 +498,3 @@ class Assembler:
 
     def _raw(self, data: JsonObject) -> ProviderRaw:
         return ProviderRaw(self.provider, data, self._requested_model)
-
-
-def fill_usage(
-    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
-) -> TokenUsage | None:
-    """The usage of a reply without its final event; None if unknown. If it is estimated, a warning is added."""
-    request = assembler.request
-    if (prompt is None and generated is None) or (prompt is None and request is None):
-        return None
-    output = assembler.partial_text()
-    is_complete = prompt is not None and (generated is not None or not output)
-    if not is_complete:
-        assembler.warn(
-            WarningCode.USAGE_ESTIMATED,
-            f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
-        )
-    if prompt is None:
-        assert request is not None
-        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
-    return TokenUsage(
-        input_tokens=prompt,
-        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
-        source=UsageSource.REPORTED if is_complete else UsageSource.ESTIMATED,
-        raw=msgspec.Raw(raw),
-    )

@@ -18,13 +18,15 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
 
-from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.errors import AdapterError, StreamError, WarningCode
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.base import Json
 from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..http.errors import ErrorType, error_without_status, is_foreign_error, read_error
 from ..requests.content import is_remote, read_data_url, repair_body
+from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
 from ..transport.transport import MAX_REPLY_BYTES, too_large
 from .assembler import Assembler
 
@@ -348,6 +350,34 @@ def _failure(error: Exception) -> AdapterError:
     if isinstance(error, AdapterError):
         return error
     return StreamError(f"the provider sent an event outside its protocol: {error}")
+
+
+# --- Usage without a final event ---
+
+
+def fill_usage(
+    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
+) -> TokenUsage | None:
+    """The usage of a reply without its final event; None if unknown. If it is estimated, a warning is added."""
+    request = assembler.request
+    if (prompt is None and generated is None) or (prompt is None and request is None):
+        return None
+    output = assembler.partial_text()
+    is_complete = prompt is not None and (generated is not None or not output)
+    if not is_complete:
+        assembler.warn(
+            WarningCode.USAGE_ESTIMATED,
+            f"{assembler.provider} reported only a part of the usage. The rest is an estimate",
+        )
+    if prompt is None:
+        assert request is not None
+        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
+    return TokenUsage(
+        input_tokens=prompt,
+        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
+        source=UsageSource.REPORTED if is_complete else UsageSource.ESTIMATED,
+        raw=msgspec.Raw(raw),
+    )
 
 
 # --- Images in replies ---

@@ -38,10 +38,10 @@ from ..models.entries import ModelEntry, first_choice, parallel_calls
 from ..routing.candidates import Option, Route, asks_for_length, may_fall_back
 from ..runtime.adapters import RunningAdapter
 from .context import answer_as_text
+from .models_and_tools import TurnModels
 from .options import TurnOptions, for_requests
 from .results import Reply
 from .turn_context import OWN_IDS, FirstIds, TurnContext
-from .turn_models import TurnModels
 
 
 def request_for(

@@ -58,6 +58,7 @@ from ..sessions.open import SessionState, TurnRight
 from ..tools import Answer, last_reply
 from ..tools.definitions import Handoff
 from ..tree import Caller, ChildTurn
+from .models_and_tools import ADVICE, TurnModels, TurnTools, within_window
 from .options import DEFAULTS, StoredTurnOptions, TurnOptions, merged
 from .results import Reply, StepResult, as_reply
 from .step import Step
@@ -70,8 +71,6 @@ from .turn_context import (
     provider_waits,
     steering_message,
 )
-from .turn_models import ADVICE, TurnModels, within_window
-from .turn_tools import TurnTools
 
 MAX_WAITING_TURNS = 16
 """The number of turns of one session that may wait, not counting the turn that runs."""

@@ -48,8 +48,6 @@ Purpose: TypeAlias = Literal[
 
 
 class Address(NamedTuple):
-    """The meaning of a request's method and path."""
-
     wire: str
     """The name of the wire; empty if the headers determine it."""
     purpose: Purpose

@@ -68,13 +68,11 @@ MODELS_SECONDS = 5.0
 
 @cache
 def _vendors() -> frozenset[str | None]:
-    """The vendors' own hosts."""
     return frozenset(provider.home for provider in providers())
 
 
 @cache
 def wires() -> Mapping[str, ClientWire]:
-    """The wires of clients by their names."""
     from . import chat_replies, gemini_replies, messages_replies, responses_replies
 
     kinds = chat_replies, responses_replies, messages_replies, gemini_replies
@@ -128,15 +126,13 @@ class Gateway:
         limits: GatewayLimits,
         on_disconnect: str,
         private_media: bool,
-        clients: Clients,
-        conversations: Conversations,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self._serving = Serving(engine._runtime, limits, cancels=on_disconnect == "cancel")
-        self.clients = clients
-        self._conversations = conversations
-        self._stored = StoredResponses(engine._runtime, conversations)
+        self.clients = Clients(engine)
+        self._conversations = Conversations(engine)
+        self._stored = StoredResponses(engine._runtime, self._conversations)
         self.on_request: Callable[[ServedRequest], object] | None = None
         """Called after each request."""
         self._keyless = keyless
@@ -552,6 +548,4 @@ def gateway(
         limits=limits,
         on_disconnect=on_disconnect,
         private_media=private_media,
-        clients=Clients(engine),
-        conversations=Conversations(engine),
     )

@@ -161,7 +161,6 @@ class ReadHistory(NamedTuple):
 
 
 def read_messages(value: Json, names: ToolNames, losses: LossReport) -> ReadHistory:
-    """Read the messages of a request."""
     if value is None:
         raise missing("messages")
     messages = a_list(value, "messages")
@@ -311,7 +310,6 @@ class _Reader:
         return DocumentBlock(url, media_type=media_type or None, name=title, provider_raw=others)
 
     def _others(self, part: JsonObject, known_fields: tuple[str, ...], where: str) -> ProviderRaw | None:
-        """The fields of a part without a canonical field."""
         others = {name: value for name, value in part.items() if name != "type" and name not in known_fields}
         if not others:
             return None

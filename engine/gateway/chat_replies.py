@@ -1,14 +1,16 @@
-"""Writes replies, streams, errors and lists of models of Chat Completions, and defines the wire. Pure."""
+"""Writes replies, streams and lists of models of Chat Completions, and defines the wire. Pure.
+
+OpenAI has no fields for some content. The reply's images are in OpenRouter's field `images`, and the provider's
+own stop reason is in OpenRouter's `native_finish_reason`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from callboard.adapters import CanonicalResponse
-from callboard.adapters.requests.content import encode_json
+from callboard.adapters.requests.content import encode_json, media_bytes, write_data_url
 from callboard.adapters.requests.settings import CUSTOM, INPUT
 from callboard.bus.streams.events import (
     StreamEvent,
@@ -19,32 +21,256 @@ from callboard.bus.streams.events import (
     ToolUseStart,
 )
 from callboard.bus.values.base import Json, JsonObject
-from callboard.bus.values.content import ToolUseBlock
-from callboard.bus.values.usage import StopReason
-
-from .chat_content import (
-    annotations_of,
-    end_of,
-    fingerprint_of,
-    gap,
-    logprobs_of,
-    media_of,
-    reasoning_details,
-    reply_text,
-    reply_thinking,
-    signed_message,
-    tier_of,
-    write_failure,
-    write_usage,
+from callboard.bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
 )
-from .chat_messages import PROTOCOL
+from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
+
+from .chat_messages import ANTHROPIC, ANTHROPIC_FORMAT, PROTOCOL, as_list
 from .chat_requests import FREE_FORM_TOOLS, INCLUDE_USAGE, LEGACY_FUNCTIONS, read_request
-from .failures import Failure
-from .wire import ClientRequest, ClientWire, FreeFormReader, ListedModel, ReplyInfo, arguments_of, free_form_text
+from .failures import Failure, openai_failure
+from .wire import (
+    STOP_WORDS,
+    ClientRequest,
+    ClientWire,
+    FreeFormReader,
+    ListedModel,
+    ReplyInfo,
+    arguments_of,
+    free_form_text,
+)
+
+# --- How a reply ended ---
+
+_SAME = frozenset({"stop", "tool_calls", "function_call", "length", "content_filter"})
+
+
+def end_of(response: CanonicalResponse, *, legacy: bool) -> JsonObject:
+    """The finish reason, the provider's own stop reason, and vLLM's field for the stop sequence."""
+    reason, details, raw = response.stop_reason, response.provider_details, response.raw_stop_reason
+    word = STOP_WORDS[reason].chat
+    if reason is StopReason.TOOL_USE and legacy:
+        word = "function_call"
+    elif reason is StopReason.PROVIDER_SPECIFIC and any(call.incomplete for call in response.tool_uses):
+        word = "length"
+    found: JsonObject = {"finish_reason": word}
+    if raw and raw not in _SAME:
+        found["native_finish_reason"] = raw
+    for name in ("stop_sequence", "matched_stop", "stop_reason"):
+        if reason is StopReason.STOP_SEQUENCE and isinstance(details.get(name), str):
+            found["stop_reason"] = details[name]
+            break
+    return found
+
+
+def tier_of(usage: TokenUsage) -> JsonObject:
+    tier, _ = split_tier(usage.service_tier)
+    return {} if tier is None else {"service_tier": tier}
+
+
+def logprobs_of(content: Iterable[ContentBlock]) -> Json:
+    found: list[Json] = []
+    for block in content:
+        if isinstance(block, TextBlock) and block.provider_raw is not None:
+            entries = block.provider_raw.data.get("logprobs")
+            found += entries if isinstance(entries, list) else []
+    return {"content": found, "refusal": None} if found else None
+
+
+# --- Text ---
+
+
+def reply_text(content: Iterable[ContentBlock]) -> str:
+    return "".join(gap + block.text for block, gap in _texts(content))
+
+
+def _texts(content: Iterable[ContentBlock]) -> Iterator[tuple[TextBlock, str]]:
+    """The texts of a reply, with the separators before them: a blank line if there are other blocks between."""
+    last, apart = "", False
+    for block in content:
+        if not isinstance(block, TextBlock):
+            apart = True
+            continue
+        yield block, _gap(last, block.text) if apart and block.text else ""
+        if block.text:
+            last, apart = block.text, False
+
+
+def _gap(before: str, after: str) -> str:
+    return "" if not before or before[-1].isspace() or after[:1].isspace() else "\n\n"
+
+
+# --- Reasoning ---
+
+
+def reasoning_details(content: Iterable[ContentBlock], *, with_text: bool) -> list[Json]:
+    """The opaque parts of reasoning, for clients that send them back: OpenRouter's own parts, and Anthropic's."""
+    details: list[Json] = []
+    for block in content:
+        if not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+            continue
+        raw = block.provider_raw
+        common: JsonObject = {"format": ANTHROPIC_FORMAT, "index": len(details)}
+        if raw is not None and "reasoning_details" in raw.data:
+            entries = as_list(raw.data["reasoning_details"])
+            details += entries if with_text else _without_text(entries)
+        elif raw is not None and raw.provider != ANTHROPIC:
+            continue  # signatures of other providers have no form here
+        elif isinstance(block, RedactedThinkingBlock):
+            details.append({"type": "reasoning.encrypted", "data": block.data, **common})
+        elif block.signature:
+            text: JsonObject = {"text": block.text} if with_text else {}
+            details.append({"type": "reasoning.text", **text, "signature": block.signature, **common})
+    return details
+
+
+def _without_text(details: list[Json]) -> Iterator[JsonObject]:
+    """The opaque parts of details whose text was streamed before. A detail without such parts is left out."""
+    for detail in details:
+        if isinstance(detail, dict) and (detail.get("signature") or detail.get("data")):
+            yield {name: value for name, value in detail.items() if name not in ("text", "summary")}
+
+
+def signed_message(content: Iterable[ContentBlock]) -> JsonObject:
+    """Gemini's signature of a whole message, in the form of Google's Chat Completions endpoint."""
+    for block in content:
+        raw = block.provider_raw if isinstance(block, ThinkingBlock) else None
+        if raw is not None and "extra_content" in raw.data:
+            return {"extra_content": raw.data["extra_content"]}
+    return {}
+
+
+# --- Citations and media ---
+
+
+def annotations_of(content: Sequence[ContentBlock]) -> list[Json]:
+    """The citations of a reply, in the format of OpenAI's web search."""
+    found: list[Json] = []
+    end = 0
+    for block, gap in _texts(content):
+        start = end + len(gap)
+        end = start + len(block.text)
+        data = block.provider_raw.data if block.provider_raw is not None else {}
+        for entry in (*as_list(data.get("annotations")), *as_list(data.get("citations"))):
+            found += _annotation(entry, start, end)
+    for other in content:
+        if isinstance(other, OpaqueBlock) and other.kind == _GROUNDING:
+            found += _grounded(other.provider_raw.data.get(_GROUNDING), reply_text(content))
+    return found
+
+
+_GROUNDING = "groundingMetadata"
+"""The type of Gemini's citations, which follow the text."""
+
+
+def _grounded(metadata: Json, text: str) -> Iterator[Json]:
+    fields = metadata if isinstance(metadata, dict) else {}
+    pages = [
+        chunk.get("web") if isinstance(chunk, dict) else None for chunk in as_list(fields.get("groundingChunks"))
+    ]
+    encoded = text.encode("utf-8", "replace")
+    for support in as_list(fields.get("groundingSupports")):
+        match support:
+            case {"segment": {"text": str(quoted)} as segment, "groundingChunkIndices": list(places)}:
+                first = segment.get("startIndex", 0) if isinstance(segment, dict) else 0
+                start = len(encoded[: first if isinstance(first, int) else 0].decode("utf-8", "ignore"))
+                # the index is the number of bytes from the start of the text's part
+                if not text.startswith(quoted, start):
+                    start = max(text.find(quoted), 0)
+                for place in places:
+                    page = pages[place] if isinstance(place, int) and 0 <= place < len(pages) else None
+                    if isinstance(page, dict) and isinstance(page.get("uri"), str):
+                        yield _citation(page["uri"], page.get("title"), start, start + len(quoted))
+            case _:
+                pass
+
+
+def _annotation(entry: Json, start: int, end: int) -> list[Json]:
+    if not isinstance(entry, dict):
+        return []
+    match entry:
+        case {"type": "url_citation", "url_citation": dict()}:
+            return [entry]
+        case {"type": "url_citation", "url": str(url)}:  # Responses, Gemini's interactions
+            first, last = entry.get("start_index"), entry.get("end_index")
+            first = start + first if isinstance(first, int) else start
+            last = start + last if isinstance(last, int) else end
+        case {"url": str(url)}:  # Anthropic
+            first, last = start, end
+        case _:
+            return []
+    return [_citation(url, entry.get("title"), first, last)]
+
+
+def _citation(url: Json, title: Json, start: Json, end: Json) -> JsonObject:
+    fields: JsonObject = {"url": url, "title": title or "", "start_index": start, "end_index": end}
+    return {"type": "url_citation", "url_citation": fields}
+
+
+def media_of(content: Iterable[ContentBlock]) -> JsonObject:
+    found: JsonObject = {}
+    images: list[Json] = []
+    for block in content:
+        match block:
+            case ImageBlock():
+                read = media_bytes(block)
+                url: JsonObject = {"url": block.url if read is None else write_data_url(*read)}
+                images.append({"type": "image_url", "image_url": url, "index": len(images)})
+            case OpaqueBlock(kind="audio") if block.provider_raw.data.get("data"):
+                found["audio"] = block.provider_raw.data
+            case _:
+                pass
+    if images:
+        found["images"] = images
+    return found
+
+
+# --- Usage ---
+
+
+def write_usage(usage: TokenUsage) -> JsonObject:
+    """The token counts. The prompt's count includes cached tokens."""
+    details = usage.details or {}
+    prompt, output = usage.total_input_tokens, usage.output_tokens
+    prompt_details: JsonObject = {
+        "cached_tokens": usage.cached_input_tokens,
+        "audio_tokens": details.get("audio_input", 0),
+    }
+    if usage.cache_creation_input_tokens:
+        prompt_details["cache_write_tokens"] = usage.cache_creation_input_tokens
+        hour = usage.cache_creation_1h_input_tokens
+        if hour:
+            prompt_details["cache_creation"] = {
+                "ephemeral_5m_input_tokens": usage.cache_creation_input_tokens - hour,
+                "ephemeral_1h_input_tokens": hour,
+            }
+    written: JsonObject = {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": prompt_details,
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens or 0,
+            "audio_tokens": details.get("audio_output", 0),
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+    if details.get("web_search"):
+        written["server_tool_use"] = {"web_search_requests": details["web_search"]}
+    return written
+
+
+# --- Whole replies ---
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-    """The body of a reply."""
     content, calls = response.content, response.tool_uses
     legacy = client_request.options.get(LEGACY_FUNCTIONS, False)
     text: Json = reply_text(content)
@@ -56,9 +282,9 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
     if response.stop_reason is StopReason.REFUSAL and text:
         message |= {"content": None, "refusal": text}
         choice["finish_reason"] = "stop"
-    thinking = reply_thinking(content)
+    thinking = [block.text for block in content if isinstance(block, ThinkingBlock) and block.text]
     if thinking:
-        message["reasoning_content"] = thinking
+        message["reasoning_content"] = "\n\n".join(thinking)
     details = reasoning_details(content, with_text=True)
     if details:
         message["reasoning_details"] = details
@@ -78,7 +304,7 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
         "choices": [choice],
         "usage": write_usage(response.usage),
         **tier_of(response.usage),
-        "system_fingerprint": fingerprint_of(response),
+        "system_fingerprint": response.provider_details.get("system_fingerprint"),
     }
 
 
@@ -95,47 +321,13 @@ def _call(call: ToolUseBlock, client_request: ClientRequest) -> JsonObject:
     return written
 
 
-# --- Models ---
-
-
-def write_model(model: ListedModel) -> JsonObject:
-    """One model, with the limits under OpenRouter's and Groq's names."""
-    written: JsonObject = {
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": model.owned_by,
-    }
-    if model.context_tokens is not None:
-        written["context_length"] = model.context_tokens
-    if model.output_tokens is not None:
-        written["max_completion_tokens"] = model.output_tokens
-    return written
-
-
-def write_models(models: Sequence[ListedModel]) -> JsonObject:
-    """The body of a list of models."""
-    return {"object": "list", "data": [write_model(model) for model in models]}
-
-
-def write_token_count(tokens: int) -> JsonObject:
-    """The body of a token count."""
-    return {"object": "response.input_tokens", "input_tokens": tokens}
-
+# --- Streams ---
 
 _DONE: Final = b"data: [DONE]\n\n"
-_PING: Final = b": ping\n\n"
 
 
 def _event(value: Json) -> bytes:
     return b"data: " + encode_json(value) + b"\n\n"
-
-
-def _json_text(text: str) -> bytes:
-    try:
-        return msgspec.json.encode(text)
-    except UnicodeEncodeError:
-        return encode_json(text)
 
 
 class ChatWriter:
@@ -174,7 +366,7 @@ class ChatWriter:
                 if event.content_block_index != self._block:
                     text = self._apart(event) + text
                 self._end = text[-1:] or self._end
-                return self._text_head + _json_text(text) + self._text_tail
+                return self._text_head + encode_json(text) + self._text_tail
             case ThinkingDelta():
                 return self._thinking(event)
             case ToolUseStart():
@@ -203,7 +395,7 @@ class ChatWriter:
         pieces = [self._delta(late)] if late else []
         last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, **end_of(response, legacy=self._legacy)}
         more = tier_of(response.usage)
-        fingerprint = fingerprint_of(response)
+        fingerprint = response.provider_details.get("system_fingerprint")
         if fingerprint is not None:
             more["system_fingerprint"] = fingerprint
         null: JsonObject = {"usage": None} if self._with_usage else {}
@@ -214,10 +406,10 @@ class ChatWriter:
         return b"".join((*pieces, _DONE))
 
     def fail(self, failure: Failure) -> bytes:
-        return _event(write_failure(failure)[1])
+        return _event(openai_failure(failure)[1])
 
     def ping(self) -> bytes:
-        return _PING
+        return b": ping\n\n"
 
     def _delta(self, delta: JsonObject) -> bytes:
         return self._head + encode_json(delta) + self._tail
@@ -226,7 +418,7 @@ class ChatWriter:
         """The separator before a new block; empty directly after another text block."""
         index, former = event.content_block_index, self._block
         self._block = index
-        return "" if index == former + 1 else gap(self._end, event.text)
+        return "" if index == former + 1 else _gap(self._end, event.text)
 
     def _thinking(self, event: ThinkingDelta) -> bytes:
         if not event.text:
@@ -235,7 +427,7 @@ class ChatWriter:
         if event.content_block_index != self._thought:
             text = text if self._thought < 0 else f"\n\n{text}"
             self._thought = event.content_block_index
-        return self._head + b'{"reasoning_content":' + _json_text(text) + self._text_tail
+        return self._head + b'{"reasoning_content":' + encode_json(text) + self._text_tail
 
     # --- Calls ---
 
@@ -256,7 +448,7 @@ class ChatWriter:
         return self._delta({"tool_calls": [call]})
 
     def _arguments(self, text: str) -> bytes:
-        written = _json_text(text)
+        written = encode_json(text)
         if self._legacy:
             if self._calls > 1:
                 return b""
@@ -275,13 +467,39 @@ class ChatWriter:
         return self._arguments(encode_json(event.final_input).decode())
 
 
+# --- Models ---
+
+
+def write_model(model: ListedModel) -> JsonObject:
+    """One model, with the limits under OpenRouter's and Groq's names."""
+    written: JsonObject = {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.owned_by,
+    }
+    if model.context_tokens is not None:
+        written["context_length"] = model.context_tokens
+    if model.output_tokens is not None:
+        written["max_completion_tokens"] = model.output_tokens
+    return written
+
+
+def write_models(models: Sequence[ListedModel]) -> JsonObject:
+    return {"object": "list", "data": [write_model(model) for model in models]}
+
+
+def write_token_count(tokens: int) -> JsonObject:
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
 WIRE = ClientWire(
     name="chat",
     protocol=PROTOCOL,
     read_request=read_request,
     writer=ChatWriter,
     write_reply=write_reply,
-    write_failure=write_failure,
+    write_failure=openai_failure,
     write_models=write_models,
     write_model=write_model,
     write_token_count=write_token_count,

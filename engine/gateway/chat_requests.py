@@ -57,7 +57,6 @@ _SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "litellm_sessio
 def read_request(
     body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
 ) -> ClientRequest:
-    """See `ClientWire.read_request`."""
     return _Reader(body, headers).read(model, stream)
 
 
@@ -274,7 +273,6 @@ def _in_other_words(name: str, value: Json) -> dict[str, JsonObject]:
 
 
 def _search(options: JsonObject) -> dict[str, JsonObject]:
-    """The search tool of each protocol."""
     location: JsonObject = {}
     match options.get("user_location"):
         case {"approximate": dict(place)}:

@@ -77,7 +77,6 @@ def issue_key(client: str, now_us: int) -> tuple[str, ClientKey]:
 
 
 def hash_of(key: str) -> bytes:
-    """The hash under which a key is stored."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -360,7 +359,6 @@ class Clients:
         return live
 
     def tags(self, client: Client) -> dict[str, str]:
-        """The tags of the client's calls."""
         return {CLIENT_TAG: client.name}
 
     # --- Clients that are revoked while their requests are in progress ---

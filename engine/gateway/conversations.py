@@ -64,8 +64,6 @@ _log = Log("engine.gateway.conversations")
 
 
 class Conversation(ShortRepr, frozen=True, kw_only=True):
-    """A client's request within its conversation."""
-
     client: str
     """The client's name; empty for a gateway without keys."""
     request: CanonicalRequest
@@ -230,7 +228,6 @@ class Conversations:
         await self._keep(client, response.session_id, [("response", response.id.encode(), response, body)])
 
     async def stored(self, client: str, response_id: str) -> StoredResponse:
-        """A stored reply."""
         await self._look()
         found = await self._found(client, "response", [response_id.encode("utf-8", "surrogatepass")])
         values = [entry.value for entries in found.values() for entry in entries]
@@ -255,7 +252,6 @@ class Conversations:
         return EarlierConversation(items=tuple(items), messages=messages, session_id=last.session_id)
 
     async def delete(self, client: str, response_id: str) -> None:
-        """Delete a stored reply."""
         key = response_id.encode("utf-8", "surrogatepass")
         had = self._memory.drop(client, "response", key)
         tables = await self._tables()

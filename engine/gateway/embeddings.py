@@ -30,7 +30,7 @@ from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
 from ..engine import Engine
-from ..operations.embeddings import space_of
+from ..operations.embeddings_and_images import space_of
 from .exchange import models_of
 from .failures import BadRequest
 from .gemini_contents import GEMINI, camel, each
@@ -85,7 +85,6 @@ Write = Callable[[ClientEmbeddingRequest, Sequence[Vector], TokenUsage], JsonObj
 async def embed(
     engine: Engine, client_request: ClientEmbeddingRequest, write: Write, tags: Mapping[str, str]
 ) -> OperationResult:
-    """Run a client's request."""
     models = models_of(engine._runtime, client_request.model)
     results = []
     for request in client_request.requests:

@@ -90,8 +90,6 @@ def unknown_model(name: str) -> BadRequest:
 
 
 class Exchange:
-    """One request and its reply."""
-
     def __init__(
         self,
         serving: Serving,
@@ -144,7 +142,6 @@ class Exchange:
 
     @cached_property
     def turn(self) -> Turn:
-        """The turn that makes the reply."""
         sent = WireRequest(
             protocol=self.wire.protocol,
             body=self.body,
@@ -210,7 +207,6 @@ class Exchange:
         }
 
     async def answer(self) -> None:
-        """Answer the client."""
         watches = [asyncio.ensure_future(self._until_gone())]
         if self.revoked is not None:
             watches.append(asyncio.ensure_future(self._until_revoked(self.revoked)))
@@ -364,7 +360,6 @@ class Exchange:
     # --- Both ---
 
     def info(self) -> ReplyInfo:
-        """The data that a writer needs before the reply starts."""
         route = self.turn.route
         return ReplyInfo(
             id=self.id,

@@ -38,7 +38,7 @@ from callboard.bus.errors import (
     StreamError,
 )
 from callboard.bus.log import Log
-from callboard.bus.values.base import Json
+from callboard.bus.values.base import Json, JsonObject
 
 from ..budgets.ledger import BudgetExceededError
 from ..tree import TurnLimitError
@@ -139,6 +139,31 @@ class BadRequest(Exception):
         self.failure = Failure(
             kind=kind, message=message, param=param, code=code, retry_after=retry_after, allow=allow
         )
+
+
+_PARAMS: Mapping[FailureKind, str] = {"context_overflow": "messages", "not_found": "model"}
+
+
+def openai_failure(failure: Failure) -> tuple[int, JsonObject]:
+    """The status and the body of a failure for Chat Completions. Responses has nearly the same."""
+    words = WORDS[failure.kind]
+    code = words.code
+    param = failure.param if failure.param is not None else _PARAMS.get(failure.kind)
+    if failure.kind == "not_found" and (vendor_code := _vendors_code(failure.code)) not in (None, code):
+        code, param = vendor_code, failure.param  # a file or an earlier response is missing, not a model
+    error: JsonObject = {
+        **failure.details,
+        "message": failure.message,
+        "type": words.openai,
+        "param": param,
+        "code": code if code is not None else _vendors_code(failure.code),
+    }
+    return words.status, {"error": error}
+
+
+def _vendors_code(code: str | None) -> str | None:
+    """A provider's code; None if it is another vendor's error type."""
+    return None if code is None or code.endswith("_error") or code.isupper() else code
 
 
 # --- Failures for exceptions ---

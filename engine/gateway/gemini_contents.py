@@ -79,7 +79,6 @@ def each(value: Json, where: str) -> Sequence[Json]:
 
 
 def objects_of(value: Json, where: str) -> Iterator[tuple[JsonObject, str]]:
-    """The objects of a list, with their places."""
     for number, item in enumerate(each(value, where)):
         yield camel(item, f"{where}[{number}]"), f"{where}[{number}]"
 
@@ -194,7 +193,6 @@ def _text(value: Json) -> str | None:
 
 
 def read_contents(contents: Json, names: ToolNames, losses: LossReport) -> list[Message]:
-    """Read the messages from a request's contents."""
     reader = _Reader(names, losses)
     for content, where in objects_of(contents, "contents"):
         reader.add(content, where)

@@ -166,7 +166,6 @@ class Unwrapping:
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-    """The body of a reply that is not streamed."""
     return _Reply(client_request, info).last(response, 0, (), empty={"role": "model"})
 
 
@@ -332,7 +331,6 @@ _TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
-    """The status and the body of a failure before the first byte."""
     words = WORDS[failure.kind]
     message = failure.message
     if failure.kind == "context_overflow" and "exceeds the maximum number of tokens" not in message:
@@ -365,12 +363,10 @@ _METHODS = ("generateContent", "streamGenerateContent", "countTokens", "embedCon
 
 
 def write_models(models: Sequence[ListedModel]) -> JsonObject:
-    """The body of a list of models, in one page."""
     return {"models": [write_model(model) for model in models]}
 
 
 def write_model(model: ListedModel) -> JsonObject:
-    """The body of one model."""
     written: JsonObject = {
         "name": f"models/{model.id}",
         "version": "001",
@@ -386,7 +382,6 @@ def write_model(model: ListedModel) -> JsonObject:
 
 
 def write_token_count(tokens: int) -> JsonObject:
-    """The body of a token count."""
     return {"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]}
 
 

@@ -88,8 +88,6 @@ def _hashed_content(message: Message) -> list[object]:
 
 
 class Run(NamedTuple):
-    """A reply in a history."""
-
     first: int
     """The index of the reply's first message."""
     end: int
@@ -99,7 +97,6 @@ class Run(NamedTuple):
 
 
 def replies_in(messages: Sequence[Message]) -> list[Run]:
-    """The replies of a history."""
     found: list[Run] = []
     place = 0
     while place < len(messages):

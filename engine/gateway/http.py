@@ -72,8 +72,6 @@ class ClientGone(Exception):
 
 
 class Incoming:
-    """An HTTP request, with the functions to answer it."""
-
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.receive = receive
         self.status = 0
@@ -136,7 +134,6 @@ class Bodies:
         self._reading = 0
 
     async def read_json(self, request: Incoming) -> JsonObject:
-        """The body of a request, a JSON object. Raises BadRequest or ClientGone."""
         return json_object(await self.read(request))
 
     async def read(self, request: Incoming) -> bytes:
@@ -306,7 +303,6 @@ JSON_TYPE = b"application/json"
 async def answer(
     send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, kind: bytes = JSON_TYPE
 ) -> None:
-    """Send a whole answer."""
     all_headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})
@@ -355,7 +351,6 @@ class StreamedAnswer:
         self._timer: asyncio.TimerHandle = self._loop.call_later(self._tick_seconds, self._tick)
 
     async def start(self) -> None:
-        """Send the status and the headers."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self.headers})
@@ -371,14 +366,12 @@ class StreamedAnswer:
             self._writing, self._last = False, self._loop.time()
 
     async def end(self, data: bytes = b"") -> None:
-        """Send the last piece."""
         if not self.started:
             await self.start()
         self._writing, self._last = True, self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def close(self) -> None:
-        """Stop the timers."""
         self._timer.cancel()
         if self._pinging is not None:
             self._pinging.cancel()
@@ -444,8 +437,6 @@ def rate_headers(wire: str, rates: RateHeaders) -> Headers:
 
 
 def provider_rates(limits: RateLimitInfo, now_us: int) -> RateHeaders:
-    """Convert the limits in a provider's reply."""
-
     def seconds(reset: str | None) -> float | None:
         return None if reset is None else seconds_until(reset, now_us)
 

@@ -18,7 +18,7 @@ from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
 from ..engine import Engine
-from ..operations.embeddings import ImageOptions
+from ..operations.embeddings_and_images import ImageOptions
 from .embeddings import OperationResult, openai_options
 from .exchange import models_of
 from .failures import BadRequest
@@ -167,7 +167,6 @@ def _data_url(value: Json, where: str) -> ImageBlock:
 
 
 def _value(text: str) -> Json:
-    """The JSON value of a form field."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text

@@ -50,7 +50,6 @@ _BILLING = "x-anthropic-billing-header:"
 
 
 def bad(path: str, why: str) -> BadRequest:
-    """The error for one field."""
     return BadRequest(f"{path}: {why}", param=path)
 
 
@@ -102,7 +101,6 @@ def list_at(value: Json, path: str) -> list[Json]:
 
 
 def objects_at(value: Json, path: str) -> Iterator[tuple[JsonObject, str]]:
-    """The objects of a list, with their paths."""
     for number, item in enumerate(list_at(value, path)):
         yield object_at(item, f"{path}.{number}"), f"{path}.{number}"
 
@@ -282,7 +280,6 @@ class ContentReader:
         return [message for role, blocks in turns for message in self._turn(role, blocks)]
 
     def _role_and_blocks(self, fields: JsonObject, path: str) -> tuple[str, list[ContentBlock]]:
-        """The role and the blocks of one message."""
         role = required(fields, "role", path)
         if role not in ("user", "assistant", "system"):
             raise bad(f"{path}.role", "Input should be 'user' or 'assistant'")

@@ -410,7 +410,6 @@ def _model(model: ListedModel) -> JsonObject:
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-    """The body of a reply that is not streamed."""
     return {
         **_message(info),
         "content": list(_content(response, client_request)),
@@ -421,7 +420,6 @@ def write_reply(client_request: ClientRequest, info: ReplyInfo, response: Canoni
 
 
 def write_failure(failure: Failure) -> tuple[int, JsonObject]:
-    """The status and the body of a failure."""
     kind = failure.kind
     if kind == "budget" and failure.retry_after is not None:
         kind = "rate_limit"  # a retry in the budget's next window may succeed
@@ -443,7 +441,6 @@ _TOO_LONG = "prompt is too long"
 
 
 def write_models(models: Sequence[ListedModel]) -> JsonObject:
-    """The body of a list of models."""
     return {
         "data": [_model(model) for model in models],
         "first_id": models[0].id if models else None,
@@ -453,7 +450,6 @@ def write_models(models: Sequence[ListedModel]) -> JsonObject:
 
 
 def write_token_count(tokens: int) -> JsonObject:
-    """The body of a token count."""
     return {"input_tokens": tokens}
 
 

@@ -66,7 +66,6 @@ class InputReader:
         self._found: dict[str, list[str]] = {}  # names of tools by the path of the item that contains them
 
     def read(self, value: Json) -> tuple[Message, ...]:
-        """Read the field `input`."""
         if isinstance(value, str):
             return (Message.user(value),)
         if not isinstance(value, list):
@@ -147,7 +146,6 @@ class InputReader:
             self._results = []
 
     def _say(self, block: ContentBlock) -> None:
-        """Add a block of a reply."""
         self._end_results()
         self._reply.append(block)
 
@@ -341,7 +339,6 @@ def _texts(parts: Json) -> list[str]:
 
 
 def _message_part(part: JsonObject, fields: JsonObject) -> ContentBlock:
-    """A part of a model's message."""
     kind = part.get("type")
     raw = dict(fields)
     if kind == "refusal" or isinstance(part.get("refusal"), str):
@@ -380,7 +377,6 @@ def _part(part: Json, place: str) -> ContentBlock:
 
 
 def _rest(part: JsonObject, *known_fields: str) -> ProviderRaw | None:
-    """The fields that only OpenAI can read."""
     rest = rest_of(part, *known_fields)
     return ProviderRaw(OPENAI, rest) if rest else None
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from callboard.adapters import CanonicalResponse
+from callboard.adapters.providers.openai.items import OTHER_HALF, SELF_CONTAINED
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
 from callboard.adapters.providers.openai.wire import DETAILS
 from callboard.adapters.requests.content import encode_json
@@ -32,9 +33,8 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.usage import StopReason, TokenUsage, split_tier
 
-from .chat_content import annotations_of
-from .chat_content import write_failure as chat_failure
-from .failures import Failure
+from .chat_replies import annotations_of
+from .failures import Failure, openai_failure
 from .responses_items import TOKEN
 from .responses_tools import FUNCTION, HOST_TOOLS, OPENAI, WireTool, call_fields
 from .wire import ClientRequest, ReplyInfo, arguments_of, free_form_text
@@ -53,15 +53,7 @@ _ENDS = {
 }
 """The status and the reason of a reply that is not complete."""
 
-_OPENAI_ITEMS = frozenset(
-    {
-        *("web_search_call", "file_search_call", "code_interpreter_call", "computer_call", IMAGE_CALL),
-        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "program", "program_output", "compaction"),
-        *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
-        *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
-        *("additional_tools", "computer_call_output", "mcp_approval_response", "configuration_update"),
-    }
-)
+_OPENAI_ITEMS = frozenset({*SELF_CONTAINED, *OTHER_HALF, "configuration_update"})
 """The types of items that a client of this wire knows, besides messages, reasoning and calls."""
 
 
@@ -77,31 +69,25 @@ class ItemIds:
         return f"{prefix}_{self._reply_id}_{self._count}"
 
 
-def wire_tools(client_request: ClientRequest) -> Mapping[str, WireTool]:
-    """The client's form of its tools, by canonical name."""
-    return msgspec.convert(client_request.options.get("tools", {}), dict[str, WireTool])
-
-
 # --- Items ---
 
 
 class ItemWriter:
-    """Writes the items of one reply."""
-
     def __init__(self, client_request: ClientRequest, info: ReplyInfo) -> None:
-        self.tools = wire_tools(client_request)
+        self.tools = msgspec.convert(client_request.options.get("tools", {}), dict[str, WireTool])
+        """The client's form of its tools, by canonical name."""
         self.ids = ItemIds(info.id)
 
     def write(self, content: Sequence[ContentBlock], *, status: str = COMPLETED) -> list[Json]:
         """The items of a whole reply. `status` is the status of the last item."""
-        items: list[Json] = []
+        items: list[JsonObject] = []
         parts: list[Json] = []
         summary: list[Json] = []
         former: ContentBlock | None = None
         for number, block in enumerate(content):
             last = status if number == len(content) - 1 else COMPLETED
-            if summary and not isinstance(block, ThinkingBlock):  # the reasoning has no end
-                items.append(reasoning_item(self.ids.next("rs"), summary, None))
+            if not isinstance(block, ThinkingBlock):
+                items += self._unended(summary)
                 summary = []
             match block:
                 case TextBlock() if isinstance(former, TextBlock) and _is_one_message(former, block):
@@ -121,9 +107,13 @@ class ItemWriter:
                 case _:
                     items += [item for item in [self.other(block)] if item is not None]
             if last != COMPLETED and items and isinstance(block, TextBlock):
-                _dict(items[-1])["status"] = last
+                items[-1]["status"] = last
             former = block
-        return items
+        return [*items, *self._unended(summary)]
+
+    def _unended(self, summary: list[Json]) -> list[JsonObject]:
+        """The item for parts of reasoning whose end is missing, for example after the reply's limit in tokens."""
+        return [reasoning_item(self.ids.next("rs"), summary, None)] if summary else []
 
     def message(self, block: TextBlock) -> JsonObject:
         """The item of a message that starts with a text, without its parts."""
@@ -158,7 +148,6 @@ class ItemWriter:
         return item | {name: data[name] for name in ("namespace", "caller", "async") if name in data}
 
     def call_item(self, wire: WireTool, call_id: str, fields: JsonObject, status: str) -> JsonObject:
-        """An item for a call, with a new id."""
         prefix = PREFIXES.get(wire.kind) or HOST_TOOLS[wire.kind].prefix
         kind = CALL_TYPES.get(wire.kind) or HOST_TOOLS[wire.kind].call
         item: JsonObject = {"type": kind, "id": self.ids.next(prefix), "call_id": call_id, "status": status}
@@ -264,11 +253,6 @@ def secret_token(of: str) -> str:
     return f"{TOKEN}{digest(of)[:32]}"
 
 
-def _dict(item: Json) -> JsonObject:
-    assert isinstance(item, dict)
-    return item
-
-
 # --- The response object ---
 
 _ECHOED: Mapping[str, Json] = {
@@ -315,7 +299,7 @@ class ResponseObject:
         echoed["text"] = {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})}
         self._echo: Mapping[str, Any] = echoed
         self._head: JsonObject = {
-            "id": response_id(info),
+            "id": f"resp_{info.id}",
             "object": "response",
             "created_at": info.created,
             "model": info.model,
@@ -348,7 +332,7 @@ class ResponseObject:
         return {
             **self.at(status, output, error=error),
             "incomplete_details": None if reason is None else {"reason": reason},
-            "usage": usage_object(response.usage),
+            "usage": write_usage(response.usage),
             "service_tier": tier or "default",
             **{name: details[name] for name in DETAILS if name in details},
         }
@@ -357,11 +341,7 @@ class ResponseObject:
 _FAILED = "The reply failed."
 
 
-def response_id(info: ReplyInfo) -> str:
-    return f"resp_{info.id}"
-
-
-def usage_object(usage: TokenUsage) -> JsonObject:
+def write_usage(usage: TokenUsage) -> JsonObject:
     return {
         "input_tokens": usage.total_input_tokens,
         "input_tokens_details": {
@@ -391,7 +371,6 @@ def refusal_of(response: CanonicalResponse) -> str | None:
 
 
 def write_reply(client_request: ClientRequest, info: ReplyInfo, response: CanonicalResponse) -> JsonObject:
-    """See `ClientWire.write_reply`."""
     status, _ = end_of(response.stop_reason)
     writer = ItemWriter(client_request, info)
     items = writer.write(response.content, status=INCOMPLETE if status == INCOMPLETE else COMPLETED)
@@ -409,7 +388,7 @@ def write_failure(failure: Failure) -> tuple[int, JsonObject]:
     """See `ClientWire.write_failure`. The errors are the same as for Chat Completions, except for one field's
     name.
     """
-    status, body = chat_failure(failure)
+    status, body = openai_failure(failure)
     error = body["error"]
     assert isinstance(error, dict)
     if failure.param is None and failure.kind == "context_overflow":

@@ -54,8 +54,6 @@ _PING = b": ping\n\n"
 
 
 class _Open(msgspec.Struct):
-    """The open item."""
-
     kind: str
     """``message``, ``reasoning`` or ``call``."""
     item_id: str
@@ -149,7 +147,6 @@ class ResponsesWriter:
         return b"%b%d%b%b}\n\n" % (self._before, number, self._after, written)
 
     def _deltas_of(self, kind: str, place: JsonObject) -> None:
-        """Prepare the deltas of a part."""
         self._before = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'.encode()
         logprobs: JsonObject = {"logprobs": []} if kind == _TEXT_DELTA else {}
         fields = msgspec.json.encode({**place, **logprobs})[1:-1]
@@ -159,20 +156,17 @@ class ResponsesWriter:
         return {"item_id": opened.item_id, "output_index": opened.index}
 
     def _add(self, kind: str, item: JsonObject, **more: Json) -> tuple[_Open, bytes]:
-        """Start an item."""
         opened = _Open(kind, str(item["id"]), len(self._output), parts=[], texts=[])
         self._open = opened
         return opened, self._event("response.output_item.added", output_index=opened.index, item=item)
 
     def _done(self, item: JsonObject) -> bytes:
-        """End the open item."""
         index = len(self._output)
         self._output.append(item)
         self._open = None
         return self._event("response.output_item.done", output_index=index, item=item)
 
     def _write_item(self, item: JsonObject) -> bytes:
-        """An item in one piece."""
         _, written = self._add("whole", item)
         return written + self._done(item)
 
@@ -377,7 +371,6 @@ _CALL_DELTAS = {
 
 
 def _fields(kind: str, arguments: JsonObject, text: str) -> JsonObject:
-    """The fields of a call's item."""
     if kind == FUNCTION:
         return {"arguments": text}
     return {INPUT: text} if kind == CUSTOM_KIND else call_fields(kind, arguments)

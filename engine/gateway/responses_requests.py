@@ -77,7 +77,6 @@ _DATA = "message.output_text.logprobs"
 def read_request(
     body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
 ) -> ClientRequest:
-    """See `ClientWire.read_request`."""
     return _Reader(body, headers).read(model, stream)
 
 
@@ -174,7 +173,6 @@ class _Reader:
         return effort if isinstance(effort, str) else None
 
     def _text(self) -> tuple[str | None, JsonObject | None]:
-        """The verbosity and the output schema."""
         fields = object_in(self.body, "text")
         verbosity, form = fields.get("verbosity"), fields.get("format")
         for name in fields:
@@ -261,7 +259,6 @@ class _Reader:
         return None
 
     def _chosen(self, choice: JsonObject) -> str | None:
-        """The canonical name of the chosen tool."""
         kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
         if not isinstance(kind, str):
             return None
@@ -314,7 +311,6 @@ class _Reader:
 
 
 def input_items(body: JsonObject) -> list[Json]:
-    """The input of a request as items."""
     value = body.get("input")
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
@@ -345,5 +341,4 @@ def joined(
 
 
 def _is_of(item: Json, stored: Collection[str]) -> bool:
-    """Whether an item refers to one of the stored items."""
     return isinstance(item, dict) and is_reference(item) and str(item.get("id")) in stored

@@ -126,8 +126,6 @@ def canonical_name(name: str, namespace: str | None = None) -> str:
 
 
 class ToolTable:
-    """The tools of one request."""
-
     def __init__(self) -> None:
         self.definitions: dict[str, ToolDefinition] = {}
         self.wire: dict[str, WireTool] = {}
@@ -267,7 +265,6 @@ def _host_tool(kind: str, tool: JsonObject) -> JsonObject:
 
 
 def call_input(kind: str, item: JsonObject) -> JsonObject:
-    """The arguments in a call's item."""
     match kind:
         case "apply_patch":
             fields = item.get("operation")
@@ -286,7 +283,6 @@ def call_input(kind: str, item: JsonObject) -> JsonObject:
 
 
 def call_fields(kind: str, arguments: JsonObject) -> JsonObject:
-    """The fields of a call's item for its arguments."""
     match kind:
         case "local_shell":
             command = _command(arguments.get("command"), ["bash", "-lc"])

@@ -110,7 +110,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def server_options() -> dict[str, Any]:
-    """The options of `uvicorn.Config`."""
     return {
         "http": BoundedProtocol,
         "ws": "none",

@@ -53,8 +53,6 @@ class _Running(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses of one gateway."""
-
     def __init__(self, runtime: Runtime, conversations: Conversations) -> None:
         self._runtime = runtime
         self._conversations = conversations
@@ -175,7 +173,6 @@ class StoredResponses:
     # --- Stored responses ---
 
     async def show(self, client: str, response_id: str) -> JsonObject:
-        """A stored response. Raises ClientRefused."""
         body = (await self._conversations.stored(client, response_id)).body
         if (client, response_id) in self._in_progress:
             return {**body, "status": "in_progress"}
@@ -205,7 +202,6 @@ class StoredResponses:
         }
 
     async def delete(self, client: str, response_id: str) -> JsonObject:
-        """Delete a stored response. Raises ClientRefused."""
         await self._conversations.delete(client, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 

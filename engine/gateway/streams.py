@@ -85,7 +85,6 @@ class PassedReply:
         self._sent_first = False
 
     def take_in(self, name: str, data: bytes) -> None:
-        """Add an event or a whole reply."""
         self.has_content = True
         if not self._client_request.stream:
             self.body = data
@@ -210,7 +209,6 @@ class TurnEvents:
         self._waiter: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Start the turn."""
         self._task = await self._runtime.host.start_turn(self._turn)
         self._collect()
 
@@ -281,7 +279,6 @@ class StreamWriter:
         return start + (write(events[0]) if len(events) == 1 else b"".join(map(write, events)))
 
     def finish(self, response: CanonicalResponse) -> bytes:
-        """The bytes for the end of the reply."""
         start = b"" if self.started else self._begin(passes=False)
         if self._writer is None:
             return self._passed.take() + self._passed.end

@@ -120,8 +120,6 @@ class ReplyWriter(Protocol):
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in a list."""
-
     id: str
     """The name that a client sends."""
     created: int = 0
@@ -139,8 +137,6 @@ def _events_type(_request: ClientRequest) -> str:
 
 
 class RequestReader(Protocol):
-    """Reads a client's request."""
-
     def __call__(
         self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
     ) -> ClientRequest:
@@ -218,7 +214,6 @@ def an_object(value: Json, param: str) -> JsonObject:
 
 
 def object_in(body: JsonObject, name: str) -> JsonObject:
-    """The object in a field; empty if the field is missing."""
     value = body.get(name)
     return {} if value is None else an_object(value, name)
 
@@ -277,7 +272,6 @@ def model_of(body: JsonObject, model: str | None = None) -> str:
 
 
 def first_text(*values: Json) -> str | None:
-    """The first text that is not empty."""
     return next((value for value in values if isinstance(value, str) and value), None)
 
 

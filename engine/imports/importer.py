@@ -420,8 +420,6 @@ def _anonymous(call: ImportedCall) -> ImportedCall:
 
 
 class _Plan:
-    """The writes of one transaction."""
-
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.revisions: list[Revision] = []

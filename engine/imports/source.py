@@ -248,8 +248,6 @@ _SKIPPED_AT_ONCE = 1024 * 1024
 
 
 class Line(NamedTuple):
-    """One line of a file."""
-
     number: int
     """The number of the line, from 1."""
     start: int

@@ -58,8 +58,6 @@ class ServerGone(CallboardError):
 
 
 class Connection:
-    """One connection to a server."""
-
     def __init__(
         self,
         name: str,
@@ -162,7 +160,6 @@ class Connection:
         return entered
 
     def _target(self) -> object:
-        """The server in the form that the library accepts."""
         if self._settings is None:
             return self._server
         return self._watched(_transport(self._settings, self._auth, self.stderr, self._failed_with))

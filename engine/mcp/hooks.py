@@ -147,8 +147,6 @@ REJECTED = -1
 
 
 class CallInProgress:
-    """A call of a server's tool."""
-
     __slots__ = ("context", "variables")
 
     def __init__(self, context: ToolContext | None) -> None:

@@ -45,7 +45,6 @@ class Resources:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """The current URIs and templates."""
         return tuple(self._by_uri)
 
     def listed(self) -> list[types.Resource]:
@@ -57,7 +56,6 @@ class Resources:
         ]
 
     def templates(self) -> list[types.ResourceTemplate]:
-        """The templates."""
         return [
             types.ResourceTemplate(uri_template=uri, name=_name(uri, value), description=_about(value))
             for uri, value in self._by_uri.items()
@@ -95,7 +93,6 @@ class Prompts:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The current prompts."""
         return as_tools(self._prompts)
 
     def listed(self) -> list[types.Prompt]:

@@ -149,7 +149,6 @@ class McpService:
         return found
 
     async def _look(self) -> None:
-        """Notify clients about lists that have changed."""
         before, self._signature = self._signature, self._offered()
         for kind, now in self._signature.items():
             if now != before[kind]:

@@ -31,10 +31,10 @@ from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json
 
+from ..conversation.models_and_tools import TurnModels
 from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.step import request_for
 from ..conversation.turn_context import FirstIds, TurnContext
-from ..conversation.turn_models import TurnModels
 from ..routing.candidates import Route
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime

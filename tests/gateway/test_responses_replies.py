@@ -184,6 +184,12 @@ def test_reasoning_of_openai_goes_out_whole_and_unchanged() -> None:
     assert written == item
 
 
+def test_reasoning_without_an_end_goes_out_at_the_end_of_a_reply() -> None:
+    part = ThinkingBlock("Why?", None, ProviderRaw("openai", {"type": "reasoning_part"}))
+    (item,) = output_of(whole(response(part, stop_reason=StopReason.MAX_TOKENS)))
+    assert item["summary"] == [{"type": "summary_text", "text": "Why?"}]
+
+
 def test_a_picture_of_another_provider_is_a_call_that_made_it() -> None:
     image = ImageBlock(data=PNG, provider_raw=ProviderRaw("gemini", {"inlineData": {}}))
     reply = response(image, TextBlock("A cat."))

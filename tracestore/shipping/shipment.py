@@ -125,6 +125,7 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """The name of the store in messages and file names, without any password."""
+        ...
 
     async def open(self) -> None:
         """Connect to the store, and upgrade it if needed. If the store is connected, nothing happens."""
@@ -134,21 +135,25 @@ class Target(Protocol):
 
     async def position(self, origin: Origin) -> Position:
         """The position up to which the store has all events of a file; `START` for an unknown file."""
+        ...
 
     async def take(self, origin: Origin, shipment: Shipment) -> Position:
         """Store the new part of a shipment, its rows, and its end position, all in one transaction."""
+        ...
 
     async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
         """Record the end position of a shipment that the store refuses."""
 
     async def erased(self, origin: Origin) -> int:
         """The number of a file's last deletion that the store has repeated."""
+        ...
 
     async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
         """Repeat deletions of a file in the store. A deletion that was already repeated has no effect."""
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
         """The runs of a file without an end in the store."""
+        ...
 
     async def end_runs(self, endings: Mapping[str, Ending]) -> None: ...
 

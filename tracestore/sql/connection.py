@@ -38,54 +38,70 @@ class PricingDialect(Protocol):
     @property
     def unknown_rate(self) -> int | float:
         """The number for an unknown rate. With it, the cost of one token exceeds `priced_below`."""
+        ...
 
     @property
     def priced_below(self) -> int:
         """The nano-USD below which the cost of `PLAIN` is exact."""
+        ...
 
     @property
     def row(self) -> str:
         """The column with the fastest access to a row of `reprice_cost`."""
+        ...
 
     def made(self, table: TemporaryTable) -> tuple[str, ...]:
         """Statements that make a temporary table, unless it exists."""
+        ...
 
     def emptied(self, table: str) -> str:
         """A statement that deletes all rows of a temporary table."""
+        ...
 
     def surveyed(self, table: str) -> tuple[str, ...]:
         """Statements that update the database's statistics of a temporary table, for its query planner."""
+        ...
 
     def same(self, one: str, other: str) -> str:
         """The SQL condition that two values are equal or both NULL."""
+        ...
 
     def by_index(self, table: str, index: str) -> str:
         """The SQL that reads a table through an index."""
+        ...
 
     def plain_nano(self, pico: str) -> str:
         """The SQL that rounds a sum of tokens times rates to nano-USD; at least `priced_below` if inexact."""
+        ...
 
     def exact(self, count: str) -> str:
         """The SQL that converts a count to a type with exact products."""
+        ...
 
     def is_integer(self, number: str) -> str:
         """The SQL condition that a sum of products of `exact` numbers is exact."""
+        ...
 
     def nano(self, pico: str) -> str:
         """The SQL that rounds exact pico-USD to nano-USD."""
+        ...
 
     def sum_of(self, products: str) -> str:
         """The SQL that sums products over rows. A sum beyond 64 bits is larger than any cost."""
+        ...
 
     def part(self, details: str, name: str) -> str:
         """The SQL for one count, by its name, in a JSON column of usage details; NULL if there is none."""
+        ...
 
     def each(self, details: str) -> str:
         """The SQL for the counts in a JSON column of usage details, as rows ``d`` with their names in ``key``."""
+        ...
 
     @property
     def value(self) -> str:
         """The SQL for the count in a row ``d`` of `each`."""
+        ...
 
 
 # --- The interface of a database ---
@@ -130,10 +146,12 @@ class Dialect(Protocol):
     @property
     def moment(self) -> str:
         """A text that identifies the state of the database in a `look`."""
+        ...
 
     @property
     def untouched_since(self) -> str:
         """The SQL condition that a row existed at a `moment`, which is a parameter, and has not changed since."""
+        ...
 
     @property
     def latest_claim(self) -> str | None:
@@ -142,25 +160,32 @@ class Dialect(Protocol):
 
         None without a cluster.
         """
+        ...
 
     @property
     def with_sessions(self) -> tuple[str, ...]:
         """Statements that delete a cluster's rows of sessions. ``{names}`` is a placeholder for the sessions."""
+        ...
 
     def tag(self, tags: str) -> str:
         """The SQL for one tag's value in a JSON column; NULL if there is none. Its parameter is the tag's name."""
+        ...
 
     def behind(self, text: str, sign: str) -> str:
         """The SQL for the part of a text after the first `sign`."""
+        ...
 
     def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
         """The SQL condition that a topic matches a pattern with ``*``, and the parameter of the condition."""
+        ...
 
     def by_number(self, table: str, name: str) -> str:
         """The SQL that reads a table under the name `name`, in the order of ids and through no other index."""
+        ...
 
     def rounded(self, value: str, digits: int) -> str:
         """The SQL for a number that is rounded to `digits` decimal places."""
+        ...
 
 
 class Statements(Protocol):
@@ -171,15 +196,18 @@ class Statements(Protocol):
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = (), /) -> list[Row]:
         """Execute one statement and return all its rows."""
+        ...
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = (), /) -> int:
         """Execute one INSERT, UPDATE or DELETE. Returns the number of changed rows."""
+        ...
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]], /) -> None:
         """Execute one statement for each of `rows`."""
 
     def erasing(self) -> AbstractContextManager[None]:
         """A context in which deleted bytes are overwritten, if the database supports it."""
+        ...
 
     def insert(self, insert: Insert, values: list[SqlValue], /) -> None:
         """Insert rows from the flat list `values`."""
@@ -189,18 +217,22 @@ class Database(Protocol):
     @property
     def name(self) -> str:
         """The name of the database in messages to people."""
+        ...
 
     @property
     def dialect(self) -> Dialect: ...
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = (), /) -> list[Row]:
         """Return all rows of one statement that writes nothing."""
+        ...
 
     async def look(self, work: Callable[[Statements], _T], /) -> _T:
         """Run work that writes nothing, without interruption."""
+        ...
 
     async def write(self, work: Callable[[Statements], _T], /) -> _T:
         """Run work in one transaction, which is committed when the work returns."""
+        ...
 
 
 def lesser(one: str, other: str) -> str:

@@ -256,6 +256,7 @@ class Pruning(ABC):
     @abstractmethod
     async def _sizes(self) -> tuple[int, int]:
         """The bytes in use, and the bytes on the disk."""
+        ...
 
     @abstractmethod
     async def _vacuum(self) -> None:

@@ -42,9 +42,9 @@ from ...http.adapter import HttpAdapter
 from ...http.errors import ErrorBody, ErrorType, build_error, read_error, read_error_value
 from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
 from ...operations.wires import EmbeddingReply, from_numbers
-from ...replies.assembler import Assembler, fill_usage
+from ...replies.assembler import Assembler
 from ...replies.block import is_whole, may_become_json
-from ...replies.streamed import NdjsonDecoder, NdjsonNormaliser
+from ...replies.streamed import NdjsonDecoder, NdjsonNormaliser, fill_usage
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.estimate import TokenRates, at_most

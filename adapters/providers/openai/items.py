@@ -39,7 +39,7 @@ from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
 COMPACTION = "compaction"
 PROGRAM, PROGRAM_OUTPUT = "program", "program_output"
-_SELF_CONTAINED = frozenset(
+SELF_CONTAINED = frozenset(
     {
         IMAGE_CALL,
         "web_search_call",
@@ -63,7 +63,7 @@ _PAIRS = {
     "tool_search_call": "tool_search_output",
     "mcp_approval_request": "mcp_approval_response",
 }
-_OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
+OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
 """Items that form pairs of a call and its output. An item may be sent back only with its other half."""
 
 _IDS = {
@@ -98,9 +98,9 @@ class OwnItems:
             return "the program of this item is not sent"
         if block.kind == "additional_tools" and block.provider_raw.data.get("role") != "developer":
             return "only tools of the developer can be sent back"
-        if block.kind in _SELF_CONTAINED:
+        if block.kind in SELF_CONTAINED:
             return None
-        if block.kind in _OTHER_HALF:
+        if block.kind in OTHER_HALF:
             return HALF if self.lacks_half(block) else None
         return "an item of this kind can't be sent back without storage"
 
@@ -114,7 +114,7 @@ class OwnItems:
 
     def lacks_half(self, block: OpaqueBlock) -> bool:
         """Whether a block is a call without its output, or an output without its call."""
-        other = _OTHER_HALF.get(block.kind)
+        other = OTHER_HALF.get(block.kind)
         return other is not None and not any((other, call_id) in self._pairs for _, call_id in _pair_keys(block))
 
     def _is_ours(self, block: OpaqueBlock) -> bool:

@@ -25,9 +25,9 @@ from ...contract import AdapterCapabilities, CanonicalRequest
 from ...http.adapter import HttpAdapter
 from ...http.errors import ErrorBody, ErrorType, build_error, error_type, read_error, read_error_value
 from ...http.wire import ChatWire, Endpoint, LookUp
-from ...replies.assembler import Assembler, fill_usage
+from ...replies.assembler import Assembler
 from ...replies.block import overlap
-from ...replies.streamed import SseNormaliser
+from ...replies.streamed import SseNormaliser, fill_usage
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most

@@ -145,8 +145,6 @@ _decode_state = msgspec.json.Decoder(_State).decode
 
 
 class ClaudeCode:
-    """Claude Code's session files."""
-
     name = "claude-code"
 
     def __init__(self) -> None:
@@ -222,8 +220,6 @@ def _source_file(path: Path, project: str) -> SourceFile:
 
 
 class _Reader:
-    """Reads the calls of one file."""
-
     def __init__(self, file: SourceFile, source: ClaudeCode, start: Mark, *, content: bool) -> None:
         self._file = file
         self._source = source

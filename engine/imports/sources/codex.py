@@ -132,8 +132,6 @@ _decode_state = msgspec.json.Decoder(_State).decode
 
 
 class Codex:
-    """The session files of OpenAI's Codex."""
-
     name = "codex"
 
     def __init__(self) -> None:

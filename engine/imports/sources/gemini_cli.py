@@ -97,8 +97,6 @@ _decode_message = msgspec.json.Decoder(_Message).decode
 
 
 class GeminiCli:
-    """The source for Gemini CLI's session files."""
-
     name = "gemini-cli"
     _home = ("GEMINI_CLI_HOME", ".gemini", "tmp")
     _provider = "gemini"
@@ -192,8 +190,6 @@ class GeminiCli:
 
 
 class QwenCode(GeminiCli):
-    """The source for Qwen Code's session files."""
-
     name = "qwen-code"
     _home = ("QWEN_HOME", ".qwen", "projects")
     _provider = "qwen"

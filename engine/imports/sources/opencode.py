@@ -93,8 +93,6 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 class OpenCode:
-    """The source for opencode's database and its message files."""
-
     name = "opencode"
 
     def places(self) -> Sequence[Path]:

@@ -158,8 +158,6 @@ def read_otlp(body: bytes, content_type: str, *, content: bool = False) -> Itera
 
 
 class Span(NamedTuple):
-    """A span, from JSON or Protobuf."""
-
     trace_id: str
     span_id: str
     started_ns: int

@@ -31,8 +31,6 @@ _records = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Record(NamedTuple):
-    """One JSON value of a file."""
-
     line: int
     """The line, from 1; 0 in a file with one value."""
     data: msgspec.Raw | bytes
@@ -213,54 +211,34 @@ def stop_reason(word: Json) -> StopReason | None:
 
 # --- Vendors ---
 
-_VENDORS: Final[Mapping[str, str]] = {
-    "google": "gemini",
-    "gcp.gemini": "gemini",
-    "gcp.gen_ai": "gemini",
-    "gcp.vertex_ai": "gemini",
-    "google-vertex": "gemini",
-    "vertex_ai": "gemini",
-    "vertexai": "gemini",
-    "az.ai.openai": "azure",
-    "az.ai.inference": "azure",
-    "azure.ai.openai": "azure",
-    "azure.ai.inference": "azure",
-    "azure_ai": "azure",
-    "aws.bedrock": "aws",
-    "bedrock": "aws",
-    "bedrock_converse": "aws",
-    "amazon-bedrock": "aws",
-    "mistral_ai": "mistral",
-    "mistralai": "mistral",
-    "x_ai": "xai",
-    "x-ai": "xai",
-    "fireworks_ai": "fireworks",
-    "together_ai": "together",
-    "togetherai": "together",
-    "moonshotai": "moonshot",
-    "text-completion-openai": "openai",
+_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemini": ("google", "google-vertex", "vertex_ai", "vertexai", "gcp.gemini", "gcp.gen_ai", "gcp.vertex_ai"),
+    "azure": ("az.ai.openai", "az.ai.inference", "azure.ai.openai", "azure.ai.inference", "azure_ai"),
+    "aws": ("aws.bedrock", "bedrock", "bedrock_converse", "amazon-bedrock"),
+    "mistral": ("mistral_ai", "mistralai"),
+    "xai": ("x_ai", "x-ai"),
+    "fireworks": ("fireworks_ai",),
+    "together": ("together_ai", "togetherai"),
+    "moonshot": ("moonshotai",),
+    "openai": ("text-completion-openai",),
 }
-"""Maps vendor names of other programs to those in price tables."""
+"""Names of vendors in other programs, by the names in price tables."""
 
-_FAMILIES: Final = (
-    ("claude", "anthropic"),
-    ("gemini", "gemini"),
-    ("gpt", "openai"),
-    ("chatgpt", "openai"),
-    ("o1", "openai"),
-    ("o3", "openai"),
-    ("o4", "openai"),
-    ("codex", "openai"),
-    ("text-embedding", "openai"),
-    ("grok", "xai"),
-    ("mistral", "mistral"),
-    ("codestral", "mistral"),
-    ("deepseek", "deepseek"),
-    ("command", "cohere"),
-    ("sonar", "perplexity"),
-    ("glm", "zai"),
-    ("kimi", "moonshot"),
-)
+_VENDORS: Final = {alias: vendor for vendor, aliases in _ALIASES.items() for alias in aliases}
+
+_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "anthropic": ("claude",),
+    "gemini": ("gemini",),
+    "openai": ("gpt", "chatgpt", "o1", "o3", "o4", "codex", "text-embedding"),
+    "xai": ("grok",),
+    "mistral": ("mistral", "codestral"),
+    "deepseek": ("deepseek",),
+    "cohere": ("command",),
+    "perplexity": ("sonar",),
+    "zai": ("glm",),
+    "moonshot": ("kimi",),
+}
+"""The starts of the names of well-known models, by vendor."""
 
 
 def vendor_and_model(vendor: str | None, model: str | None) -> tuple[str, str]:
@@ -275,7 +253,7 @@ def vendor_and_model(vendor: str | None, model: str | None) -> tuple[str, str]:
     elif vendor is not None and model.startswith(f"{vendor}/"):
         model = model.removeprefix(f"{vendor}/")
     if vendor is None:
-        vendor = next((maker for start, maker in _FAMILIES if model.startswith(start)), "unknown")
+        vendor = next((maker for maker, starts in _FAMILIES.items() if model.startswith(starts)), "unknown")
     vendor = vendor.lower()
     return _VENDORS.get(vendor, vendor), model
 

@@ -75,8 +75,6 @@ _ERRORS = {
 
 
 class LiteLlm:
-    """The source for LiteLLM's spend logs."""
-
     name = "litellm"
 
     def places(self) -> Sequence[Path]:
@@ -123,7 +121,6 @@ _ROWS_BETWEEN_MARKS = 1000
 
 
 def _csv(stream: BinaryIO, *, content: bool) -> Iterator[Item]:
-    """The rows of a CSV file with a heading."""
     csv.field_size_limit(LONGEST_LINE)
     too_long: list[UnreadablePart] = []
 
@@ -262,8 +259,6 @@ _REASONING = ("output_reasoning_tokens", "reasoning_tokens", "output_reasoning",
 
 
 class Langfuse:
-    """The source for Langfuse's observations."""
-
     name = "langfuse"
 
     def places(self) -> Sequence[Path]:
@@ -365,8 +360,6 @@ _LLM_CONTENT = ("prompt", "response")
 
 
 class Llm:
-    """The source for the database of simonw/llm."""
-
     name = "llm"
 
     def places(self) -> Sequence[Path]:
