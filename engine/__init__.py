@@ -50,7 +50,7 @@ __getattr__, __dir__, __all__ = face(
         ".operations.batch_creation": "BatchOptions",
         ".operations.batch_handle": "BatchHandle",
         ".operations.batch_plan": "BatchResult BatchResults BatchState",
-        ".operations.embeddings": "EmbeddingOptions EmbeddingResult ImageOptions ImageResult",
+        ".operations.embeddings_and_images": "EmbeddingOptions EmbeddingResult ImageOptions ImageResult",
         ".operations.videos": "VideoHandle VideoOptions VideoResult",
         ".routing.availability": "Availability",
         ".routing.model_choice": "ModelChoice Requirements",

@@ -32,7 +32,7 @@ from .object_functions import SyncObjectStream, generate_object, generate_object
 from .operations.batch_creation import BatchOptions
 from .operations.batch_handle import BatchHandle
 from .operations.batch_plan import BatchResult, BatchResults, BatchState
-from .operations.embeddings import EmbeddingOptions, EmbeddingResult, ImageOptions, ImageResult
+from .operations.embeddings_and_images import EmbeddingOptions, EmbeddingResult, ImageOptions, ImageResult
 from .operations.videos import VideoHandle, VideoOptions, VideoResult
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements

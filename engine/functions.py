@@ -32,7 +32,7 @@ from .runtime.process import engines
 from .stores import existing_store, place_of, store_to_read
 
 if TYPE_CHECKING:
-    from .operations.embeddings import EmbeddingOptions, EmbeddingResult
+    from .operations.embeddings_and_images import EmbeddingOptions, EmbeddingResult
     from .operations.plain_calls import Models
     from .sync import SyncHost, SyncStreamResult
 

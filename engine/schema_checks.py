@@ -377,7 +377,6 @@ def _chosen(value: Json, members: tuple[Any, ...]) -> object:
 
 
 def _properties(of: object) -> frozenset[str]:
-    """The names of a type's members, as in its schema."""
     properties = json_schema(of).get("properties")
     return frozenset(properties) if isinstance(properties, dict) else frozenset()
 

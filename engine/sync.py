@@ -64,8 +64,6 @@ _TICK = 0.2 if sys.platform == "win32" else None  # on Windows, an unlimited wai
 
 
 class Closing(Protocol):
-    """An object that must be closed."""
-
     async def aclose(self) -> object: ...
 
 

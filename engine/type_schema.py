@@ -52,7 +52,6 @@ def is_model(of: object) -> TypeGuard[Model]:
 
 
 def model_schema(model: Model) -> JsonObject:
-    """The model's JSON Schema. Raises SchemaError."""
     try:
         return model.model_json_schema()
     except Exception as error:  # pydantic's own exceptions, which this module doesn't import
@@ -127,7 +126,6 @@ def _rebuilt(hint: Any, arguments: tuple[Any, ...], origin: Any) -> Any:
 
 
 def _classes(hint: Any) -> Iterator[Any]:
-    """A hint and all hints within its arguments."""
     yield hint
     for each in typing.get_args(hint):
         yield from _classes(each)

@@ -39,7 +39,7 @@ from callboard.adapters.embeddings import INPUT_TYPES
 from callboard.adapters.provider import adapter_types
 from callboard.adapters.providers.local.child import find_model
 from callboard.engine.models.configured import read_models_yaml
-from callboard.engine.operations.embeddings import require_same_space
+from callboard.engine.operations.embeddings_and_images import require_same_space
 from callboard.engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs
 from examples.tools import Folder, assist

@@ -14,7 +14,7 @@ from .answers import Question, answer, name_of
 from .command_line import PAIR
 from .conversation_setup import LastSession, add_tools_and_options, last_session
 from .inputs import PIPE, Pipe, as_json_options, attachment, content_of, options_of, schema_of
-from .options import add_key, add_model, add_models_file, add_tag, repeated, short
+from .options import add_key, add_model, add_models_file, add_tag, flag, repeated, short
 from .sanitize import note
 from .templates import Template, load, save
 
@@ -74,25 +74,15 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     shape.add_argument(
         "--extract-last", dest="extract", action="store_const", const="last", help="print only the last code block"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the reply with its usage and cost as a JSON object"
-    )
-    parser.add_argument("--no-stream", action="store_true", help="request the whole reply instead of a stream")
-    parser.add_argument(
-        "-R", "--hide-reasoning", action="store_true", help="hide the reasoning, which a terminal shows on stderr"
-    )
-    parser.add_argument("-u", "--usage", action="store_true", help="print tokens, speed and cost to stderr")
+    flag(parser, "--json", help="print the reply with its usage and cost as a JSON object")
+    flag(parser, "--no-stream", help="request the whole reply instead of a stream")
+    flag(parser, "-R", "--hide-reasoning", help="hide the reasoning, which a terminal shows on stderr")
+    flag(parser, "-u", "--usage", help="print tokens, speed and cost to stderr")
 
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "-c", "--continue", dest="goes_on", action="store_true", help="continue the last conversation"
-    )
+    flag(which, "-c", "--continue", dest="goes_on", help="continue the last conversation")
     which.add_argument("--session", metavar="ID", help="continue the session with this id, or start it")
-    parser.add_argument(
-        "--no-save",
-        action="store_true",
-        help=f"do not store the conversation; ${KEEPS_NOTHING}=1 makes this the default",
-    )
+    flag(parser, "--no-save", help=f"do not store the conversation; ${KEEPS_NOTHING}=1 makes this the default")
     add_key(parser)
     add_tag(parser, "add a tag to the call")
     add_models_file(parser)

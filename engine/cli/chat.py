@@ -12,14 +12,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from functools import reduce
-from operator import add
 from typing import NamedTuple
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from callboard.adapters import CancelledError, ContentBlock, Role, StopReason
-from callboard.bus import CallboardError, ConfigurationError, Message, MessageMetadata
+from callboard.bus import CallboardError, ConfigurationError, Message
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.usage import CostSum
 
@@ -61,19 +59,19 @@ from .conversation_setup import (
     remember,
 )
 from .inputs import attachment, content_of, options_of
-from .options import add_key, add_model, add_models_file, command_name
+from .options import add_key, add_model, add_models_file, command_name, flag
 from .sanitize import echo, note
 from .screen import ReplyWriter, Screen, error_text, make_console, print_error
 from .table import cost_text, plural, seconds, sum_text, usd
 
 
 class Setting(NamedTuple):
-    model: str | None  # the model; None uses the default model, or the model of the continued session
-    system: str | None  # the system prompt
+    model: str | None  # None uses the default model, or the model of the continued session
+    system: str | None
     key: str | None  # the name of the adapter's key to send
-    resumed: str | None  # the id of the session to continue; None for a new session
+    resumed: str | None  # the id of the session to continue
     saved: bool  # whether the chat is saved from the start
-    options: TurnOptions  # the options of each turn
+    options: TurnOptions
     tools: Sequence[str] = ()  # the tools, as words of the command line
     asks_always: bool = False  # whether the user is asked about every tool call
 
@@ -328,8 +326,7 @@ class Chat:
             current = registry.resolve(model_text(self._session.model)).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
-            names = ", ".join(model.aliases)
-            note = f"needs {key}" if key else names
+            note = f"needs {key}" if key else ", ".join(model.aliases)
             self._say(f"{'*' if model.id == current else ' '} {model.id:<32} {note}".rstrip())
 
     def _attach(self, source: str) -> None:
@@ -437,16 +434,13 @@ def _loss_place(loss: RequestLoss, messages: int) -> str:
 
 def replies_text(history: Iterable[Message]) -> str:
     """The cost of a conversation's replies, and the number of replies with unknown cost."""
-    costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
-    total = reduce(add, costs, CostSum())
+    total = CostSum()
+    for reply in (message.metadata for message in history if message.metadata is not None):
+        unknown = reply.cost == NOT_KNOWN
+        total += CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
     replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
     estimated = f", {total.estimated:,} with estimated usage" if total.estimated else ""
     return f"{sum_text(total)} for {replies}{estimated}"
-
-
-def _cost_of(reply: MessageMetadata) -> CostSum:
-    unknown = reply.cost == NOT_KNOWN
-    return CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
 
 
 # --- The command ---
@@ -462,14 +456,12 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser, required=False)
     parser.add_argument("-s", "--system", metavar="TEXT", help="set the system prompt")
-    parser.add_argument("--save", action="store_true", help="save the conversation, so that you can resume it")
+    flag(parser, "--save", help="save the conversation, so that you can resume it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--resume", metavar="SESSION", help="continue a saved session, and save it (see `callboard sessions`)"
     )
-    which.add_argument(
-        "-c", "--continue", dest="goes_on", action="store_true", help="continue the last saved conversation"
-    )
+    flag(which, "-c", "--continue", dest="goes_on", help="continue the last saved conversation")
     add_tools_and_options(
         parser,
         tools="let the model call tools, as in `callboard ask`: a FILE.py, a module, or an MCP server",

@@ -23,7 +23,7 @@ from callboard.tracestore.home import home_folder
 
 from ..gateway.clients import ClientSpending, check_client, issue_key, spending_of
 from ..stores import store_to_write
-from .options import TRACE_NAME, add_action, add_trace, amount, from_trace, named_trace, positive
+from .options import OWN_TRACE, TRACE_NAME, add_action, add_trace, amount, flag, from_trace, named_trace, positive
 from .sanitize import echo, note, write_json
 from .table import Column, add_format, count, figure, json_text, moment_text, usd, write_rows
 
@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 _WINDOWS = ("hour", "day", "month")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_DEFAULT_TRACE = "$CALLBOARD_HOME/trace.db"
 
 
 class ClientLine(msgspec.Struct, frozen=True):
@@ -75,7 +74,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--budget", type=budget, metavar="USD[/WINDOW]", help="limit its spending, such as 5/day, 100/month or 20"
     )
     _add_settings(adding)
-    adding.add_argument("--json", action="store_true", help="print the name and the key as one JSON object")
+    flag(adding, "--json", help="print the name and the key as one JSON object")
     changing = add_action(
         inner,
         "change",
@@ -108,7 +107,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     rotating.add_argument(
         "--grace", type=grace, default=0, metavar="TIME", help="accept the old key for this time: 15m, 24h, 7d"
     )
-    rotating.add_argument("--json", action="store_true", help="print the name and the key as one JSON object")
+    flag(rotating, "--json", help="print the name and the key as one JSON object")
     revoking = add_action(
         inner,
         "revoke",
@@ -119,10 +118,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     revoking.add_argument("name", metavar="NAME", help="the client")
     listing = add_action(inner, "list", list_clients, "List clients with their spending")
-    listing.add_argument("--all", action="store_true", help="include revoked clients")
+    flag(listing, "--all", help="include revoked clients")
     add_format(listing, "for each client")
     for each in (adding, changing, budgeting, rotating, revoking, listing):
-        add_trace(each, _DEFAULT_TRACE)
+        add_trace(each, OWN_TRACE)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

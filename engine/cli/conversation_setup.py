@@ -46,7 +46,7 @@ from ..models.configured import FROM_ENVIRONMENT
 from ..tools import Approve, ToolLike, as_tools
 from ..tools.definitions import plugin_tools
 from .command_line import PAIR
-from .options import repeated
+from .options import flag, repeated
 from .sanitize import note, one_line
 from .table import json_text
 
@@ -136,7 +136,7 @@ def add_tools_and_options(parser: argparse.ArgumentParser, *, tools: str, option
     """Add the options for tools: -T, --mcp, --approve and -o. `tools` and `options` are the help of -T and -o."""
     repeated(parser, "-T", "--tool", dest="tools", metavar="TOOL", help=tools)
     add_mcp_file(parser)
-    parser.add_argument("--approve", action="store_true", help="ask before each tool call")
+    flag(parser, "--approve", help="ask before each tool call")
     repeated(parser, "-o", "--option", dest="options", nargs=2, metavar=PAIR, help=options)
 
 

@@ -22,7 +22,7 @@ from ..budgets.budget import Budget
 from ..budgets.budgets import loader
 from ..budgets.ledger import Account, AccountState, Ledger
 from ..stores import server_store
-from .options import add_filters, add_trace, call_filter, from_trace, price_version
+from .options import add_filters, add_trace, call_filter, flag, from_trace, price_version
 from .screen import make_console
 from .table import (
     Column,
@@ -193,7 +193,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
         "--window", help="reset it each hour, day or month, or use a rolling window in seconds (default: none)"
     )
     parser.add_argument("--zone", default="UTC", help="set the time zone of the window, such as Europe/Zurich")
-    parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
+    flag(parser, "--current", help="count repriced calls at their current costs")
     add_trace(parser)
     add_format(parser, "for each account")
     parser.set_defaults(run=run_budget)

@@ -29,7 +29,7 @@ from ..models.entries import AdapterEntry, ModelEntry
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import model_text
 from ..tools import Tool
-from .options import command_name, demo_trace, near, short
+from .options import command_name, demo_trace, flag, near, short
 from .replay import describe
 from .repricing_report import reprice_table
 from .screen import LABEL_WIDTH, ReplyWriter, Screen, make_console
@@ -43,10 +43,10 @@ _BESIDE_THE_TRACE = ("", "-wal", "-shm", ".lock")
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run Callboard with a small model on this machine, in one or two minutes."
-    parser.add_argument("--cassettes", action="store_true", help="replay recordings instead of running a model")
-    parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--keep", action="store_true", help="keep calls of earlier demos in the trace file")
-    parser.add_argument("--plain", action="store_true", help="use no colours and no animation")
+    flag(parser, "--cassettes", help="replay recordings instead of running a model")
+    flag(parser, "--record", help=argparse.SUPPRESS)
+    flag(parser, "--keep", help="keep calls of earlier demos in the trace file")
+    flag(parser, "--plain", help="use no colours and no animation")
     parser.set_defaults(run=run, draws=True)
 
 
@@ -54,17 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen(make_console(plain=arguments.plain))
     trace = demo_trace()
     if not arguments.keep:
-        _remove_trace(trace)
+        for ending in _BESIDE_THE_TRACE:  # only demos use the name of this trace
+            trace.with_name(trace.name + ending).unlink(missing_ok=True)
     source: Source = "cassettes" if arguments.cassettes else "record" if arguments.record else "live"
     demo = Demo(screen, trace, source)
     screen.run(demo.play)
     return 0
-
-
-def _remove_trace(trace: Path) -> None:
-    """Remove the trace of an earlier demo. Its name is only used by demos."""
-    for ending in _BESIDE_THE_TRACE:
-        trace.with_name(trace.name + ending).unlink(missing_ok=True)
 
 
 class Demo:

@@ -25,7 +25,7 @@ from ..nodes.broker import check_broker
 from ..stores import TracePlace, is_address, store_to_write
 from ..watching.health import check_key_file, check_store, unreadable
 from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
-from .options import TRACE_NAME, add_models_file, add_trace, named_trace
+from .options import OWN_TRACE, TRACE_NAME, add_models_file, add_trace, flag, named_trace
 from .sanitize import one_line, write_json
 from .screen import folded, make_console
 from .table import Column, add_format, json_text, plural, write_rows
@@ -51,11 +51,11 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "checks passed, 1 a check failed, 2 the configuration can't be read."
     )
     add_models_file(parser)
-    add_trace(parser, "$CALLBOARD_HOME/trace.db")
-    parser.add_argument("--offline", action="store_true", help="contact no provider")
+    add_trace(parser, OWN_TRACE)
+    flag(parser, "--offline", help="contact no provider")
     parser.add_argument("--nats", metavar="URL", help="also check this broker of a cluster [$CALLBOARD_NATS]")
     parser.add_argument("--cluster", metavar="NAME", default="callboard", help="set the name of the cluster")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    flag(parser, "--json", help="print one JSON object")
     parser.set_defaults(run=run_doctor, draws=True)
 
 

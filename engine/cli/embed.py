@@ -8,11 +8,11 @@ import hashlib
 import io
 import sys
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import add as plus
 from pathlib import Path
-from typing import Literal, TextIO, TypeAlias, get_args
+from typing import Any, Literal, TextIO, TypeAlias, get_args
 
 import msgspec
 
@@ -26,13 +26,14 @@ from callboard.tracestore.home import home_folder
 
 from .. import EmbeddingResult, Engine
 from ..models.registry import ModelRegistry
-from ..operations.embeddings import space_of
+from ..operations.embeddings_and_images import space_of
 from .options import (
     add_action,
     add_key,
     add_limit,
     add_model,
     add_models_file,
+    flag,
     on_engine,
     positive,
     print_warnings,
@@ -139,8 +140,6 @@ def _of_rows(rows: Iterable[object], fields: Fields, source: str) -> Iterator[Re
 AT_ONCE = 256
 """The number of texts that are embedded and stored in one step."""
 
-Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
-
 
 class TargetCollection(msgspec.Struct, frozen=True):
     """The collection that records are added to."""
@@ -181,7 +180,9 @@ def destination(
     return msgspec.structs.replace(into, dimensions=collection.asked_dimensions)
 
 
-async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Record], embed: Embed) -> Added:
+async def add(
+    file: CollectionFile, into: TargetCollection, records: Sequence[Record], engine: Engine, key: str | None
+) -> Added:
     """Add records to a collection. Texts that are already in the collection are not embedded again."""
     by_id = {record.id: record for record in records}  # if two records have the same id, the later one is used
     hashes = file.hashes(into.name)
@@ -194,7 +195,7 @@ async def add(file: CollectionFile, into: TargetCollection, records: Sequence[Re
     for at in range(0, len(fresh), AT_ONCE):
         piece = fresh[at : at + AT_ONCE]
         try:
-            result = await embed([record.text for record in piece])
+            result = await _embedded(engine, into, [record.text for record in piece], "document", key)
         except PartialEmbeddingError as error:
             _keep(file, into, piece, error.vectors)
             raise
@@ -233,33 +234,24 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="PURPOSE",
         help=f"set the purpose of the embedding: {', '.join(INPUT_TYPES)}",
     )
-    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    flag(parser, "--truncate", help="cut texts that are too long")
     parser.add_argument(
         "--jsonl",
         metavar="FIELD",
         help="read JSON objects from stdin, with the text in this field, and print each with its vector",
     )
-    parser.add_argument("--base64", action="store_true", help="print vectors as base64 of little-endian float32")
+    flag(parser, "--base64", help="print vectors as base64 of little-endian float32")
     parser.set_defaults(run=run_embed)
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
     records = list(_texts(arguments.text, arguments.jsonl, sys.stdin))
     texts = [text for text, _ in records]
-
-    async def work(engine: Engine) -> EmbeddingResult:
-        return await engine.embed(
-            texts,
-            model=arguments.model,
-            dimensions=arguments.dimensions,
-            input_type=arguments.input_type,
-            truncate=arguments.truncate,
-            key=arguments.key,
-        )
-
+    names = ("model", "dimensions", "input_type", "truncate", "key")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     write = partial(_write_vectors, records, as_base64=arguments.base64)
     try:
-        result = on_engine(arguments, work)
+        result = on_engine(arguments, lambda engine: engine.embed(texts, **options))
     except PartialEmbeddingError as error:
         write(error.vectors, failures={at: str(failure) for at, failure in error.failures.items()})
         raise
@@ -301,12 +293,8 @@ def _write_vectors(
         if vector is None:
             outcome = {"error": (failures or {})[at]}
         else:
-            outcome = {"embedding": _base64(vector) if as_base64 else list(vector)}
+            outcome = {"embedding": b64encode(packed(vector)).decode() if as_base64 else list(vector)}
         write_json(json_text({**record, **outcome}))
-
-
-def _base64(vector: Vector) -> str:
-    return b64encode(packed(vector)).decode()
 
 
 # --- Collections ---
@@ -353,9 +341,7 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--id", default="id", metavar="FIELD", help="read the id of a row from this field (default: id)"
     )
     repeated(parser, "--text", metavar="FIELD", help="read the text from this field (default: text; repeatable)")
-    parser.add_argument(
-        "--keep-text", action="store_true", help="also store the texts, and show them in `similar`"
-    )
+    flag(parser, "--keep-text", help="also store the texts, and show them in `similar`")
     parser.add_argument("--dimensions", type=positive, metavar="N", help="set the vector size of a new collection")
     add_key(parser)
     add_models_file(parser)
@@ -390,11 +376,7 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
         with CollectionFile(collections_file()) as file:
             into = destination(engine.registry, file.collection(name), name, arguments.model, arguments.dimensions)
             into = msgspec.structs.replace(into, keep_text=arguments.keep_text)
-
-            async def embed(texts: Sequence[str]) -> EmbeddingResult:
-                return await _embedded(engine, into, texts, "document", arguments.key)
-
-            return await add(file, into, records, embed)
+            return await add(file, into, records, engine, arguments.key)
 
     added = on_engine(arguments, work)
     print_warnings(

@@ -20,7 +20,7 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from ..keys import change_key, keys_file, read_keys
 from ..models.catalogue import nearest
-from .options import add_action
+from .options import add_action, flag
 from .sanitize import echo, note
 from .table import Column, write_rows
 
@@ -51,7 +51,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     listing = add_action(
         inner, "list", list_keys, "List the names of the keys", "List the names of the keys, never the keys."
     )
-    listing.add_argument("--json", action="store_true", help="print one JSON object a line for each key")
+    flag(listing, "--json", help="print one JSON object a line for each key")
     listing.set_defaults(draws=True)
     refused = "Write the key that calls use. Output to a terminal is refused."
     get = add_action(inner, "get", get_one, "Write a key to a pipe", refused)

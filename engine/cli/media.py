@@ -13,8 +13,8 @@ from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
 
 from .. import Engine, ImageResult, VideoHandle
-from ..operations.embeddings import ImageOptions
-from .options import add_key, add_model, add_models_file, failing_as, on_engine, print_warnings, repeated
+from ..operations.embeddings_and_images import ImageOptions
+from .options import add_key, add_model, add_models_file, failing_as, flag, on_engine, print_warnings, repeated
 from .sanitize import echo, note
 from .screen import progress_bar
 from .table import cost_text
@@ -106,7 +106,7 @@ def add_video(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="download the video to FILE")
     parser.add_argument("--resume", metavar="ID", help="continue a job that was created before")
-    parser.add_argument("--no-wait", action="store_true", help="create the job, print its id, and do not wait")
+    flag(parser, "--no-wait", help="create the job, print its id, and do not wait")
     parser.add_argument("--seconds", type=int, metavar="N", help="set the length (default: that of the model)")
     parser.add_argument("--size", metavar="SIZE", help="set the size, such as 1280x720")
     parser.add_argument("--first-frame", type=Path, metavar="FILE", help="start with this image")

@@ -34,7 +34,7 @@ from ..models.configured import configured_models, load_registry
 from ..models.registry import published_name
 from ..routing.availability import AvailabilityTable
 from ..runtime.adapters import make_spare
-from .options import add_models_file
+from .options import add_models_file, flag
 from .prices import add_update_options, differences, download
 from .sanitize import echo, note
 from .screen import make_console
@@ -93,7 +93,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a model of models.yaml, or any known model; or `update`"
     )
-    parser.add_argument("--all", action="store_true", help="list every known model, configured or not")
+    flag(parser, "--all", help="list every known model, configured or not")
     parser.add_argument("--provider", metavar="NAME", help="list only models of this adapter or provider")
     parser.add_argument("--capability", metavar="NAME", help=f"list only models with {', '.join(CAPABILITIES)}")
     add_models_file(parser)

@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--models-file",
-        type=Path,
-        metavar="PATH",
-        help="read this models.yaml (default: $CALLBOARD_HOME/models.yaml)",
-    )
+    help = "read this models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    parser.add_argument("--models-file", type=Path, metavar="PATH", help=help)
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -53,26 +49,30 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="NAME", help="use the key with this name (default: the adapter's own)")
 
 
+def flag(parser: argparse._ActionsContainer, *names: str, help: str, **how: Any) -> None:
+    """Add an option without a value. It is True if the option is used."""
+    parser.add_argument(*names, action="store_true", help=help, **how)
+
+
 def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
     """Add an option that may occur several times. Its value is a list."""
     parser.add_argument(*flags, action="append", default=[], **how)
+
+
+def add_port(parser: argparse.ArgumentParser, port: int) -> None:
+    help = f"listen on this port (default: {port}; 0: any free port)"
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=help)
 
 
 def add_address(parser: argparse.ArgumentParser, port: int, *, network: str, hosts: str) -> None:
     """Add the options for a server's address: --port, --bind, --allow-network and --host. `network` and `hosts`
     are the help of the last two.
     """
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=port,
-        metavar="N",
-        help=f"listen on this port (default: {port}; 0: any free port)",
-    )
+    add_port(parser, port)
     parser.add_argument(
         "--bind", default="127.0.0.1", metavar="ADDRESS", help="listen on this address (default: 127.0.0.1)"
     )
-    parser.add_argument("--allow-network", action="store_true", help=network)
+    flag(parser, "--allow-network", help=network)
     repeated(parser, "--host", metavar="NAME", help=hosts)
 
 
@@ -95,17 +95,21 @@ the machine can see arguments.
 """
 
 
-def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
+OWN_TRACE = "$CALLBOARD_HOME/trace.db"
+
+
+def add_trace(
+    parser: argparse.ArgumentParser,
+    default: str = f"{OWN_TRACE}, else the demo's",
+    *,
+    file: str = "read this trace file",
+    server: str = "read the trace on a server",
+) -> None:
     """Add ``--db`` and ``--store``, which select the trace."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"read this trace file (default: {default})")
-    which.add_argument(
-        "--store",
-        type=store_address,
-        metavar="URL",
-        help=f"read the trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if "
-        f"set)",
-    )
+    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"{file} (default: {default})")
+    address = f"{server}, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if set)"
+    which.add_argument("--store", type=store_address, metavar="URL", help=address)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -130,8 +134,8 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         help="show only calls of this source: a program, 'callboard', or 'imported' for all imported calls",
     )
     parser.add_argument("--error-class", metavar="C", help="show only attempts that failed with this error class")
-    parser.add_argument("--unpriced", action="store_true", help="show only calls with usage but no price")
-    parser.add_argument("--unknown", action="store_true", help="show only attempts with unknown usage")
+    flag(parser, "--unpriced", help="show only calls with usage but no price")
+    flag(parser, "--unknown", help="show only attempts with unknown usage")
     parser.add_argument(
         "--min-cost", metavar="USD", type=amount, help="show only calls that cost at least this amount"
     )

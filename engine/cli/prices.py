@@ -20,7 +20,7 @@ from callboard.tracestore.prices.source import convert, parse
 
 from ..models.configured import load_registry
 from ..models.registry import published_name
-from .options import add_action, failing_as
+from .options import add_action, failing_as, flag
 from .screen import make_console
 from .table import plural
 
@@ -68,7 +68,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="the price file; its newest table is used"
     )
-    which.add_argument("--published", action="store_true", help="use only the published prices, without a file")
+    flag(which, "--published", help="use only the published prices, without a file")
 
     update = add_action(
         actions,
@@ -323,8 +323,8 @@ def add_update_options(parser: argparse._ActionsContainer, upstream: str, shippe
     parser.add_argument(
         "--from", dest="source", default=upstream, metavar="FILE|URL", help="read this file or https URL instead"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show the differences")
-    parser.add_argument("--shipped", action="store_true", help=f"restore {shipped}")
+    flag(parser, "--dry-run", help="only show the differences")
+    flag(parser, "--shipped", help=f"restore {shipped}")
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object], facts: Callable[[str], str]) -> list[str]:

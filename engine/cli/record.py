@@ -20,7 +20,7 @@ from .. import Engine, ModelRegistry, Session, load_registry
 from ..models.entries import AdapterEntry
 from .command_line import FAILED
 from .conversation_setup import first_model
-from .options import add_model, add_models_file, failing_as
+from .options import add_model, add_models_file, failing_as, flag
 from .sanitize import note
 from .screen import ReplyWriter, Screen, make_console, print_error
 from .table import json_text, plural
@@ -38,8 +38,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the cassette")
     add_model(parser, required=False)
     parser.add_argument("--system", metavar="TEXT", help="set the system prompt")
-    parser.add_argument("--whole", action="store_true", help="request whole replies instead of streams")
-    parser.add_argument("--replace", action="store_true", help="overwrite FILE if it exists")
+    flag(parser, "--whole", help="request whole replies instead of streams")
+    flag(parser, "--replace", help="overwrite FILE if it exists")
     add_models_file(parser)
     parser.set_defaults(run=run, draws=True)
 

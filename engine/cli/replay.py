@@ -16,7 +16,7 @@ from callboard.tracestore import Store, StoredEvents
 from callboard.tracestore.codec import encode_line
 
 from ..stores import TracePlace, store_to_read
-from .options import add_trace, chosen_trace, moment, repeated
+from .options import add_trace, chosen_trace, flag, moment, repeated
 from .sanitize import echo, write_json
 from .table import cost_text, plural, seconds, sum_text, usd
 
@@ -28,27 +28,16 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--session", metavar="ID", help="show only this session")
     which.add_argument("--run", metavar="ID", dest="run_id", help="show only this run of an engine")
     which.add_argument("--call", metavar="ID", help="show only this call")
-    repeated(
-        parser,
-        "--topic",
-        metavar="T",
-        help="show only this topic: llm.call_started, llm.*, or session.> (repeatable)",
-    )
+    topic = "show only this topic: llm.call_started, llm.*, or session.> (repeatable)"
+    repeated(parser, "--topic", metavar="T", help=topic)
     parser.add_argument("--since", type=moment, metavar="TIME", help="start at this day or time (ISO 8601)")
     parser.add_argument("--until", type=moment, metavar="TIME", help="end before this day or time (ISO 8601)")
+    pace = "set the speed: 1 original, 10 faster, 0 without waiting (default)"
+    parser.add_argument("--speed", type=speed, metavar="X", help=pace)
     parser.add_argument(
-        "--speed",
-        type=speed,
-        default=None,
-        metavar="X",
-        help="set the speed: 1 original, 10 faster, 0 without waiting (default)",
+        "--longest-pause", type=pause, metavar="S", help="wait at most S seconds between two events"
     )
-    parser.add_argument(
-        "--longest-pause", type=pause, default=None, metavar="S", help="wait at most S seconds between two events"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object a line for each event, with its ids"
-    )
+    flag(parser, "--json", help="print one JSON object a line for each event, with its ids")
     parser.set_defaults(run=run)
 
 

@@ -20,7 +20,7 @@ from callboard.tracestore.reports import OnProgress
 from ..current_prices import load_prices
 from ..stores import TracePlace, existing_store, store_to_read
 from .command_line import INTERRUPTED
-from .options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
+from .options import add_filters, call_filter, chosen_trace, command_name, failing_as, flag, from_trace, option_of
 from .repricing_report import By, Origin, in_flight_text, page, reprice_table, total, write_lines
 from .sanitize import note
 from .screen import make_console, progress_bar
@@ -55,8 +55,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help=f"restore the costs of an earlier version, or with '{AT_CALL_TIME}' the costs at call time",
     )
-    source.add_argument("--undo", action="store_true", help="undo the latest repricing")
-    source.add_argument("--history", action="store_true", help="list all repricings of the trace, newest first")
+    flag(source, "--undo", help="undo the latest repricing")
+    flag(source, "--history", help="list all repricings of the trace, newest first")
     source.add_argument(
         "--resume",
         nargs="?",
@@ -77,7 +77,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--version", metavar="V", help="use the table of the file with this version, or prefix of it"
     )
     which.add_argument("--label", metavar="L", help="use the table of the file with this text in its label")
-    parser.add_argument("--dry-run", action="store_true", help="only report")
+    flag(parser, "--dry-run", help="only report")
     parser.add_argument(
         "--as-model", metavar="M", help="report the cost as if this provider:name had served all calls"
     )

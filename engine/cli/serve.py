@@ -22,15 +22,15 @@ from ..stores import StoreAddress, TracePlace, store_to_read
 from ..tools import ToolLike
 from .conversation_setup import add_mcp_file, given_tools
 from .options import (
-    STORE_VARIABLE,
+    OWN_TRACE,
     add_address,
     add_models_file,
+    add_port,
     add_trace,
     chosen_trace,
+    flag,
     named_trace,
     repeated,
-    store_address,
-    trace_file,
 )
 from .sanitize import echo, note
 from .screen import make_console
@@ -72,43 +72,19 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="listen on this address (default: 127.0.0.1); any address of another network needs client keys",
     )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=GATEWAY_PORT,
-        metavar="N",
-        help=f"listen on this port (default: {GATEWAY_PORT}; 0: any free port)",
-    )
-    parser.add_argument("--clients", action="store_true", help="require client keys on this machine, too")
-    parser.add_argument("--log", action="store_true", help="write one line to stderr for each request")
+    add_port(parser, GATEWAY_PORT)
+    flag(parser, "--clients", help="require client keys on this machine, too")
+    flag(parser, "--log", help="write one line to stderr for each request")
     parser.add_argument(
         "--on-disconnect",
         choices=("cancel", "finish"),
         default="cancel",
         help="cancel or finish the call of a client that leaves (default: cancel)",
     )
-    parser.add_argument(
-        "--private-media",
-        action="store_true",
-        help="allow clients to name images and files at addresses that are not public",
-    )
-    parser.add_argument("--no-web", action="store_true", help="serve no live view")
-    parser.add_argument(
-        "--capture-content", action="store_true", help="keep the content of messages in the trace, too"
-    )
-    trace = parser.add_mutually_exclusive_group()
-    trace.add_argument(
-        "--db",
-        type=trace_file,
-        metavar="PATH",
-        help="record calls in this file (default: $CALLBOARD_HOME/trace.db)",
-    )
-    trace.add_argument(
-        "--store",
-        type=store_address,
-        metavar="URL",
-        help=f"record calls on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if set)",
-    )
+    flag(parser, "--private-media", help="allow clients to name images and files at addresses that are not public")
+    flag(parser, "--no-web", help="serve no live view")
+    flag(parser, "--capture-content", help="keep the content of messages in the trace, too")
+    add_trace(parser, OWN_TRACE, file="record calls in this file", server="record calls on a server")
     add_models_file(parser)
     parser.set_defaults(run=run_serve, host=(), view_only=False)
 
@@ -256,7 +232,7 @@ def add_web(parser: argparse.ArgumentParser) -> None:
         network="allow other machines to connect: --bind may be any address of this machine",
         hosts="allow this host name in the address (repeatable)",
     )
-    parser.add_argument("--view-only", action="store_true", help="do not allow cancelling, repricing or undoing")
+    flag(parser, "--view-only", help="do not allow cancelling, repricing or undoing")
     parser.set_defaults(run=run_web, draws=True)
 
 
@@ -325,7 +301,7 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="callboard", metavar="NAME", help="set the name of the server (default: callboard)"
     )
-    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead")
+    flag(parser, "--http", help="serve streamable HTTP at /mcp instead")
     add_address(
         parser,
         MCP_PORT,

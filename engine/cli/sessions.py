@@ -27,7 +27,7 @@ from callboard.tracestore.writing.content import encode_json, encode_metadata
 from ..sessions.stored import document_of
 from ..stores import TracePlace, store_to_read, store_to_write
 from .chat_input import forget_lines
-from .options import add_limit, add_period, add_tag, add_trace, chosen_trace, from_trace
+from .options import add_limit, add_period, add_tag, add_trace, chosen_trace, flag, from_trace
 from .sanitize import echo, note, write_json
 from .screen import make_console
 from .table import Column, FittingTable, count, figure, json_text, moment_text, plural, sum_text
@@ -37,16 +37,10 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show the stored messages of this session")
     add_trace(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document")
-    parser.add_argument(
-        "--delete",
-        action="store_true",
-        help="delete SESSION with its name, tags and errors, but keep tokens and costs",
-    )
+    flag(parser, "--delete", help="delete SESSION with its name, tags and errors, but keep tokens and costs")
     add_tag(parser)
     add_limit(parser, 50, "sessions")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object a line for each session or message"
-    )
+    flag(parser, "--json", help="print one JSON object a line for each session or message")
     parser.set_defaults(
         run=run_sessions, draws=lambda arguments: not arguments.delete and arguments.export is None
     )
@@ -217,7 +211,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="ID", help="show only this session")
     add_period(parser)
     add_limit(parser, 20, "messages", "-n")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each message")
+    flag(parser, "--json", help="print one JSON object a line for each message")
     parser.set_defaults(run=run_logs, draws=True)
 
 

@@ -26,7 +26,7 @@ from callboard.tracestore.home import home_folder
 from ..models.catalogue import nearest
 from ..models.models_yaml import read_yaml, write_yaml
 from .command_line import FAILED
-from .options import add_action, command_name, short
+from .options import add_action, command_name, flag, short
 from .sanitize import echo, note, sanitize, write_json
 from .table import Column, json_text, plural, write_rows
 
@@ -224,11 +224,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     listing = add_action(
         inner, "list", list_templates, "List templates with their parameters", "List all templates."
     )
-    listing.add_argument("--json", action="store_true", help="print one JSON object a line for each template")
+    flag(listing, "--json", help="print one JSON object a line for each template")
     listing.set_defaults(draws=True)
     show = add_action(inner, "show", show_template, "Show a template", "Print the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
-    show.add_argument("--json", action="store_true", help="print one JSON object")
+    flag(show, "--json", help="print one JSON object")
     edit = add_action(
         inner,
         "edit",

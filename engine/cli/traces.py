@@ -28,6 +28,7 @@ from .options import (
     add_trace,
     call_filter,
     chosen_trace,
+    flag,
     from_trace,
     positive,
     price_version,
@@ -61,7 +62,7 @@ ATTEMPTS_PER_CALL = 4
 def add_traces(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
     add_limit(parser, 50, "calls")
-    parser.add_argument("--tree", action="store_true", help="show calls below the turn whose tool made them")
+    flag(parser, "--tree", help="show calls below the turn whose tool made them")
     add_format(parser, "for each attempt")
     parser.set_defaults(run=run_traces)
 
@@ -278,7 +279,7 @@ def add_sql(parser: argparse.ArgumentParser) -> None:
         metavar="STATEMENT",
         help="the SQL statement, or - for stdin; with --schema, a table",
     )
-    parser.add_argument("--schema", action="store_true", help="describe the tables and their columns")
+    flag(parser, "--schema", help="describe the tables and their columns")
     add_trace(parser)
     add_limit(parser, 1000, "rows")
     parser.add_argument(

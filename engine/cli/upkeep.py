@@ -26,11 +26,13 @@ from ..imports.source import source_names
 from ..stores import StoreAddress, TracePlace, existing_store, store_to_read, store_to_write
 from .command_line import FAILED
 from .options import (
+    OWN_TRACE,
     STORE_VARIABLE,
     TRACE_NAME,
     add_trace,
     chosen_trace,
     default_trace,
+    flag,
     moment,
     named_trace,
     short,
@@ -57,8 +59,8 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-size", type=size, metavar="SIZE", help="delete the oldest calls until the file is smaller: 500M, 2G"
     )
-    parser.add_argument("--vacuum", action="store_true", help="rewrite the file afterwards; other writers wait")
-    parser.add_argument("--dry-run", action="store_true", help="only count")
+    flag(parser, "--vacuum", help="rewrite the file afterwards; other writers wait")
+    flag(parser, "--dry-run", help="only count")
     parser.set_defaults(run=prune, draws=True)
 
 
@@ -212,10 +214,10 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", type=moment, metavar="TIME", help="leave out calls before this day or time, or 24h or 7d ago"
     )
-    parser.add_argument("--watch", action="store_true", help="continue with new calls until interrupted")
-    parser.add_argument("--content", action="store_true", help="store the messages, too")
-    parser.add_argument("--dry-run", action="store_true", help="only report")
-    add_trace(parser, "$CALLBOARD_HOME/trace.db")
+    flag(parser, "--watch", help="continue with new calls until interrupted")
+    flag(parser, "--content", help="store the messages, too")
+    flag(parser, "--dry-run", help="only report")
+    add_trace(parser, OWN_TRACE)
     add_format(parser, "for each model")
     parser.set_defaults(run=run_import)
 
@@ -343,10 +345,10 @@ def add_ship(parser: argparse.ArgumentParser) -> None:
         help=f"copy to this server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE})",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="exit when all events are copied")
-    how.add_argument(
+    flag(how, "--once", help="exit when all events are copied")
+    flag(
+        how,
         "--forget",
-        action="store_true",
         help="stop copying the file to this server, so that `prune` can delete events it has not received",
     )
     parser.set_defaults(run=ship, draws=True)

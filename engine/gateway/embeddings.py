@@ -30,7 +30,7 @@ from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
 from ..engine import Engine
-from ..operations.embeddings import space_of
+from ..operations.embeddings_and_images import space_of
 from .exchange import models_of
 from .failures import BadRequest
 from .gemini_contents import GEMINI, camel, each

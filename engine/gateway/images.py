@@ -18,7 +18,7 @@ from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.usage import TokenUsage
 
 from ..engine import Engine
-from ..operations.embeddings import ImageOptions
+from ..operations.embeddings_and_images import ImageOptions
 from .embeddings import OperationResult, openai_options
 from .exchange import models_of
 from .failures import BadRequest

@@ -210,8 +210,6 @@ def middleware_of(middleware: MiddlewareLike) -> Middleware:
 
 
 class Chain:
-    """An engine's middleware, outermost first."""
-
     def __init__(self, layers: Sequence[MiddlewareLike]) -> None:
         self._layers = tuple(middleware_of(each) for each in layers)
 
@@ -219,7 +217,6 @@ class Chain:
         return bool(self._layers)
 
     async def around(self, request: CanonicalRequest, send: Next) -> CallOutcome:
-        """Pass a request through all layers, and return the outcome."""
         inner = send
         for layer in reversed(self._layers):
             inner = partial(layer.call, next=inner)
@@ -244,7 +241,6 @@ class Chain:
             await layer.admit(call)
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        """Report to all layers how a call ended."""
         for layer in self._layers:
             try:
                 layer.settle(call, end)

@@ -212,7 +212,6 @@ class HeldReply:
         self._ready: list[StreamEvent] = []
 
     def take(self) -> list[StreamEvent]:
-        """Return the events that may be delivered."""
         ready, self._ready = self._ready, []
         return ready
 
@@ -263,7 +262,6 @@ class HeldReply:
             self._pass(ThinkingDelta("", block.signature, block.index, self._message_id))
 
     def _drop(self) -> None:
-        """End the open block with the delivered text."""
         block, self._block = self._block, None
         if block is not None:
             self._texts[block.index] = "".join(block.passed)

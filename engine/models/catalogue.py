@@ -60,12 +60,9 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output: int | None = None
     """The maximum number of output tokens."""
     tools: bool | None = None
-    """Whether the model calls tools."""
     vision: bool | None = None
-    """Whether the model reads images."""
     reasoning: bool | None = None
     structured: bool | None = None
-    """Whether the model supports output that follows a schema."""
     retires: str | None = None
     """The date of the model's retirement, as YYYY-MM-DD."""
 

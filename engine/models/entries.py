@@ -79,7 +79,6 @@ def model_input(
     messages: Sequence[Message],
     choice: ToolChoice | None,
 ) -> ModelInput:
-    """The tools and the system text for a model."""
     offered = tuple(tools)
     warnings: tuple[CallWarning, ...] = ()
     if settings.max is not None and len(offered) > settings.max:
@@ -93,7 +92,6 @@ def model_input(
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
-    """A system text followed by an addendum."""
     if not addendum:
         return system_prompt or None
     return f"{system_prompt}\n\n{addendum}" if system_prompt else addendum

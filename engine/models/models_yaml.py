@@ -7,7 +7,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast, get_args
 
 import msgspec
 
@@ -245,13 +245,10 @@ class Reader:
         )
 
     def _kind(self, entry: JsonObject, where: str) -> ModelKind:
-        match self._string(entry, "kind", where):
-            case None | "chat":
-                return "chat"
-            case "embedding" | "image" | "video" as kind:
-                return kind
-            case other:
-                self._fail(f"{where}.kind", "chat, embedding, image or video", other)
+        kind = self._string(entry, "kind", where)
+        if kind is not None and kind not in get_args(ModelKind):
+            self._fail(f"{where}.kind", "chat, embedding, image or video", kind)
+        return cast("ModelKind", "chat" if kind is None else kind)
 
     def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
         where = f"{where}.capabilities"
@@ -286,7 +283,6 @@ class Reader:
         return ToolSettings(max=limit, core=core or None, **flags)
 
     def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
-        """The retry policy with the settings of an entry."""
         where = f"{where}.retry"
         fields = self._section(
             entry.get("retry") or {}, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where

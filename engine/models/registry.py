@@ -36,8 +36,6 @@ _MOST_FOUND = 1024
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """The result of a name lookup."""
-
     model: ModelEntry
     resolved_by: str
     """How the model was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""

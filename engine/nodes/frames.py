@@ -287,7 +287,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The tag ``owner`` of the stream; None if it has none, or in a frame with an ending."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+class FramePart(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A part of a frame that is too large for one message."""
 
     stream_id: str
@@ -303,7 +303,7 @@ class UnreadableFrame(ValueError):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_packets: msgspec.msgpack.Decoder[Frame | Part] = msgspec.msgpack.Decoder(Frame | Part)
+_packets: msgspec.msgpack.Decoder[Frame | FramePart] = msgspec.msgpack.Decoder(Frame | FramePart)
 
 _PART_OVERHEAD = 256
 
@@ -318,10 +318,10 @@ def packets(frame: Frame, most_bytes: int) -> Iterator[bytes]:
     check, count = zlib.crc32(encoded), -(-len(encoded) // size)
     for index in range(count):
         body = encoded[index * size : (index + 1) * size]
-        yield _encoder.encode(Part(frame.stream_id, check, index, count, body))
+        yield _encoder.encode(FramePart(frame.stream_id, check, index, count, body))
 
 
-def read_packet(payload: bytes) -> Frame | Part:
+def read_packet(payload: bytes) -> Frame | FramePart:
     try:
         return _packets.decode(payload)
     except (ValueError, RecursionError) as error:
@@ -356,7 +356,7 @@ class Assembly:
         if zlib.crc32(joined) != packet.check:
             raise UnreadableFrame("the parts of a frame do not match")
         frame = read_packet(joined)
-        if isinstance(frame, Part):
+        if isinstance(frame, FramePart):
             raise UnreadableFrame("a nested frame part")
         return frame
 

@@ -327,17 +327,13 @@ class RemoteEvents:
             await self._ask(name)
         if self._store is not None and now >= self._sweep_at:
             await self._sweep()
-        if not self._ready and not self._pages:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        """Wait until a page arrives or a step is due."""
+        if self._ready or self._pages:
+            return
         moments = [self._runs[name].ask_at or 0.0 for name in self._lacking]
         if self._store is not None:
             moments.append(self._sweep_at)
         self._page_came = anyio.Event()
-        seconds = min(moments) - anyio.current_time() if moments else None
-        with anyio.move_on_after(seconds):
+        with anyio.move_on_after(min(moments) - anyio.current_time() if moments else None):
             await self._page_came.wait()
 
     def _receive(self, page: Page) -> None:
@@ -371,10 +367,6 @@ class RemoteEvents:
         if run.passed_over > passed_over:
             _log.warning("events_missing", run=name, known=run.up_to)
         self._note(name)
-        self._warn_if_stuck(name)
-
-    def _warn_if_stuck(self, name: str) -> None:
-        run = self._runs[name]
         if run.stuck_since is None:
             self._reported.discard(name)
         elif name not in self._reported and anyio.current_time() > run.stuck_since + REPORT_SECONDS:

@@ -232,8 +232,6 @@ def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
 
 
 def submissions_of(stored: StoredBatch) -> dict[int, Submission]:
-    """The parts of a batch that were sent, from the trace."""
-
     def job_of(sent: StoredSubmission) -> BatchJob | None:
         if sent.job_id is None:
             return None
@@ -299,7 +297,6 @@ class _Creation:
         self._digest = digest_of([msgspec.structs.replace(each, model=self._named.model) for each in requests])
 
     async def run(self) -> BatchHandle:
-        """Send all parts, and return the batch's handle."""
         self._require_one_model()
         runtime = self._runtime
         turn = _TURNS[runtime].setdefault(self._batch_id, anyio.Lock())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..generation.streaming import StreamResult
     from .batch_creation import BatchOptions
     from .batch_handle import BatchHandle
-    from .embeddings import EmbeddingOptions, EmbeddingResult, ImageInput, ImageOptions, ImageResult
+    from .embeddings_and_images import EmbeddingOptions, EmbeddingResult, ImageInput, ImageOptions, ImageResult
     from .plain_calls import Models
     from .videos import VideoHandle, VideoOptions
 
@@ -57,7 +57,7 @@ class OperationMethods:
             ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
             AdmissionError: The trace writer is too far behind.
         """
-        from .embeddings import embed
+        from .embeddings_and_images import embed
 
         return await embed(self._runtime, texts, model, options)
 
@@ -82,7 +82,7 @@ class OperationMethods:
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
         """
-        from .embeddings import make_images
+        from .embeddings_and_images import make_images
 
         return await make_images(self._runtime, prompt, (), None, model, options)
 
@@ -110,7 +110,7 @@ class OperationMethods:
             OSError: A file can't be read.
             ValueError: There is no image, or a file is not an image.
         """
-        from .embeddings import make_images
+        from .embeddings_and_images import make_images
 
         image_inputs = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not image_inputs:

@@ -103,8 +103,6 @@ def require_known(options: OptionsT, kind: type[OptionsT]) -> OptionsT:
 
 
 class RequestBasics(TypedDict):
-    """The fields that requests of all kinds have in common."""
-
     request_id: str
     key: str | None
     provider_options: Mapping[str, Json]
@@ -257,8 +255,6 @@ class PlainCalls(Generic[A]):
         }
 
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
-        """Examine a model that may serve: whether it can."""
-
         def judge(adapter: ProviderAdapter, readiness: Readiness) -> Option:
             check(self._adapter_of(adapter, named), named)
             return Option(named=named, readiness=readiness)

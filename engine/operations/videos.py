@@ -43,9 +43,9 @@ from callboard.tracestore import StoredJob
 
 from ..budgets.budgets import job_of
 from ..routing.candidates import Named, Route, expand
-from ..runtime.runtime import Runtime, settled_store
+from ..runtime.runtime import Runtime
 from ..tree import tags_here
-from .embeddings import ImageInput, image_block
+from .embeddings_and_images import ImageInput, image_block
 from .plain_calls import (
     GRACE_SECONDS,
     CallOptions,
@@ -392,8 +392,10 @@ class VideoCall(EndedCall):
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
     """The trace's data about a job. Raises StoreError if the trace can't be read."""
-    store = await settled_store(runtime)
-    return StoredJob() if store is None else await store.job(provider, job_id)
+    if runtime.store is None:
+        return StoredJob()
+    await runtime.host.settle()  # If leftover files can't be read, the trace may still have the job.
+    return await runtime.store.job(provider, job_id) if runtime.store.is_open else StoredJob()
 
 
 class VideoOptions(CallOptions, total=False):

@@ -175,7 +175,6 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Convert a value without a JSON form to a value that has one."""
     dump = getattr(value, "model_dump", None)  # supports pydantic models without importing pydantic
     if callable(dump):
         return dump(mode="json")
@@ -258,5 +257,4 @@ A function decides about each call.
 
 
 def denial(reason: str) -> str:
-    """The text for the model about a call that was not approved."""
     return f"The call was not approved: {reason}" if reason else "The call was not approved."

@@ -310,7 +310,6 @@ def _plain(value: object) -> object:
 
 
 def _described(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
-    """The schema of a parameter, with its description and its default."""
     result = dict(schema)
     description = description_of(parameter.hint) or described
     if description is not None:

@@ -66,7 +66,6 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        """Whether the model must pass a value."""
         return self.default is NOTHING
 
 

@@ -138,19 +138,20 @@ CALLS_SECONDS = 5.0
 
 async def supervision(subject: Subject, request: Request) -> Response:
     """The supervision tree, now and after each possible change."""
-    return EventStream(_supervision(subject))
 
+    async def frames() -> AsyncGenerator[bytes]:
+        async for _ in subject.changes(STATISTICS_SECONDS):
+            yield frame("supervision", as_json({"ts_us": subject.clock.now_us(), **await _tree(subject)}))
 
-async def _supervision(subject: Subject) -> AsyncGenerator[bytes]:
-    async for _ in subject.changes(STATISTICS_SECONDS):
-        yield frame("supervision", as_json({"ts_us": subject.clock.now_us(), **await _tree(subject)}))
+    return EventStream(frames())
 
 
 async def _tree(subject: Subject) -> dict[str, object]:
     if subject.engine is None:
         async with subject.reading() as store:
             found = await _latest(store, "actor.*", lambda each: getattr(each.data, "actor", ""))
-        return {"tree": None, "actors": [_actor(each) for each in found]}
+        actors = [{"ts_us": each.ts_us, "run_id": each.run_id, **msgspec.to_builtins(each.data)} for each in found]
+        return {"tree": None, "actors": actors}
     counted = subject.engine.statistics()
     return {
         "tree": counted.supervisor,
@@ -160,10 +161,6 @@ async def _tree(subject: Subject) -> dict[str, object]:
         "writer": counted.writer,
         "actors": (),
     }
-
-
-def _actor(envelope: Envelope) -> dict[str, object]:
-    return {"ts_us": envelope.ts_us, "run_id": envelope.run_id, **msgspec.to_builtins(envelope.data)}
 
 
 async def _latest(store: Store, topic: str, key: Callable[[Envelope], object]) -> Sequence[Envelope]:

@@ -54,8 +54,8 @@ LATE_PARTS = {
         *("sql.listing", "sqlite.store", "sqlite.database", "writing.writer")),
     "engine": (*("cli", "type_schema", "gateway", "watching.health", "watching.preview", "web_view"),
         *("schema_checks", "object_functions", "generation.object_stream", "generation.objects", "sync"),
-        *("nodes", "nodes.node"), *("operations.batch_creation", "operations.embeddings", "operations.videos"),
-        "middleware.ready_made", "tools.running"),
+        *("nodes", "nodes.node"), "operations.batch_creation", "operations.videos",
+        *("operations.embeddings_and_images", "middleware.ready_made", "tools.running")),
 }  # fmt: skip
 """Parts that only some programs use. `import engine` does not load them."""
 

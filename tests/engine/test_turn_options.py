@@ -18,7 +18,7 @@ from callboard.bus.errors import RequestTimeoutError
 from callboard.bus.streams.events import MessageStart, TextDelta
 from callboard.engine import Budget, Engine, ModelRegistry, Session, TimeoutConfig, Tool, tool
 from callboard.engine.models.configured import read_models_yaml
-from callboard.engine.operations.embeddings import EmbeddingOptions, ImageOptions
+from callboard.engine.operations.embeddings_and_images import EmbeddingOptions, ImageOptions
 from callboard.engine.operations.plain_calls import require_known
 from callboard.engine.operations.videos import VideoOptions
 from callboard.tracestore import CallFilter, PriceRow, PriceTable

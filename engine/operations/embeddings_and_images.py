@@ -249,7 +249,6 @@ async def embed(
 
 
 def require_same_space(plan: Plan) -> None:
-    """Check that all models of a plan have the same embedding space."""
     first = plan.named[0]
     for named in plan.named[1:]:
         if space_of(named.entry) != space_of(first.entry):
