@@ -11,7 +11,6 @@ import re
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
 
 from callboard.adapters import CallWarning
 from callboard.adapters.providers.anthropic.messages import IN_WORDS, in_words
@@ -33,7 +32,7 @@ from callboard.bus.values.content import (
 from callboard.bus.values.messages import Message, Role
 
 from .failures import BadRequest
-from .wire import rest_of
+from .wire import legal_name, rest_of
 
 PROTOCOL = "anthropic"
 """The adapters' name for the protocol, used to mark its data."""
@@ -154,7 +153,7 @@ class Losses:
         return iter(self._found.values())
 
 
-# --- Ids and names of tools, and signatures of thinking ---
+# --- Ids of tools, and signatures of thinking ---
 
 OWN_ID = re.compile(r"(?:tu|toolu)_([0-9A-HJKMNP-TV-Z]{26})")
 _CLIENTS_ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -183,18 +182,6 @@ def canonical_tool_id(client_id: str) -> str:
         except ValueError:
             return client_id
     return client_id
-
-
-_TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-def canonical_tool_name(name: str) -> str:
-    """A tool name that all providers accept: the client's name, unless a provider would refuse it."""
-    if _TOOL_NAME.fullmatch(name):
-        return name
-    legal = re.sub("[^A-Za-z0-9_-]", "_", name)
-    legal = legal if re.match("[A-Za-z]", legal) else f"t{legal}"
-    return f"{legal[:55]}_{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 UNSIGNED = "callboard-unsigned"
@@ -245,7 +232,7 @@ class ContentReader:
 
     def name(self, name: str) -> str:
         """The canonical name of a tool. The client's name is recorded if it differs."""
-        canonical = canonical_tool_name(name)
+        canonical = legal_name(name)
         if canonical != name:
             self.names[canonical] = name
             self.losses.changed(f"tool {name[:100]!r}", f"its name is {canonical!r} for the provider")

@@ -7,24 +7,20 @@ client's form for the reply. All other kinds run at OpenAI, so only providers of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import msgspec
 
 from callboard.adapters import ToolDefinition
-from callboard.adapters.requests.settings import CUSTOM, digest
+from callboard.adapters.requests.settings import CUSTOM
 from callboard.bus.values.base import Json, JsonObject
 
-from .wire import LossReport, a_text, free_form_schema, object_schema, objects_in, rest_of
+from .wire import LossReport, a_text, free_form_schema, legal_name, object_schema, objects_in, rest_of
 
 FUNCTION = "function"
 NAMESPACE = "namespace"
 OPENAI = "openai"
 """The key of fields for this wire in `provider_options`."""
-
-_LEGAL = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
-_LONGEST = 64
 
 
 class WireTool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -112,17 +108,9 @@ OUTPUTS = {tool.output: kind for kind, tool in HOST_TOOLS.items()}
 
 
 def canonical_name(name: str, namespace: str | None = None) -> str:
-    """A name that `ToolDefinition` accepts. It is the same in every request with the same tool."""
-    full = name
     if namespace:
-        full = f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-    if _LEGAL.fullmatch(full):
-        return full
-    legal = re.sub("[^A-Za-z0-9_-]", "_", full)
-    if not legal[:1].isalpha():
-        legal = f"tool_{legal}"
-    mark = digest(full)[:8]
-    return f"{legal[: _LONGEST - 1 - len(mark)]}_{mark}"
+        name = f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+    return legal_name(name, "tool_")
 
 
 class ToolTable:

@@ -461,7 +461,8 @@ class ToolNames:
         return tool_name
 
     def _free(self, name: str) -> str:
-        valid = name if _VALID.fullmatch(name) else _valid_name(name)
+        valid = name if _VALID.fullmatch(name) else _plain_name(name, "t")
+        valid = valid if len(valid) <= 64 else _with_digest(valid, name)
         number = 0
         while valid in self._used:
             number += 1
@@ -474,11 +475,16 @@ class ToolNames:
         return {canonical: name for name, canonical in self._canonical.items() if name != canonical}
 
 
-def _valid_name(name: str) -> str:
+def legal_name(name: str, start: str = "t") -> str:
+    """A tool name that every provider accepts: the client's name, or a changed one that is always the same. If the
+    name does not start with a letter, `start` is put before it.
+    """
+    return name if _VALID.fullmatch(name) else _with_digest(_plain_name(name, start), name)
+
+
+def _plain_name(name: str, start: str) -> str:
     plain = re.sub("[^A-Za-z0-9_-]", "_", name)
-    if not plain[:1].isalpha():
-        plain = f"t{plain}"
-    return plain if len(plain) <= 64 else _with_digest(plain, name)
+    return plain if plain[:1].isalpha() else f"{start}{plain}"
 
 
 def _with_digest(valid: str, name: str) -> str:
