@@ -27,14 +27,17 @@ ANNEXES = (
     *("adapters/providers/gemini", "adapters/providers/ollama", "adapters/providers/openai"),
     *("adapters/providers/tgi", "adapters/providers/voyage"),
     *("adapters/providers/cassette", "adapters/providers/local", "adapters/providers/scripted"),
-    *("tracestore/collections.py", "tracestore/export.py", "tracestore/otel.py", "tracestore/otel_names.py"),
+    *("tracestore/collections.py", "tracestore/descriptions.py", "tracestore/export.py"),
+    *("tracestore/foreign_rows.py", "tracestore/otel.py", "tracestore/otel_names.py"),
+    *("tracestore/prices/source.py", "tracestore/prompt_caches.py", "tracestore/replay.py"),
     *("tracestore/nodes.py", "tracestore/postgres", "tracestore/shipping"),
     *("engine/cli", "engine/gateway", "engine/imports", "engine/mcp", "engine/nodes", "engine/web_view"),
+    *("engine/middleware/guardrails.py", "engine/middleware/ready_made.py", "engine/watching/watch.py"),
 )
 """Parts that a reader of the core does not need to know: the command line, the live view, the gateway, imports,
-MCP servers, nodes, PostgreSQL and shipping, exports, the testing kit and the local model. Of the providers, one is
-core (`openai_compatible`): the others have the same parts. Images and videos are core: an adapter offers them as
-it offers conversations.
+MCP servers, nodes, PostgreSQL and shipping, exports, replay, ready-made middleware, the testing kit and the local
+model. Of the providers, one is core (`openai_compatible`): the others have the same parts. Images and videos are
+core: an adapter offers them as it offers conversations.
 """
 
 CALL_TARGETS = {"files": "60", "functions": "", "awaiting frames": "18", "tasks": "2"}
