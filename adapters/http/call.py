@@ -16,7 +16,7 @@ from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, RateLimitInfo
 from ..replies.assembler import Assembler
-from ..replies.streamed import reads_server_sent_events
+from ..replies.server_sent_events import reads_server_sent_events
 from ..replies.whole import continued, looks_like_events, text_alone, without_done_mark
 from ..requests.content import repair_body
 from ..requests.estimate import at_most, estimate_tokens

@@ -29,7 +29,7 @@ from callboard.bus.values.usage import StopReason
 from ..config import AdapterConfig
 from ..contract import CanonicalResponse
 from ..replies.assembler import Assembler
-from ..replies.streamed import EventNormaliser, StreamNormaliser, reads_server_sent_events
+from ..replies.server_sent_events import EventNormaliser, StreamNormaliser, reads_server_sent_events
 from ..replies.whole import looks_like_events
 from ..requests.history_target import WireCall
 from ..transport.transport import MAX_REPLY_BYTES, HttpReply, close_reply, read_body, read_error_body, too_large

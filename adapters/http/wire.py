@@ -30,7 +30,7 @@ from ..images import ImageWire
 from ..keys import Keyring, KnownKey
 from ..operations.wires import BackgroundWire, EmbeddingWire, VideoWire
 from ..replies.assembler import Assembler
-from ..replies.streamed import StreamNormaliser
+from ..replies.server_sent_events import StreamNormaliser
 from ..requests import emulation
 from ..requests.estimate import TokenRates, estimate_request, rates_for
 from ..requests.history_target import WireCall, get

@@ -35,7 +35,7 @@ from ..http.retry import backoff_delay
 from ..http.wire import ChatWire, HttpClient, OtherWires
 from ..images import ImageCapabilities, ImageReply, ImageRequest, ImageResponse, ImageWire, fit_image, pieces
 from ..replies.assembler import Assembler
-from ..replies.streamed import StreamNormaliser
+from ..replies.server_sent_events import StreamNormaliser
 from ..requests.estimate import estimate_tokens
 from ..requests.history_target import WireCall, bearer
 from ..videos import VideoJob

@@ -22,7 +22,7 @@ from ..contract import CanonicalRequest
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector, count_tokens
 from ..images import read_size
 from ..replies.assembler import Assembler
-from ..replies.streamed import StreamNormaliser
+from ..replies.server_sent_events import StreamNormaliser
 from ..replies.usage import StatedCost
 from ..requests.content import media_type_of
 from ..requests.history_target import WireCall

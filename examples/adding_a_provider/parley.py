@@ -31,7 +31,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.errors import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.streamed import SseNormaliser
+from callboard.adapters.replies.server_sent_events import SseNormaliser
 from callboard.adapters.requests.history import fit_history
 from callboard.adapters.requests.history_target import FittedHistory, Target, ToolIdRule, WireCall
 from callboard.adapters.requests.settings import check_demands, merge_own_options

@@ -12,7 +12,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.errors import build_error, read_error_value
 from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.streamed import SseNormaliser
+from callboard.adapters.replies.server_sent_events import SseNormaliser
 from callboard.adapters.requests.history_target import WireCall
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import Message

@@ -28,7 +28,7 @@ from ...http.adapter import HttpAdapter
 from ...http.fidelity import client_body, client_headers
 from ...http.wire import ChatWire, OtherWires
 from ...replies.assembler import Assembler
-from ...replies.streamed import StreamNormaliser
+from ...replies.server_sent_events import StreamNormaliser
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, get
 from ...requests.settings import SharedOptions

@@ -16,7 +16,7 @@ from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json, JsonObject
 
 from ...replies.assembler import Assembler
-from ...replies.streamed import SseNormaliser
+from ...replies.server_sent_events import SseNormaliser
 from . import response
 from .data import ERROR_CODES
 from .response import (

@@ -34,7 +34,7 @@ from ...http.repair import RepairRules
 from ...http.wire import ChatWire, Endpoint, OtherWires
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.assembler import Assembler
-from ...replies.streamed import StreamNormaliser
+from ...replies.server_sent_events import StreamNormaliser
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.history_target import WireCall, get

@@ -21,7 +21,7 @@ from callboard.bus.values.usage import StopReason
 
 from ...replies.assembler import Assembler
 from ...replies.block import parse_object
-from ...replies.streamed import EventNormaliser, SseDecoder, image_of_base64
+from ...replies.server_sent_events import EventNormaliser, SseDecoder, image_of_base64
 from ...requests.content import repair_body
 from . import contents, wire
 from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, metadata_of, raw_parts

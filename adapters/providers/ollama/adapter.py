@@ -44,7 +44,7 @@ from ...http.wire import ChatWire, Endpoint, LookUp, OtherWires
 from ...operations.wires import EmbeddingReply, from_numbers
 from ...replies.assembler import Assembler
 from ...replies.block import is_whole, may_become_json
-from ...replies.streamed import NdjsonDecoder, NdjsonNormaliser, fill_usage
+from ...replies.server_sent_events import NdjsonDecoder, NdjsonNormaliser, fill_usage
 from ...replies.usage import reported_count
 from ...requests.content import encode_json
 from ...requests.estimate import TokenRates, at_most

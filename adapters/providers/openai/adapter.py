@@ -29,7 +29,7 @@ from ...operations.openai_media import read_usage as read_image_usage
 from ...operations.openai_wires import OpenAIBatches, OpenAIEmbeddings
 from ...provider import create_adapter
 from ...replies.assembler import Assembler
-from ...replies.streamed import StreamNormaliser
+from ...replies.server_sent_events import StreamNormaliser
 from ...requests.content import encode_json, write_data_url
 from ...requests.history import fit_history
 from ...requests.history_target import BuiltRequest, Target, WireCall, bearer

@@ -22,7 +22,7 @@ from callboard.bus.values.usage import TokenUsage
 from ...contract import CanonicalRequest
 from ...operations.wires import BackgroundStatus
 from ...replies.assembler import Assembler
-from ...replies.streamed import SseDecoder, SseNormaliser
+from ...replies.server_sent_events import SseDecoder, SseNormaliser
 from ...requests.history_target import WireCall, get
 from ...requests.settings import joined_options
 from .data import CODES, OPTIONS, Quirks, error_in_reply

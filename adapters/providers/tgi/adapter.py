@@ -27,7 +27,7 @@ from ...http.errors import ErrorBody, ErrorType, build_error, error_type, read_e
 from ...http.wire import ChatWire, Endpoint, LookUp
 from ...replies.assembler import Assembler
 from ...replies.block import overlap
-from ...replies.streamed import SseNormaliser, fill_usage
+from ...replies.server_sent_events import SseNormaliser, fill_usage
 from ...replies.usage import reported_count
 from ...requests.content import current_turn, encode_json, join_text
 from ...requests.estimate import TokenRates, at_most

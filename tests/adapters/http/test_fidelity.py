@@ -24,7 +24,7 @@ from callboard.adapters.conformance.http_kit import FakeReply
 from callboard.adapters.conformance.kit import Stage
 from callboard.adapters.contract import WireRequest
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
-from callboard.adapters.replies.streamed import SseDecoder
+from callboard.adapters.replies.server_sent_events import SseDecoder
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import StreamError
 from callboard.bus.streams.events import MessageStart

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from callboard.adapters.replies import streamed
+from callboard.adapters.replies import server_sent_events
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.block import parse_object
-from callboard.adapters.replies.streamed import NdjsonDecoder, SseDecoder, SseEvent
+from callboard.adapters.replies.server_sent_events import NdjsonDecoder, SseDecoder, SseEvent
 from callboard.bus.errors import StreamError
 from callboard.bus.streams.events import (
     MessageComplete,
@@ -450,7 +450,7 @@ def test_an_event_without_end_is_refused(
     kind: type[SseDecoder] | type[NdjsonDecoder], good: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line and an event have a maximum size. The limit does not apply to the stream."""
-    monkeypatch.setattr(streamed, "MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr(server_sent_events, "MAX_EVENT_BYTES", 1000)
     decoder = kind()
     assert sum(len(decoder.feed(good)) for _ in range(10)) == 10
     with pytest.raises(StreamError, match="larger than 1000 bytes"):
@@ -468,7 +468,7 @@ def test_lines_outside_of_events_are_kept_separately(monkeypatch: pytest.MonkeyP
         events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
         assert events + decoder.close() == [(b"a", b"1"), (b"", b"2")]
         assert decoder.other_lines == b'{\n  "error": 3\n}'
-    monkeypatch.setattr(streamed, "MAX_STRAY_BYTES", 1000)
+    monkeypatch.setattr(server_sent_events, "MAX_STRAY_BYTES", 1000)
     decoder = SseDecoder()
     for _ in range(100):
         decoder.feed(b"x" * 700 + b"\n")

@@ -15,7 +15,7 @@ from callboard.adapters.conformance.http_kit import FakeReply, FakeTransport
 from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
 from callboard.adapters.http.errors import read_error
 from callboard.adapters.replies.block import GrowingArguments, Meaning, is_whole, may_become_json, parse_arguments
-from callboard.adapters.replies.streamed import SseDecoder
+from callboard.adapters.replies.server_sent_events import SseDecoder
 from callboard.adapters.requests.content import repair_body, repair_json, repair_text
 from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError
 from callboard.bus.values.base import Json, JsonObject
