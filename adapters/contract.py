@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
@@ -454,9 +454,10 @@ class ProviderAdapter(Protocol):
         """The capabilities of an unknown model."""
         ...
 
-    async def complete(
+    # Written without `async`, so that a method may return the coroutine of another one.
+    def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> CanonicalResponse:
+    ) -> Coroutine[Any, Any, CanonicalResponse]:
         """Make a call and wait for the whole response.
 
         Args:

@@ -8,7 +8,7 @@ provider. Attempts, time limits and cancellation are in `attempts` and `call`, t
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -139,7 +139,7 @@ class HttpAdapter:
     @ends_when_cancelled
     def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> Coroutine[object, object, CanonicalResponse]:
+    ) -> Coroutine[Any, Any, CanonicalResponse]:
         """See `ProviderAdapter.complete`."""
         background = self._background
         if background is not None and background.wanted(request):
