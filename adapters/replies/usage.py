@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -10,10 +11,30 @@ from typing import NamedTuple
 import msgspec
 
 from callboard.bus.errors import AdapterError, CancelledError, NetworkError
-from callboard.bus.values.base import Json
+from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..requests.estimate import at_most
+
+_OBJECT = msgspec.json.Decoder(JsonObject | None)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
+def decode_usage(raw: bytes | msgspec.Raw) -> JsonObject:
+    """The fields of a usage object; empty for null. A field that can't be decoded is left out.
+
+    Raises msgspec's decoding errors for anything but an object.
+    """
+    try:
+        return _OBJECT.decode(raw) or {}
+    except _UNREADABLE:
+        fields = _FIELDS.decode(raw)
+    usage: JsonObject = {}
+    for name, value in fields.items():
+        with contextlib.suppress(*_UNREADABLE):
+            usage[name] = msgspec.json.decode(value, type=Json)
+    return usage
 
 
 def reported_count(value: object) -> int | None:

@@ -29,9 +29,9 @@ from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...replies.assembler import Assembler
 from ...replies.server_sent_events import SseNormaliser, image_at, image_of_base64
-from ...replies.usage import reported_count
+from ...replies.usage import decode_usage, reported_count
 from .data import error_in_reply
-from .wire import ABSENT, decode_counts, decode_json, disjoint_usage
+from .wire import ABSENT, decode_json, disjoint_usage
 
 # --- Fields of the API ---
 
@@ -98,9 +98,7 @@ _FEES = {"google_search": "web_search", "google_maps": "map_search"}
 
 
 def read_usage(raw: msgspec.Raw, service_tier: object = None) -> TokenUsage | None:
-    found = decode_counts(raw)
-    if found is None:
-        return None
+    found = decode_usage(raw)
     fees = dict.fromkeys(_FEES.values(), 0)
     uses = found.get("grounding_tool_count")
     for use in uses if isinstance(uses, list) else ():

@@ -16,7 +16,7 @@ import msgspec
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
-from ...replies.usage import reported_count, source_of
+from ...replies.usage import decode_usage, reported_count, source_of
 
 ABSENT = msgspec.Raw(b"null")
 """The value of a raw field that was not sent, equal to null."""
@@ -146,7 +146,6 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_chunks = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_feedback = msgspec.json.Decoder(PromptFeedback | None).decode
-decode_counts = msgspec.json.Decoder(JsonObject | None).decode
 decode_json = msgspec.json.Decoder(Json).decode
 _decode_plain_usage = msgspec.json.Decoder(_PlainUsage).decode
 
@@ -180,14 +179,14 @@ class UsageCounts:
         if form != self._form:
             if self._form is not None:
                 self._former = self._so_far()
-            usage = decode_counts(raw)
-            self._form, self._prompted = form, usage is not None and usage.get("promptTokenCount") is not None
+            usage = decode_usage(raw)
+            self._form, self._prompted = form, usage.get("promptTokenCount") is not None
         self._latest = raw
         if self._prompted:
             self._counted = raw
 
     def _so_far(self) -> JsonObject:
-        latest = decode_counts(self._latest) or {}
+        latest = decode_usage(self._latest)
         return {**(self._former or {}), **{name: value for name, value in latest.items() if value is not None}}
 
     def total(self, *, final: bool = False) -> TokenUsage | None:

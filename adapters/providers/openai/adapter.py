@@ -70,7 +70,7 @@ from .data import (
 from .items import ItemWriter
 from .response import IMAGE_CALL, error_of, output_limit, read_reply
 from .stream import ResponsesInBackground, ResponsesNormaliser
-from .wire import Response, as_object, drawn_with, read
+from .wire import Response, as_object, drawn_with, is_present, read
 
 # --- The request ---
 
@@ -331,7 +331,7 @@ class ResponsesImages(msgspec.Struct, frozen=True):
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
         reply = read(Response, body)
         error = error_of(reply, "")
-        if error is not None:
+        if error is not None and is_present(reply.error):
             raise error
         images: list[GeneratedImage] = []
         texts: list[str] = []
@@ -349,6 +349,8 @@ class ResponsesImages(msgspec.Struct, frozen=True):
                     texts += [text for text in said if isinstance(text, str)]
                 case _:
                     pass
+        if error is not None and not images:
+            raise error
         usage = _image_usage(reply, len(images))
         return ImageReply(images, usage, reply.model, reply.id, said="".join(texts))
 

@@ -17,6 +17,7 @@ from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unus
 from ...operations.openai_media import read_usage as read_image_usage
 from ...replies.usage import (
     cache_writes,
+    decode_usage,
     first_count,
     only_written,
     reported_cost,
@@ -180,7 +181,7 @@ def is_present(data: msgspec.Raw) -> bool:
 
 
 def as_object(data: msgspec.Raw) -> JsonObject:
-    """Decode a JSON object without decoding its values. Raises msgspec's DecodeError for anything else."""
+    """Decode a JSON object. Raises msgspec's DecodeError for anything else."""
     return _OBJECT.decode(data)
 
 
@@ -324,7 +325,10 @@ def _read_plain_usage(data: msgspec.Raw, service_tier: str | None) -> TokenUsage
 def _read_any_usage(
     data: msgspec.Raw, service_tier: str | None, fees: Mapping[str, int] | None, tool_usage: msgspec.Raw
 ) -> TokenUsage | None:
-    usage = _object(read_value(data))
+    try:
+        usage = decode_usage(data) if is_present(data) else {}
+    except msgspec.ValidationError:
+        usage = {}
     prompt, completion = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
     if prompt is None and completion is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None

@@ -31,6 +31,7 @@ from callboard.bus.values.usage import TokenUsage, details_of
 from ...http.errors import ErrorType, error_without_status, read_error, read_error_value
 from ...replies.usage import (
     cache_writes,
+    decode_usage,
     first_count,
     only_written,
     reported_cost,
@@ -232,7 +233,6 @@ _OF_REPLY = tuple(name for name in WireDetails.__struct_fields__ if name != "cho
 _OF_CHOICE = tuple(name for name in WireChoiceDetails.__struct_fields__ if name != "index")
 _in_reply: Callable[[WireDetails], tuple[Json, ...]] = attrgetter(*_OF_REPLY)
 _in_choice: Callable[[WireChoiceDetails], tuple[Json, ...]] = attrgetter(*_OF_CHOICE)
-_USAGE = msgspec.json.Decoder(JsonObject)
 _PLAIN_USAGE = msgspec.json.Decoder(PlainUsage)
 _GROQ = msgspec.json.Decoder(WireGroq)
 
@@ -314,7 +314,7 @@ def _read_any_usage(raw: msgspec.Raw, service_tier: str | None) -> TokenUsage | 
     `num_cached_tokens` is ignored: it counts the server's internal cache, which is billed as usual.
     """
     try:
-        usage = _USAGE.decode(raw)
+        usage = decode_usage(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     get = usage.get

@@ -246,6 +246,9 @@ async def test_a_chat_model_s_failed_response_is_not_asked_for_again() -> None:
     with pytest.raises(OutcomeUnknownError):
         await adapter.make_images(image_request("openai:gpt-5"))
     assert len(transport.requests) == 1
+    drawn: JsonObject = {"type": "image_generation_call", "result": "AAAA"}
+    adapter, _ = maker("openai", reply({"object": "response", "status": "failed", "output": [drawn]}))
+    assert len((await adapter.make_images(image_request("openai:gpt-5"))).images) == 1
 
 
 def test_a_request_whose_parts_do_not_fit_together_cannot_be_made() -> None:

@@ -16,6 +16,7 @@ from callboard.adapters.operations.openai_media import read_usage as read_image_
 from callboard.adapters.operations.openai_wires import read_reply as read_embeddings
 from callboard.adapters.provider import providers
 from callboard.adapters.providers.anthropic.response import _any_usage, _plain_usage, token_usage
+from callboard.adapters.providers.gemini.interactions_response import read_usage as read_interaction
 from callboard.adapters.providers.gemini.wire import UsageCounts
 from callboard.adapters.providers.openai import wire as openai_wire
 from callboard.adapters.providers.openai.wire import read_usage as read_responses
@@ -145,6 +146,23 @@ def test_usage_that_contradicts_itself_has_no_price(read: Read, usage: JsonObjec
     assert found.raw is not None
     cost = TABLE.price("p:m", found, 0)
     assert (cost.nano_usd, cost.source, cost.reason) == (None, CostSource.UNPRICED, "usage inconsistent")
+
+
+@pytest.mark.parametrize("value", [b"1e999", b'"\xff"'])
+def test_a_field_that_cannot_be_decoded_does_not_hide_the_counts(value: bytes) -> None:
+    def raw(names: str) -> msgspec.Raw:
+        given, output = names.split()
+        return msgspec.Raw(b'{"%b":3,"%b":2,"note":%b}' % (given.encode(), output.encode(), value))
+
+    of_gemini = UsageCounts()
+    of_gemini.add(raw("promptTokenCount candidatesTokenCount"))
+    found = (
+        read_chat(raw("prompt_tokens completion_tokens")),
+        read_responses(raw("input_tokens output_tokens")),
+        of_gemini.total(final=True),
+        read_interaction(raw("total_input_tokens total_output_tokens")),
+    )
+    assert [usage and (usage.input_tokens, usage.output_tokens) for usage in found] == [(3, 2)] * 4
 
 
 # -- Fees
