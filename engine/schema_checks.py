@@ -187,6 +187,8 @@ def _nothing(value: object) -> bool:
     return False
 
 
+# --- Checks ---
+
 REPORTED = 5
 """The maximum number of problems that are reported for one value, so that a repeated mistake doesn't fill the
 text.

@@ -510,5 +510,6 @@ def _text(refusal: Refusal, fits_at: datetime | None) -> str:
         unspent, needed = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.amount.tokens} tokens"
     when = f". The call fits again at {fits_at:%Y-%m-%d %H:%M:%S} UTC" if fits_at is not None else ""
     return (
-        f"{budget} has {unspent} left, and the call may need {needed}{when}. lower max_output_tokens, or raise it"
+        f"{budget} has {unspent} left, and the call may need {needed}{when}. "
+        "Lower max_output_tokens, or raise the budget"
     )

@@ -1,7 +1,8 @@
 """Before a call: its facts, and the model and the adapter that serve it.
 
 `CallContext` has the facts that are known before the call starts: its place in the tree, its payer, and its
-published settings. `Fallbacks` chooses the models in order, each with a borrowed adapter.
+published settings. `Fallbacks` chooses the models in order. `BorrowedAdapters` keeps the adapters that one caller
+uses.
 """
 
 from __future__ import annotations

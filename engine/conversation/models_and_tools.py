@@ -1,6 +1,6 @@
 """The models and the tools that a turn may use.
 
-`TurnModels` has the models that can serve, those that failed, and the one that answers. `TurnTools` runs the tool
+`TurnModels` has the models that can serve, the failed ones, and the model that answers. `TurnTools` runs the tool
 calls of a reply.
 
 A turn keeps its configuration and its adapters until its end, even if a reload replaces them. If a conversation is
@@ -72,55 +72,7 @@ from .turn_context import TurnContext
 
 T = TypeVar("T")
 
-MAX_TRIES = 4
-"""The maximum number of times that a policy may shorten a prompt."""
-
-ADVICE = (
-    "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
-    "or Summarise of engine.context. Or choose a model with a larger window"
-)
-"""The advice if a prompt is too long and there is no policy."""
-
-
-async def within_window(
-    policy: ContextPolicy,
-    turn: TurnContext,
-    models: TurnModels,
-    history: Sequence[Message],
-    ask: Callable[[str], Awaitable[str]],
-    call: Callable[[tuple[Message, ...]], Awaitable[T]],
-) -> T:
-    """Make a call with the part of the history that the policy selects.
-
-    If that part is too long for the model, the policy is called again.
-
-    Raises PromptTooLongError or ContextOverflowError.
-    """
-    state, failure = turn.state, None
-    limit, estimate = models.measure()
-    failed = dict(models.failed)
-    for _ in range(MAX_TRIES):
-        conversation = Conversation(
-            messages=tuple(history),
-            context=state.context,
-            too_long=failure is not None,
-            limit=limit,
-            estimate=estimate,
-            ask=ask,
-        )
-        before, state.context = state.context, await policy.assemble(conversation)
-        if failure is not None and state.context == before:
-            break
-        try:
-            return await call(state.context.of(history))
-        except (PromptTooLongError, ContextOverflowError) as error:
-            if error.content:
-                raise
-            failure = error
-            models.failed = dict(failed)  # models that rejected the longer prompt may be tried again
-    assert failure is not None
-    failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
-    raise failure
+# --- Models ---
 
 
 class TurnModels:
@@ -130,7 +82,7 @@ class TurnModels:
         turn: The turn.
         model: The model or models of the turn.
         added: The messages that the turn adds.
-        adapters: The adapters that the turn uses until its end; None starts without any.
+        adapters: The adapters that the turn uses until its end.
 
     Raises:
         ConfigurationError: The model does not exist.
@@ -142,13 +94,13 @@ class TurnModels:
         turn: TurnContext,
         model: Model,
         added: Sequence[Message],
-        adapters: BorrowedAdapters | None = None,
+        adapters: BorrowedAdapters,
     ) -> None:
         self.registry = turn.runtime.registry
         """The configuration at the start of the turn."""
         self.plan = expand(self.registry, model, turn.options.get("fallback"))
         """The models that may serve, in order."""
-        self.adapters = BorrowedAdapters(turn.runtime) if adapters is None else adapters
+        self.adapters = adapters
         self.failed: dict[str, str] = {}
         """The models that have failed in this turn or can't be used, each with the reason."""
         self.answered_by: str | None = None
@@ -351,9 +303,63 @@ def _requirements_of(turn: TurnContext, plan: Plan, added: Sequence[Message]) ->
     )
 
 
+# --- Prompts that are too long ---
+
+MAX_TRIES = 4
+"""The maximum number of times that a policy may shorten a prompt."""
+
+ADVICE = (
+    "Let the session shorten the history with engine.session(..., context=Truncate()), or with LastTurns "
+    "or Summarise of engine.context. Or choose a model with a larger window"
+)
+"""The advice if a prompt is too long and there is no policy."""
+
+
+async def within_window(
+    policy: ContextPolicy,
+    turn: TurnContext,
+    models: TurnModels,
+    history: Sequence[Message],
+    ask: Callable[[str], Awaitable[str]],
+    call: Callable[[tuple[Message, ...]], Awaitable[T]],
+) -> T:
+    """Make a call with the part of the history that the policy selects.
+
+    If that part is too long for the model, the policy is called again.
+
+    Raises PromptTooLongError or ContextOverflowError.
+    """
+    state, failure = turn.state, None
+    limit, estimate = models.measure()
+    failed = dict(models.failed)
+    for _ in range(MAX_TRIES):
+        conversation = Conversation(
+            messages=tuple(history),
+            context=state.context,
+            too_long=failure is not None,
+            limit=limit,
+            estimate=estimate,
+            ask=ask,
+        )
+        before, state.context = state.context, await policy.assemble(conversation)
+        if failure is not None and state.context == before:
+            break
+        try:
+            return await call(state.context.of(history))
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if error.content:
+                raise
+            failure = error
+            models.failed = dict(failed)  # models that rejected the longer prompt may be tried again
+    assert failure is not None
+    failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
+    raise failure
+
+
 # --- Tools ---
 
 Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
+"""Receives the results of tools, for the history."""
 
 
 class TurnTools:

@@ -136,9 +136,8 @@ class Turn(TurnContext):
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
-        self._continues_in_background = (
-            False  # True if the provider continues the last call's reply in the background
-        )
+        # True if the provider continues the last call's reply in the background.
+        self._continues_in_background = False
         if answers is not None:
             self._answers = answers
         if takes_up is not None:

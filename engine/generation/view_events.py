@@ -153,6 +153,9 @@ ViewEvent: TypeAlias = (
 """An event of a `StreamResult`: an event of the turn, or the start or end of a segment."""
 
 
+# --- The accumulator ---
+
+
 class StreamAccumulator:
     """Builds a response from the events of a stream. Call `process(event)` for each event. Then `response()`
     returns the same as `complete()`.
@@ -256,6 +259,17 @@ class StreamAccumulator:
         growing = self._growing()
         return (*self._done, growing) if growing is not None else tuple(self._done)
 
+    def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
+        """The events that end an incomplete message. Empty if the message is complete."""
+        if self.complete is not None or not self.started:
+            return []
+        events: list[StreamEvent] = []
+        if isinstance(start := self._open, ToolUseStart):
+            events.append(ToolUseEnd(start.tool_use_id, {}, True, start.content_block_index, self.message_id))
+        content = with_whole_calls(self.content, stop_reason)
+        events.append(MessageComplete(content, stop_reason, None, usage, self.message_id))
+        return events
+
     def _begin(self, start: MessageStart) -> None:
         self.started, self.message_id, self._start = True, start.message_id, start
         self.complete = self._response = self._open = None
@@ -283,14 +297,3 @@ class StreamAccumulator:
         if growing is not None:
             self._done.append(growing)
         self._open, self._pieces = None, []
-
-    def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
-        """The events that end an incomplete message. Empty if the message is complete."""
-        if self.complete is not None or not self.started:
-            return []
-        events: list[StreamEvent] = []
-        if isinstance(start := self._open, ToolUseStart):
-            events.append(ToolUseEnd(start.tool_use_id, {}, True, start.content_block_index, self.message_id))
-        content = with_whole_calls(self.content, stop_reason)
-        events.append(MessageComplete(content, stop_reason, None, usage, self.message_id))
-        return events

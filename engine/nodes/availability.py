@@ -11,9 +11,9 @@ from callboard.tracestore.nodes import ProbeTables
 from ..routing.availability import AvailabilityTable, RecordKey
 from .broker import Broker
 
-# --- Observed availability ---
-
 _log = Log("engine.node")
+
+# --- Observed availability ---
 
 REPEAT_SECONDS = 5.0
 """Seconds after which the availability of a provider that is not available is published again."""

@@ -2,6 +2,7 @@
 
 A log with new events is marked. The frames of all marked logs are made together, at most once in `frame_seconds`.
 So an idle stream needs no CPU time, and a busy stream only a list append for each delta, as without a cluster.
+`Frames` joins this side with the readers' side.
 """
 
 from __future__ import annotations
@@ -305,6 +306,9 @@ class FrameSender:
             framer.epoch = epoch
         self._broker.publish(reply, encode(OwnerAnswer(self._node, framer.log.next_seq)))
         self._send(ask.to, framer.since(ask.from_seq))
+
+
+# --- Both sides of a node ---
 
 
 class Frames(LocalStreams):

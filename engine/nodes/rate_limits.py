@@ -26,6 +26,7 @@ from .broker import Broker
 _log = Log("engine.shared_limits")
 
 # --- Learned limits ---
+
 TELL_SECONDS = 1.0
 """The minimum number of seconds between two messages, unless a request was refused."""
 

@@ -1,8 +1,8 @@
 """For a takeover: the messages that are in a session's stored frames, but not in its stored history.
 
 When an owner dies, the shared store may lack messages: the user's, completed replies, and the text of the reply in
-progress. All of them were sent in frames before any reader received them. This code is pure: it converts frames in
-any order to messages.
+progress. All of them were sent in frames before any reader received them. `retained_turns` is pure: it converts
+frames in any order to messages. `answer_of_store` answers a reader of an ended turn from the shared store.
 """
 
 from __future__ import annotations

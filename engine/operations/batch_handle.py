@@ -277,23 +277,24 @@ class BatchHandle:
         timeout: float | None,
     ) -> None:
         closed = f"the engine was closed, and batch {self.id} continues. Call engine.resume_batch({self.id!r})"
-        try:
-            await look()  # first without a wait, because the batch may have ended
-        except AdapterError as error:
-            if not is_passing(error):
-                raise
-        try:
-            with self._runtime.in_flight.call(closed), anyio.fail_after(timeout):
-                await wait_for_job(
-                    look,
-                    self.state,
-                    policy=self._polling,
-                    random=self._runtime.clock.random,
-                    on_look=on_progress,
-                )
-        except TimeoutError as error:
-            message = f"batch {self.id} is {self.status} after {timeout:g} s. It continues"
-            raise RequestTimeoutError(message, provider=self._plan.decision.provider, retryable=False) from error
+        with self._runtime.in_flight.call(closed):
+            try:
+                await look()  # first without a wait, because the batch may have ended
+            except AdapterError as error:
+                if not is_passing(error):
+                    raise
+            try:
+                with anyio.fail_after(timeout):
+                    await wait_for_job(
+                        look,
+                        self.state,
+                        policy=self._polling,
+                        random=self._runtime.clock.random,
+                        on_look=on_progress,
+                    )
+            except TimeoutError as error:
+                late = f"batch {self.id} is {self.status} after {timeout:g} s. It continues"
+                raise RequestTimeoutError(late, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:
         """Cancel the batch. Results that exist are billed, and `wait()` returns them.

@@ -2,7 +2,7 @@
 
     available    there are no known failures
     degraded     three failures in a row, or a requested pause: used only if no available model can serve
-    unavailable  skipped until `retry_at`, except by calls without an alternative
+    unavailable  skipped until `retry_at_us`, except by calls without an alternative
     probing      one call tests whether it works again; for all other calls it is still unavailable
 
 `TRANSITIONS` is the whole state machine. `signals_of` reads the signals from the events. Five failures in a row

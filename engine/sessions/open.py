@@ -43,6 +43,9 @@ from ..tools.definitions import collected
 _NO_OPTIONS: TurnOptions = {}
 
 
+# --- One conversation ---
+
+
 class TurnInProgress(Protocol):
     """The part of a turn in progress that other modules may use."""
 
@@ -156,7 +159,7 @@ class SessionState:
         return self.options if model is None else merged({**self.options, "fallback": None})
 
 
-DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
+_STORED = ("temperature", "max_output_tokens", "max_tool_rounds")
 """The options of a session that are stored in addition to its fallback models."""
 
 
@@ -174,7 +177,7 @@ def setup_of(state: SessionState, waiting: StoredTurnOptions | None = None) -> S
         tools=state.definitions,
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
-        defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
+        defaults={name: value for name in _STORED if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
         asked_with=waiting.stored(state.options_for(waiting.model)),
     )
 
@@ -184,6 +187,9 @@ _COMMIT_SECONDS = 2.0
 
 Restored: TypeAlias = Callable[[SavedSession | None], SessionState]
 """A function that makes a session's state from its stored data. Raises CallboardError or ConfigurationError."""
+
+
+# --- Open sessions ---
 
 
 class TurnRight:
@@ -348,6 +354,9 @@ class OpenSessions:
             f"session {state.id!r} was resumed by another engine ({owner}). To continue it here, resume "
             f"it. Messages added here since then are stored as '{state.id}.{run_id}'"
         )
+
+
+# --- Costs, and the session manager ---
 
 
 async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:

@@ -3,6 +3,7 @@
 The model fills in some parameters, which form one Struct, and the engine fills in the others. A function receives
 the arguments as keywords. If its only parameter is not a property of the schema, it receives all arguments as one
 mapping. Each argument is converted to its type hint. Without a hint, it is the JSON value.
+`read_docstring` reads the descriptions of the parameters from a function's docstring.
 """
 
 from __future__ import annotations

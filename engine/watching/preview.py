@@ -31,6 +31,7 @@ from callboard.bus import CallboardError
 from callboard.bus.errors import WarningCode
 from callboard.bus.values.base import Json
 
+from ..calls.preparation import BorrowedAdapters
 from ..conversation.models_and_tools import TurnModels
 from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.step import request_for
@@ -282,7 +283,7 @@ def preview(
     """The request of a session's next turn with this content."""
     options = merged(DEFAULTS, state.options_for(model), turn_options, {"fallback": ()})
     turn = TurnContext(runtime, state, options, streamed=True)
-    models = TurnModels(turn, model or state.model, (message,))
+    models = TurnModels(turn, model or state.model, (message,), BorrowedAdapters(runtime))
     named = models.plan.named[0]
     messages = (*state.messages, message)
     try:
