@@ -15,6 +15,8 @@ from typing import Protocol, Self
 
 import anyio
 
+# --- Library and time ---
+
 
 def on_asyncio() -> bool:
     """Whether the running task is asyncio's. This is false for a trio task in trio's guest mode."""
@@ -199,6 +201,7 @@ class MovingDeadline:
 
 
 _MOST_KEPT = 64
+"""The number of idle scopes that a pool keeps. The limit frees their memory after a peak of concurrent waits."""
 
 
 class WaitScope:
@@ -272,6 +275,8 @@ class WaitScope:
 
 
 class WaitScopes:
+    """A pool of `WaitScope`, so that a wait rarely creates a scope. It serves one event loop at a time."""
+
     def __init__(self) -> None:
         self._pool: list[WaitScope] = []
 

@@ -1,4 +1,4 @@
-"""Subscriptions: one reader's bounded view of a bus, and the readers' side of a bus.
+"""`Subscription`, one reader's bounded view of a bus, and `ObservableBus`, the base of a bus.
 
     Lossless     keeps everything, without a bound, so admission must check `depth` and `oldest_age_ms`.
     DropOldest   keeps the newest `capacity`. A `Gap` reports dropped events before the next one.
@@ -152,7 +152,7 @@ class _DroppingBuffer:
         return Envelope(last.seq, last.run_id, last.ts_us, last.mono_ns, gap)
 
 
-class _LatestBuffer(_DroppingBuffer):
+class _NewestBuffer(_DroppingBuffer):
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
@@ -202,14 +202,17 @@ class _NewestPerKey(_DroppingBuffer):
         return len(self._items)
 
 
-def _buffer(policy: Policy) -> _LosslessBuffer | _LatestBuffer | _NewestPerKey:
+def _buffer(policy: Policy) -> _LosslessBuffer | _NewestBuffer | _NewestPerKey:
     match policy:
         case Lossless():
             return _LosslessBuffer()
         case DropOldest(capacity):
-            return _LatestBuffer(capacity)
+            return _NewestBuffer(capacity)
         case Latest():
             return _NewestPerKey(policy)
+
+
+# --- The subscription ---
 
 
 class Subscription:
@@ -355,7 +358,7 @@ class Subscription:
         )
 
 
-# --- The readers' side of a bus ---
+# --- The base of a bus ---
 
 Schedule: TypeAlias = Callable[[Callable[[], object]], object]
 

@@ -35,8 +35,9 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 """The formats of `export_calls`."""
 
 PAGE = 250
+"""The number of rows that are read at once."""
+
 _ROW_GROUP = 10_000  # rows in a Parquet row group; smaller groups are slow to read
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 Cell: TypeAlias = str | int | float | bool | None
 Kind: TypeAlias = Literal["text", "int", "seconds", "bool", "moment", "usd"]
@@ -154,6 +155,9 @@ def _write(write: _Write, rows: Sequence[CallRow]) -> None:
     write([[read(row) for _, _, read in COLUMNS] for row in rows])
 
 
+_TEXT_OF: Final[dict[Kind, Callable[[int], str]]] = {"moment": iso_moment, "usd": exact_usd}
+
+
 def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """Convert times and US dollars to text, for formats without a type for them."""
     writers = [_TEXT_OF.get(kind) for _, kind, _ in COLUMNS]
@@ -166,7 +170,8 @@ def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     ]
 
 
-_TEXT_OF: Final[dict[Kind, Callable[[int], str]]] = {"moment": iso_moment, "usd": exact_usd}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""The characters at the start of text that a spreadsheet reads as a formula."""
 
 
 def _csv_cell(cell: Cell) -> Cell:

@@ -503,6 +503,7 @@ def build_error(
 # --- Replies that don't come from the provider ---
 
 EXCERPT_BYTES = 2000
+"""The number of bytes at the start of a body that are kept for an error message, which quotes its first words."""
 
 
 def not_of_protocol(name: str, body: bytes, headers: Mapping[str, str], url: str, why: object) -> StreamError:

@@ -311,7 +311,7 @@ _STATED = (
 
 @cache
 def _stated() -> tuple[re.Pattern[str], ...]:
-    """The patterns, compiled when the first request was too long, because that takes 3 ms."""
+    """The patterns, compiled at the first error that may state a limit, because that takes 3 ms."""
     return tuple(re.compile(pattern, re.DOTALL) for pattern in _STATED)
 
 

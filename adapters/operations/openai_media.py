@@ -1,9 +1,9 @@
-"""OpenAI's images API, ``/v1/images``, and compatible servers.
+"""OpenAI's APIs of images and videos, ``/v1/images`` and ``/v1/videos``, and compatible servers.
 
-Limits from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or JPEG, and a
-prompt of 32,000 characters. Each family has its sizes and qualities. Unlisted models have only the general limits.
-Input tokens are of text and images, output tokens of images, and of text if reported. Servers without counts are
-priced by image.
+Limits of images are from OpenAI's own package (3.54.0): at most 10 images, 16 inputs of 50 MB each as PNG, WebP or
+JPEG, and a prompt of 32,000 characters. Each family has its sizes and qualities. Unlisted models have only the
+general limits. Input tokens are of text and images, output tokens of images, and of text if reported. Servers
+without counts are priced by image.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from ..videos import (
     VideoVariant,
 )
 from .wires import known_terms, video_usage
+
+# --- Images ---
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 
@@ -227,7 +229,7 @@ def _text(value: Json) -> str:
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
-# OpenAI's videos API, ``/v1/videos``, and compatible servers.
+# --- Videos ---
 
 _SORA = VideoCapabilities(
     seconds=(4, 8, 12),

@@ -60,6 +60,14 @@ def overlap(text: str, mark: str) -> int:
     return next((size for size in range(min(len(mark), len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
+_VALUES = ("value", "value or end")
+# The patterns of broken JSON are strings. Compiling them during the import would slow it, and few processes use
+# them.
+_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
+_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
+_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
+
+
 def may_become_json(text: str) -> bool:
     """Whether a text is a JSON value, or the start of a JSON value."""
     expected, closers = "value", ""
@@ -89,14 +97,6 @@ def may_become_json(text: str) -> bool:
         else:
             return False
     return True
-
-
-_VALUES = ("value", "value or end")
-# The patterns of broken JSON are strings. Compiling them during the import would slow it, and few processes use
-# them.
-_TOKEN = r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]'
-_CUT_STRING = r'"(?:[^"\\]|\\.)*\\?\Z'
-_CUT_NUMBER = r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z"
 
 
 def _may_become_token(rest: str, expected: str) -> bool:
@@ -214,6 +214,8 @@ class GrowingArguments:
             return self._doubtful
         return self._doubtful[self._size :]
 
+
+# --- Blocks ---
 
 CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 """Converts the arguments that a model sent for a tool."""

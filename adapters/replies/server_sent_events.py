@@ -1,6 +1,7 @@
 """Streamed replies: from the pieces of a body to canonical events.
 
-A decoder cuts a body into server-sent events or lines of JSON. A normaliser reads these events of one protocol.
+A decoder cuts a body into server-sent events or lines of JSON (NDJSON). A normaliser reads these events of one
+protocol. `fill_usage` completes the usage of a reply without a final event.
 
 Decoders do no I/O and never fail because of content. They follow the WHATWG rules, except where providers break
 these rules. The last event counts even if no blank line follows it. Events without data are skipped, except for
@@ -12,7 +13,6 @@ inside JSON text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from base64 import b64decode
 from collections.abc import Mapping
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -20,12 +20,10 @@ import msgspec
 
 from callboard.bus.errors import AdapterError, StreamError, WarningCode
 from callboard.bus.streams.events import StreamEvent
-from callboard.bus.values.base import Json
-from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..http.errors import ErrorType, error_without_status, is_foreign_error, read_error
-from ..requests.content import is_remote, read_data_url, repair_body
+from ..requests.content import repair_body
 from ..requests.estimate import TokenRates, estimate_request, estimate_tokens
 from ..transport.transport import MAX_REPLY_BYTES, too_large
 from .assembler import Assembler
@@ -378,35 +376,3 @@ def fill_usage(
         source=UsageSource.REPORTED if is_complete else UsageSource.ESTIMATED,
         raw=msgspec.Raw(raw),
     )
-
-
-# --- Images in replies ---
-
-
-def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
-    """Decode an image from base64; None if it is invalid or of an unknown type."""
-    if not isinstance(data, str) or not data:
-        return None
-    try:
-        return _image(b64decode(data, validate=True), media_type)
-    except ValueError:  # invalid base64 or not ASCII
-        return None
-
-
-def image_at(url: Json) -> ImageBlock | None:
-    """The image at a web address or data URL; None for any other address."""
-    if not isinstance(url, str):
-        return None
-    if is_remote(url):
-        return ImageBlock(url=url)
-    found = read_data_url(url)
-    return _image(found[1], found[0]) if found is not None and found[1] else None
-
-
-def _image(data: bytes, media_type: Json) -> ImageBlock | None:
-    named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
-    try:
-        # Detect the type, because some servers label every image as the requested type.
-        return ImageBlock(data=data)
-    except ValueError:
-        return None if named is None else ImageBlock(data=data, media_type=named)

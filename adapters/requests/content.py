@@ -290,6 +290,35 @@ def sent_url(block: ImageBlock | DocumentBlock) -> str | None:
     return block.url if found is None else write_data_url(*found)
 
 
+def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
+    """Decode an image from base64; None if it is invalid or of an unknown type."""
+    if not isinstance(data, str) or not data:
+        return None
+    try:
+        return _image_of_type(b64decode(data, validate=True), media_type)
+    except ValueError:  # invalid base64 or not ASCII
+        return None
+
+
+def image_at(url: Json) -> ImageBlock | None:
+    """The image at a web address or data URL; None for any other address."""
+    if not isinstance(url, str):
+        return None
+    if is_remote(url):
+        return ImageBlock(url=url)
+    found = read_data_url(url)
+    return _image_of_type(found[1], found[0]) if found is not None and found[1] else None
+
+
+def _image_of_type(data: bytes, media_type: Json) -> ImageBlock | None:
+    named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
+    try:
+        # Detect the type, because some servers label every image as the requested type.
+        return ImageBlock(data=data)
+    except ValueError:
+        return None if named is None else ImageBlock(data=data, media_type=named)
+
+
 # --- Image sizes ---
 
 

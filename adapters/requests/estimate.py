@@ -251,7 +251,7 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
     name: msgspec.structs.astuple(rates) for name, rates in VOCABULARIES.items()
 }
 
-_REMEMBERED = 8192
+_MOST_COUNTED = 8192
 _token_counts: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
 """Cached results by vocabulary and hash of the text, so that the texts themselves are not stored."""
 
@@ -281,7 +281,7 @@ def text_tokens(text: str, vocabulary: str) -> float:
     tokens = counts.get(key)
     if tokens is None:
         tokens = max(sum(map(mul, _NUMBERS[vocabulary], traits(text))), 0.0)
-        if len(counts) >= _REMEMBERED:
+        if len(counts) >= _MOST_COUNTED:
             counts.clear()
         counts[key] = tokens
     return tokens
@@ -339,9 +339,17 @@ def rate_rows(protocol: str) -> tuple[RateRow, ...]:
     return msgspec.json.decode(provider.data(provider.rates), type=tuple[RateRow, ...])
 
 
-ESTIMATE_ERROR = 0.25
-"""The largest relative error of an estimate of a prompt. Decisions must use a larger margin."""
+@functools.lru_cache(maxsize=256)
+def rates_for(protocol: str, host: str, model: str) -> TokenRates:
+    """The rates of the first matching row."""
+    vocabulary = vocabulary_of(protocol, model)
+    for row in rate_rows(protocol):
+        if re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
+            return msgspec.structs.replace(row.rates, vocabulary=vocabulary)
+    return TokenRates(vocabulary=vocabulary)
 
+
+# --- Counting a request ---
 
 _FIELDS = len(TokenRates.__struct_fields__) - 1
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
@@ -350,19 +358,15 @@ _FIELDS = len(TokenRates.__struct_fields__) - 1
 _MOST_PIXELS = 1_600_000  # providers scale larger images down
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
-_MOST_MEASURED = 512
-_Measured: TypeAlias = tuple[object, int, float, float]
-"""A tool, or all tools of a request, with the number of properties and the tokens of descriptions and schemas."""
-_measured: dict[str, dict[int, _Measured]] = {}
-"""The measurements by vocabulary and identity.
-
-Each entry contains a reference to the measured object, so that the object's id is not reused.
-"""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
     """The estimated tokens of a text, at least one if it isn't empty."""
     return max(round(text_tokens(text, rates.vocabulary) * rates.text), 1 if text else 0)
+
+
+ESTIMATE_ERROR = 0.25
+"""The largest relative error of an estimate of a prompt. Decisions must use a larger margin."""
 
 
 def at_most(estimated_tokens: int) -> int:
@@ -384,16 +388,6 @@ def estimate_request(
 ) -> int:
     counts = count(messages, tools, system_prompt, rates.vocabulary)
     return math.ceil(math.fsum(map(mul, rates.numbers, counts)))
-
-
-@functools.lru_cache(maxsize=256)
-def rates_for(protocol: str, host: str, model: str) -> TokenRates:
-    """The rates of the first matching row."""
-    vocabulary = vocabulary_of(protocol, model)
-    for row in rate_rows(protocol):
-        if re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
-            return msgspec.structs.replace(row.rates, vocabulary=vocabulary)
-    return TokenRates(vocabulary=vocabulary)
 
 
 def count(
@@ -470,6 +464,16 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
         )
 
 
+_MOST_MEASURED = 512
+_Measured: TypeAlias = tuple[object, int, float, float]
+"""A tool, or all tools of a request, with the number of properties and the tokens of descriptions and schemas."""
+_measured: dict[str, dict[int, _Measured]] = {}
+"""The measurements by vocabulary and identity.
+
+Each entry contains a reference to the measured object, so that the object's id is not reused.
+"""
+
+
 def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measured:
     """Measure the tools of a request. A session passes the same tuple each time, so the result is in the cache."""
     measured = _measured.setdefault(vocabulary, {})
@@ -512,8 +516,8 @@ def _properties(schema: Json) -> int:
     match schema:
         case dict():
             properties = schema.get("properties")
-            count = len(properties) if isinstance(properties, dict) else 0
-            return count + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
+            own = len(properties) if isinstance(properties, dict) else 0
+            return own + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
         case list():
             return sum(_properties(value) for value in schema)
         case _:

@@ -2,7 +2,8 @@
 
 `normalise_schema` changes the form of a schema, never its meaning. `move_to_description` removes the keywords
 that a target lacks, and puts them into the description as text. `fold_root` makes one plain object of the unions
-at the root of a tool's schema. Strict mode is in `strict_schemas`.
+at the root of a tool's schema. `moonshot_schema` writes Moonshot's form. `encoded_tool` caches the JSON of a tool.
+Strict mode is in `strict_schemas`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,35 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.messages import CallWarning, ToolDefinition
 
 from .content import as_text, encode_json
+
+# --- Cached results ---
+
+_T = TypeVar("_T")
+
+
+def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
+    """Decorator: cache the latest 256 results of a function of a schema.
+
+    Every call passes equal schemas again. The result for a schema that is not JSON is not cached. A result is
+    shared, so it must not be changed.
+    """
+
+    @functools.lru_cache(maxsize=256)
+    def by_text(schema: bytes) -> _T:
+        return work(msgspec.json.decode(schema, type=JsonObject))
+
+    @functools.wraps(work)
+    def remembering(schema: JsonObject) -> _T:
+        try:
+            text = msgspec.json.encode(schema)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return work(schema)
+        return by_text(text)
+
+    return remembering
+
+
+# --- The common form, and keywords as text ---
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
 """Keywords that mean nothing to a model, including leftovers of schema generators. Keywords that start with ~ are
@@ -118,6 +148,24 @@ def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
     return change(value) if isinstance(value, dict) else value
 
 
+def json_type(value: Json) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
 def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
     """Remove the keywords that the target refuses, and add them as text to the schema's description. Pure.
 
@@ -196,31 +244,6 @@ def instruction(schema: JsonObject, *, with_tools: bool) -> str:
         f"{when} with one JSON object only, without a code fence or any other text. "
         f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
     )
-
-
-_T = TypeVar("_T")
-
-
-def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
-    """Decorator: cache the latest 256 results of a function of a schema.
-
-    Every call passes equal schemas again. The result for a schema that is not JSON is not cached. A result is
-    shared, so it must not be changed.
-    """
-
-    @functools.lru_cache(maxsize=256)
-    def by_text(schema: bytes) -> _T:
-        return work(msgspec.json.decode(schema, type=JsonObject))
-
-    @functools.wraps(work)
-    def remembering(schema: JsonObject) -> _T:
-        try:
-            text = msgspec.json.encode(schema)
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            return work(schema)
-        return by_text(text)
-
-    return remembering
 
 
 # --- One object at the root ---
@@ -425,24 +448,6 @@ def _schemas(value: Json) -> list[JsonObject]:
     """The schemas of a list. True becomes an empty schema, and False is removed."""
     parts = value if isinstance(value, list) else []
     return [part if isinstance(part, dict) else {} for part in parts if isinstance(part, dict) or part is True]
-
-
-def json_type(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 # --- Moonshot's form ---

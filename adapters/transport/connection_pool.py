@@ -1,4 +1,4 @@
-"""The HTTP/1.1 client: the bytes of requests, pools of connections, and the choice of a transport."""
+"""The HTTP/1.1 client: heads of requests, new connections, pools, the transport, and the choice of a transport."""
 
 from __future__ import annotations
 
@@ -354,6 +354,9 @@ class Pool:
             self._timer = self._loop.call_at(min(each.kept_until for each in self._idle), self._expire)
 
 
+# --- The transport over HTTP/1.1 ---
+
+
 class Http1Transport:
     """Kept-alive connections to any number of servers, for one event loop at a time."""
 
@@ -417,6 +420,9 @@ class Http1Transport:
                 pool.close()
             for pool in pools.values():
                 await pool.wait_closed()
+
+
+# --- The choice of a transport ---
 
 
 def new_transport(client: httpx.AsyncClient | None = None) -> Transport:

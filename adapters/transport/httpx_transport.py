@@ -91,7 +91,7 @@ KEPT_SECONDS = 5.0
 """Seconds for which an idle connection is kept."""
 
 
-class AgedConnectionError(httpcore.NetworkError):
+class _AgedConnection(httpcore.NetworkError):
     """A used connection broke before the server answered a request.
 
     The server may have closed it before the request arrived.
@@ -202,7 +202,7 @@ class _Stream(Protocol):
 
 
 class _Connection(httpcore.AsyncHTTPConnection):
-    """A connection that raises AgedConnectionError if it broke after it was kept idle for too long."""
+    """A connection that raises _AgedConnection if it broke after it was kept idle for too long."""
 
     def __init__(self, origin: httpcore.Origin, context: ssl.SSLContext | None, *, public_only: bool) -> None:
         self._watched = _WatchedSockets()
@@ -217,7 +217,7 @@ class _Connection(httpcore.AsyncHTTPConnection):
             return await super().handle_async_request(request)
         except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as error:
             if reused and not self._watched.received:
-                raise AgedConnectionError(str(error)) from error
+                raise _AgedConnection(str(error)) from error
             raise
 
 
@@ -331,7 +331,7 @@ def _checked_url(url: str) -> httpx.URL:
 
 
 class HttpxTransport:
-    """Kept-alive connections in httpx clients, one client for each 16 concurrent calls."""
+    """Kept-alive connections, one pool for each 16 concurrent calls."""
 
     def __init__(self) -> None:
         self._clients: dict[UrlKind, list[Client]] = {}
@@ -365,7 +365,7 @@ class HttpxTransport:
         try:
             return await self._send_on(self._pick(kind), request)
         except Exception as error:
-            if not isinstance(error, AgedConnectionError):
+            if not isinstance(error, _AgedConnection):
                 raise
             if request.on_resend is not None:
                 request.on_resend()
@@ -421,6 +421,9 @@ class HttpxTransport:
         self._clients = {}
         for home in homes:
             await home.pool.aclose()
+
+
+# --- Requests and replies ---
 
 
 def sendable(request: HttpRequest) -> dict[str, str]:

@@ -26,8 +26,7 @@ from callboard.adapters.providers.gemini.contents import (
     SIBLINGS,
     SIGNATURE_KIND,
 )
-from callboard.adapters.replies.server_sent_events import image_of_base64
-from callboard.adapters.requests.content import as_text, is_remote
+from callboard.adapters.requests.content import as_text, image_of_base64, is_remote
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (
     AudioBlock,

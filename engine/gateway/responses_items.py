@@ -14,8 +14,7 @@ import msgspec
 from callboard.adapters import Message
 from callboard.adapters.providers.openai.response import CUSTOM, IMAGE_CALL, REASONING_PART
 from callboard.adapters.replies.block import parse_arguments
-from callboard.adapters.replies.server_sent_events import image_of_base64
-from callboard.adapters.requests.content import read_data_url
+from callboard.adapters.requests.content import image_of_base64, read_data_url
 from callboard.adapters.requests.settings import INPUT
 from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.content import (

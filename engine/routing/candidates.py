@@ -1,7 +1,7 @@
 """The route of a call: from the caller's model name to the models that may serve, and to the chosen one.
 
 This module is pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve.
-`calls.fallback` determines the abilities and availability of each (`Option`). `choose` selects one, and records
+`calls.preparation` determines the abilities and availability of each (`Option`). `choose` selects one, and records
 the reason why each other model was not chosen.
 
 A chain is tried in order, with two exceptions. A model whose provider requested a pause is tried after the ready

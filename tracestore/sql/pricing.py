@@ -141,10 +141,68 @@ async def _check_known(database: Database, version: str) -> None:
 # `PriceTable.explain` as SQL; a property test compares the two. Calls name their model in many ways. Each distinct
 # way is resolved once, in Python, into segments: ranges of time, hours and size with one price row each. Segments
 # are in temporary tables, which are joined with the calls. `reprice_cost` contains the nano-USD of each call, or
-# the reason why the call has no cost. The statement `plain` prices almost every call, and `any` the rest.
+# the reason why the call has no cost.
 
 
 _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
+
+_MODEL: dict[str, ColumnType] = {
+    "key": "INTEGER",
+    **dict.fromkeys(("provider", "model", "served", "priced_as", "tier", "name", "no_price"), "TEXT"),
+}
+_BOX: dict[str, ColumnType] = dict.fromkeys(
+    ("since", "until", "above", "up_to", "daily_from", "daily_to"), "INTEGER"
+)
+"""The columns for the limits of a segment: times, numbers of input tokens, and hours of the day."""
+
+_PRICES = (*BUCKETS, "per_request")
+_SEGMENT: dict[str, ColumnType] = dict.fromkeys(("id", "key", *_BOX, *_PRICES, "as_input"), "INTEGER")
+_PLAIN: dict[str, ColumnType] = {
+    **{"served": "TEXT", "model": "TEXT", "segment": "INTEGER"},
+    **{"provider": "TEXT", "priced_as": "TEXT", "tier": "TEXT"},
+    "always": "INTEGER",  # 1 if the segment applies at any time, hour and size
+    "key": "INTEGER",
+    **dict.fromkeys(_PRICES, "RATE"),
+    "as_input": "INTEGER",  # 1: reads from a cache, 2: writes, 3: both
+    **_BOX,
+}
+_TABLES = (
+    TemporaryTable("reprice_model", _MODEL, ("model", "provider", "served", "priced_as", "tier")),
+    TemporaryTable("reprice_segment", _SEGMENT, ("key", "since", "id")),
+    TemporaryTable(
+        "reprice_rate",
+        {"segment": "INTEGER", "name": "TEXT", "rate": "INTEGER", "as_input": "INTEGER"},
+        ("segment", "name"),
+    ),
+    # The segments by name, for ordinary calls. The key has only the most selective columns, because each is
+    # compared for each call.
+    TemporaryTable("reprice_plain", _PLAIN, ("served", "model", "segment")),
+    # Rows are appended in the order of the calls and only scanned.
+    TemporaryTable(
+        "reprice_cost",
+        {
+            "id": "INTEGER",  # the call's id
+            "place": "INTEGER",  # the key of `reprice_model` and the day in one number, see `DAYS`
+            "nano": "INTEGER",
+            "at_call": "INTEGER",  # the cost at call time, in nano-USD
+            "session": "TEXT",  # NULL unless sessions were requested
+            "reason": "TEXT",
+        },
+    ),
+)
+
+INSERT_MODEL = f"INSERT INTO reprice_model ({', '.join(_MODEL)}) VALUES ({placeholders(len(_MODEL))})"
+INSERT_SEGMENT = f"INSERT INTO reprice_segment ({', '.join(_SEGMENT)}) VALUES ({placeholders(len(_SEGMENT))})"
+INSERT_PLAIN = f"INSERT INTO reprice_plain ({', '.join(_PLAIN)}) VALUES ({placeholders(len(_PLAIN))})"
+INSERT_RATE = """
+    INSERT INTO reprice_rate (segment, name, rate, as_input) VALUES (?, ?, ?, ?)
+    ON CONFLICT (segment, name) DO NOTHING
+"""
+
+DAYS = 1 << 32
+"""The factor of a model's key in `place`, which is key times factor plus day. The factor is larger than any day
+number of 64-bit microseconds. Sorting by one number is faster than by two.
+"""
 
 
 class Pricer:
@@ -240,68 +298,10 @@ class Pricer:
 
 # --- The statements that price calls ---
 #
-# `PriceTable.explain` as statements over many calls. `plain` prices a call with one lookup in one table and one
-# row of products. It returns no reasons, and skips calls that it can't price: calls of a new model, without a
-# price, with contradictory usage, or with separate counts (`usage_details`). `any` prices these few calls. It
-# handles every case, and takes several times as long.
-
-_MODEL: dict[str, ColumnType] = {
-    "key": "INTEGER",
-    **dict.fromkeys(("provider", "model", "served", "priced_as", "tier", "name", "no_price"), "TEXT"),
-}
-_BOX: dict[str, ColumnType] = dict.fromkeys(
-    ("since", "until", "above", "up_to", "daily_from", "daily_to"), "INTEGER"
-)
-"""The columns for the limits of a segment: times, numbers of input tokens, and hours of the day."""
-
-_PRICES = (*BUCKETS, "per_request")
-_SEGMENT: dict[str, ColumnType] = dict.fromkeys(("id", "key", *_BOX, *_PRICES, "as_input"), "INTEGER")
-_PLAIN: dict[str, ColumnType] = {
-    **{"served": "TEXT", "model": "TEXT", "segment": "INTEGER"},
-    **{"provider": "TEXT", "priced_as": "TEXT", "tier": "TEXT"},
-    "always": "INTEGER",  # 1 if the segment applies at any time, hour and size
-    "key": "INTEGER",
-    **dict.fromkeys(_PRICES, "RATE"),
-    "as_input": "INTEGER",  # 1: reads from a cache, 2: writes, 3: both
-    **_BOX,
-}
-_TABLES = (
-    TemporaryTable("reprice_model", _MODEL, ("model", "provider", "served", "priced_as", "tier")),
-    TemporaryTable("reprice_segment", _SEGMENT, ("key", "since", "id")),
-    TemporaryTable(
-        "reprice_rate",
-        {"segment": "INTEGER", "name": "TEXT", "rate": "INTEGER", "as_input": "INTEGER"},
-        ("segment", "name"),
-    ),
-    # The segments by name, for ordinary calls. The key has only the most selective columns, because each is
-    # compared for each call.
-    TemporaryTable("reprice_plain", _PLAIN, ("served", "model", "segment")),
-    # Rows are appended in the order of the calls and only scanned.
-    TemporaryTable(
-        "reprice_cost",
-        {
-            "id": "INTEGER",  # the call's id
-            "place": "INTEGER",  # the key of `reprice_model` and the day in one number, see `DAYS`
-            "nano": "INTEGER",
-            "at_call": "INTEGER",  # the cost at call time, in nano-USD
-            "session": "TEXT",  # NULL unless sessions were requested
-            "reason": "TEXT",
-        },
-    ),
-)
-
-INSERT_MODEL = f"INSERT INTO reprice_model ({', '.join(_MODEL)}) VALUES ({placeholders(len(_MODEL))})"
-INSERT_SEGMENT = f"INSERT INTO reprice_segment ({', '.join(_SEGMENT)}) VALUES ({placeholders(len(_SEGMENT))})"
-INSERT_PLAIN = f"INSERT INTO reprice_plain ({', '.join(_PLAIN)}) VALUES ({placeholders(len(_PLAIN))})"
-INSERT_RATE = """
-    INSERT INTO reprice_rate (segment, name, rate, as_input) VALUES (?, ?, ?, ?)
-    ON CONFLICT (segment, name) DO NOTHING
-"""
-
-DAYS = 1 << 32
-"""The factor of a model's key in `place`, which is key times factor plus day. The factor is larger than any day
-number of 64-bit microseconds. Sorting by one number is faster than by two.
-"""
+# `plain` prices almost every call, with one lookup in one table and one row of products. It returns no reasons,
+# and skips calls that it can't price: calls of a new model, without a price, with contradictory usage, or with
+# separate counts (`usage_details`). `any` prices these few calls. It handles every case, and takes several times
+# as long.
 
 
 class PriceStatements(NamedTuple):

@@ -41,14 +41,17 @@ from ..rows import (
     StoredJob,
 )
 from ..store import Store
-from . import listing, pricing
-from . import repricing as history
+from . import listing, pricing, repricing
 from .connection import Database, SqlValue, Statements, at_most, in_parts, placeholders
 from .content import load_session
 from .events import COLUMNS, batch, batches, counted_calls, envelope, job, open_replies
 
 if TYPE_CHECKING:
     from .pruning import Pruning
+
+
+_FILE = tuple(ImportedFile.__struct_fields__)
+"""The columns of `imported_files`."""
 
 
 class SqlStore(Store, Protocol):
@@ -320,7 +323,7 @@ class SqlStore(Store, Protocol):
         async with self._repricing, self._for_repricing() as database:
             if isinstance(table, str):
                 table = await pricing.stored_table(database, table)
-            run = history.Repricing(
+            run = repricing.Repricing(
                 *(database, self._clock, table, where or CallFilter(), as_model),
                 by_session=by_session,
                 progress=progress,
@@ -331,9 +334,9 @@ class SqlStore(Store, Protocol):
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
         async with self._repricing, self._for_repricing() as database:
-            started = await history.interrupted(database, run_id)
+            started = await repricing.interrupted(database, run_id)
             table = await pricing.stored_table(database, started.version)
-            run = history.Repricing(
+            run = repricing.Repricing(
                 *(database, self._clock, table, started.where, None),
                 by_session=started.by_session,
                 progress=progress,
@@ -341,13 +344,13 @@ class SqlStore(Store, Protocol):
             return await run.resume(started)
 
     async def undo_reprice(self) -> RepriceRun:
-        return await history.undo(self._database, self._clock.now_us())
+        return await repricing.undo(self._database, self._clock.now_us())
 
     async def use_prices(self, version: str | None) -> None:
         await pricing.use_prices(self._database, version)
 
     async def current_prices(self) -> CurrentPrices:
-        return await history.current_prices(self._database)
+        return await repricing.current_prices(self._database)
 
     async def current_version(self) -> str | None:
         return await self._database.look(pricing.current_version)
@@ -359,7 +362,7 @@ class SqlStore(Store, Protocol):
         return await pricing.stored_tables(self._database)
 
     async def reprice_runs(self) -> list[RepriceRun]:
-        return await history.history(self._database)
+        return await repricing.history(self._database)
 
     async def prune(
         self,
@@ -382,7 +385,10 @@ class SqlStore(Store, Protocol):
 # --- The ledger of imports, within a transaction ---
 
 
-_FILE = tuple(ImportedFile.__struct_fields__)
+_UPDATE = "UPDATE imported_calls SET revision = ? WHERE request_id = ? AND revision = ?"
+_AND_STORED = """
+   AND EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = imported_calls.request_id AND c.attempt = 1)
+"""
 
 
 class _ImportConflict(Exception):
@@ -432,9 +438,3 @@ def _note_import(
         """,
         [[getattr(file, name) for name in _FILE] for file in files],
     )
-
-
-_UPDATE = "UPDATE imported_calls SET revision = ? WHERE request_id = ? AND revision = ?"
-_AND_STORED = """
-   AND EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = imported_calls.request_id AND c.attempt = 1)
-"""

@@ -1,7 +1,8 @@
-"""A trace file: opened and written in batches by its writer, its runs, and read with the events of dead processes.
+"""A trace file: its writer, its runs, its reader, and copies.
 
-The writer closes its file before it opens another file at the path. If the open failed, if the disk failed, or if
-the file was moved or replaced, the next batch opens the file that is then at the path.
+The writer (`TraceFile`) stores events in batches. It closes its file before it opens another file at the path. If
+the open failed, if the disk failed, or if the file was moved or replaced, the next batch opens the file that is
+then at the path.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _log = Log("tracestore.sqlite.store")
+_runs_log = Log("tracestore.runs")
 
 
 class TraceFile:
@@ -185,9 +187,6 @@ class TraceFile:
 # stays open until those events are written.
 
 
-_runs_log = Log("tracestore.runs")
-
-
 class Runs:
     """The runs in progress of one store, and the end of lost runs."""
 
@@ -290,21 +289,19 @@ _T = TypeVar("_T")
 _ATTEMPTS = 3
 """The largest number of attempts to copy, because another process may store a file meanwhile."""
 
-_PAGES_AT_ONCE = 1000
-
 
 async def take_in(path: Path) -> bool:
     """Store the events of dead processes in the trace file at a path, and remove their files."""
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return False
     try:
-        await _stored(path, remove=True)
+        await _store_leftovers(path, remove=True)
     except (StoreError, OSError):
         return False
     return not await anyio.to_thread.run_sync(leftovers, path)
 
 
-async def _stored(path: Path, *, beside: Path | None = None, remove: bool = False) -> None:
+async def _store_leftovers(path: Path, *, beside: Path | None = None, remove: bool = False) -> None:
     """Store the events that are next to a trace in a file. With `remove`, remove their files."""
     file = TraceFile(Database(path), SYSTEM_CLOCK)
     await file.open()
@@ -418,7 +415,7 @@ class WholeTrace(Database):
             try:
                 copy = folder / "trace.db"
                 await anyio.to_thread.run_sync(_copied, self.path, copy)
-                await _stored(copy, beside=self.path)
+                await _store_leftovers(copy, beside=self.path)
                 if before != await anyio.to_thread.run_sync(leftovers, self.path):
                     # Another process has stored some events, so they are in the trace but not in the copy: make a
                     # new copy.
@@ -444,6 +441,12 @@ class WholeTrace(Database):
 
 async def _unchecked(_: Database) -> None:
     """Skip the check of a file that was checked before."""
+
+
+# --- Copies and free statements ---
+
+_PAGES_AT_ONCE = 1000
+"""The number of database pages that are copied in one step. Progress is reported after each step."""
 
 
 def _copied(source: Path, target: Path) -> None:

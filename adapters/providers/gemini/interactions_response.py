@@ -28,8 +28,9 @@ from callboard.bus.values.base import Json, JsonObject
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...replies.assembler import Assembler
-from ...replies.server_sent_events import SseNormaliser, image_at, image_of_base64
+from ...replies.server_sent_events import SseNormaliser
 from ...replies.usage import decode_usage, reported_count
+from ...requests.content import image_at, image_of_base64
 from .data import error_in_reply
 from .wire import ABSENT, decode_json, disjoint_usage
 

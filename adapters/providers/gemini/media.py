@@ -1,6 +1,9 @@
-"""Gemini's image models: generateContent with ``responseModalities: [IMAGE]``.
+"""Google's image and video models.
 
-A model draws one image a request, and edits input images, without a mask. Sizes are words (``1K``, ``2K``,
+Images use generateContent with ``responseModalities: [IMAGE]``. Videos are long-running operations
+(``predictLongRunning``).
+
+An image model draws one image a request, and edits input images, without a mask. Sizes are words (``1K``, ``2K``,
 ``4K``) with an aspect ratio; formats and qualities can't be chosen. Source: google-genai 3.4.0 (`imageConfig`),
 ai.google.dev. An unlisted model may support any of them, so nothing is refused. Usage counts thoughts and images
 separately.
@@ -41,6 +44,8 @@ from .data import CODES, error_in_reply
 from .request import model_name, path_of
 from .response import STOP_REASONS
 from .wire import ABSENT, Chunk, UsageCounts, decode_chunk, decode_feedback, decode_json
+
+# --- Images ---
 
 _RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
 
@@ -150,7 +155,7 @@ def _refusal(reply: Chunk) -> ContentFilterError | None:
     )
 
 
-# Videos as Google's long-running operations (``predictLongRunning``).
+# --- Videos ---
 
 _SIZES = ("1280x720", "720x1280", "1920x1080", "1080x1920")
 _VEO_3 = VideoCapabilities(seconds=(4, 6, 8), default_seconds=8, sizes=_SIZES, audio="always")

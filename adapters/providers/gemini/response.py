@@ -21,8 +21,8 @@ from callboard.bus.values.usage import StopReason
 
 from ...replies.assembler import Assembler
 from ...replies.block import parse_object
-from ...replies.server_sent_events import EventNormaliser, SseDecoder, image_of_base64
-from ...requests.content import repair_body
+from ...replies.server_sent_events import EventNormaliser, SseDecoder
+from ...requests.content import image_of_base64, repair_body
 from . import contents, wire
 from .contents import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, metadata_of, raw_parts
 from .data import CODES, error_in_reply

@@ -1,4 +1,4 @@
-"""The replies, the wire and the adapter of Ollama's own protocol.
+"""The replies, errors, embeddings, wire and adapter of Ollama's own protocol.
 
 A streamed reply consists of lines. A whole reply is a stream of one line.
 
@@ -52,9 +52,6 @@ from ...requests.history_target import WireCall, bearer, get
 from ...requests.settings import SharedOptions, merge_own_options, read_options
 from ...transport.transport import HttpReply
 from .request import UNKNOWN, Catalogue, ModelFacts, Windows, read_show, read_tags, write_request
-
-TAGS_PATH = "/api/tags"
-SHOW_PATH = "/api/show"
 
 # --- Fields of `/api/chat` ---
 
@@ -153,6 +150,8 @@ def classify(
         error.retryable = False
     return error
 
+
+# --- Replies ---
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
 """Any other reason is ``provider_specific``, such as ``load`` and ``unload`` after an empty request."""
@@ -287,13 +286,13 @@ class ChatNormaliser(NdjsonNormaliser):
 # --- Embeddings ---
 
 
-class _Reply(msgspec.Struct, gc=False):
+class _EmbeddingReply(msgspec.Struct, gc=False):
     embeddings: list[list[float]]
     model: str | None = None
     prompt_eval_count: float | None = None
 
 
-_decode = msgspec.json.Decoder(_Reply).decode
+_decode_embeddings = msgspec.json.Decoder(_EmbeddingReply).decode
 
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True):
@@ -316,7 +315,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
         return WireCall("/api/embed", encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
-        reply = _decode(body)
+        reply = _decode_embeddings(body)
         counted = reported_count(reply.prompt_eval_count)
         vectors = [from_numbers(numbers) for numbers in reply.embeddings]
         usage = msgspec.json.encode({"prompt_eval_count": counted}) if counted is not None else None
@@ -324,6 +323,9 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
 
 
 # --- The wire ---
+
+TAGS_PATH = "/api/tags"
+SHOW_PATH = "/api/show"
 
 LOOK_UP_SECONDS = 5.0
 """Seconds for all requests about the server's models. A call that needs the answers waits no longer than this."""

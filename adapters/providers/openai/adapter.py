@@ -382,7 +382,7 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     project: str | None = None
     """The project, sent as a header."""
     quirks: str | None = None
-    """The differences of the server, a name of `quirks.QUIRKS`; None uses the address."""
+    """The differences of the server, a name of `data.QUIRKS`; None uses the address."""
     find_protocol: bool = False
     """Whether to check the server's protocol at the start. Without a Responses API, the adapter uses Chat
     Completions.

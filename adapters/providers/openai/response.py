@@ -21,7 +21,7 @@ from callboard.bus.values.usage import StopReason
 from ...contract import CanonicalRequest
 from ...replies.assembler import Assembler
 from ...replies.block import parse_arguments
-from ...replies.server_sent_events import image_of_base64
+from ...requests.content import image_of_base64
 from .data import Quirks, error_in_reply
 from .wire import (
     DETAILS,

@@ -1,4 +1,4 @@
-"""The wire and the adapter of Chat Completions."""
+"""The repair rules, the wire and the adapter of Chat Completions, and Mistral's batches."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REPAIRS = RepairRules(
 ENDPOINT = "/v1/chat/completions"
 """The endpoint that each line names, even if the server's own path differs."""
 
-_STATUSES: dict[str, BatchStatus] = {
+_BATCH_STATUSES: dict[str, BatchStatus] = {
     "QUEUED": "queued",
     "RUNNING": "in_progress",
     "SUCCESS": "completed",
@@ -130,7 +130,7 @@ _STATUSES: dict[str, BatchStatus] = {
 _PAGE = 100
 
 
-class _Job(msgspec.Struct, gc=False):
+class _BatchJob(msgspec.Struct, gc=False):
     id: str
     status: str
     output_file: str | None = None
@@ -143,13 +143,13 @@ class _Job(msgspec.Struct, gc=False):
     metadata: dict[str, Json] | None = None
 
 
-class _List(msgspec.Struct, gc=False):
-    data: list[_Job] | None = None
+class _BatchList(msgspec.Struct, gc=False):
+    data: list[_BatchJob] | None = None
     total: int = 0
 
 
-_decode = msgspec.json.Decoder(_Job).decode
-_decode_list = msgspec.json.Decoder(_List).decode
+_decode = msgspec.json.Decoder(_BatchJob).decode
+_decode_list = msgspec.json.Decoder(_BatchList).decode
 
 
 class MistralBatches(FileBatches, frozen=True, kw_only=True):
@@ -184,14 +184,14 @@ class MistralBatches(FileBatches, frozen=True, kw_only=True):
         # The filter returns only jobs with nearly the same creation time, so one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
-    def _job(self, job: _Job, provider: str) -> BatchJob:
+    def _job(self, job: _BatchJob, provider: str) -> BatchJob:
         error = None
         if job.status == "FAILED":
             error = self._failure(job.errors[0] if job.errors else {}, provider)
         return BatchJob(
             id=job.id,
             provider=provider,
-            status=_STATUSES.get(job.status, "in_progress"),
+            status=_BATCH_STATUSES.get(job.status, "in_progress"),
             total=job.total_requests,
             succeeded=job.succeeded_requests or 0,
             failed=job.failed_requests or 0,

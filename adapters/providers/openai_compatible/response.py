@@ -20,7 +20,8 @@ from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ...http.errors import is_error
 from ...replies.assembler import Assembler
-from ...replies.server_sent_events import SseNormaliser, image_at
+from ...replies.server_sent_events import SseNormaliser
+from ...requests.content import image_at
 from .fragments import Searches, ThinkTags, ToolCalls
 from .messages import REASONING_FIELD
 from .quirks import Quirks
