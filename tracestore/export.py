@@ -35,7 +35,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 """The formats of `export_calls`."""
 
 PAGE = 250
-"""The number of rows that are read at once."""
+"""The number of rows of one read."""
 
 _ROW_GROUP = 10_000  # rows in a Parquet row group; smaller groups are slow to read
 
