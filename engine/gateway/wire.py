@@ -140,8 +140,8 @@ class RequestReader(Protocol):
     def __call__(
         self, body: JsonObject, headers: Mapping[str, str], *, model: str | None = None, stream: bool = False
     ) -> ClientRequest:
-        """Read a request. The names of headers are in lower case. `model` and `stream` are from the path, if the
-        wire has them there. Raises BadRequest.
+        """Read a request. The names of headers are in lower case. The arguments `model` and `stream`
+        are for wires whose path contains them. Raises BadRequest.
         """
         ...
 

@@ -24,10 +24,10 @@ from callboard.bus.log import Log
 from callboard.bus.values.base import JsonObject
 
 from ..conversation.results import GenerateResult
+from ..middleware.chain import is_async
 from ..routing.model_choice import Model
 from ..tools.context import ToolContext
 from ..tools.definitions import Tool
-from ..tools.handler import is_async
 from ..tools.running import run_in_thread
 
 if TYPE_CHECKING:

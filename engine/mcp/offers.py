@@ -22,9 +22,10 @@ from callboard.bus import ConfigurationError
 from callboard.bus.log import Log
 from callboard.bus.values.content import ResultPart
 
+from ..middleware.chain import is_async
 from ..tools.context import ToolContext, as_content
 from ..tools.definitions import Tool, ToolLike, as_tools
-from ..tools.handler import Handler, is_async
+from ..tools.handler import Handler
 from ..tools.running import run_in_thread
 from .values import blocks_for, resource_contents
 

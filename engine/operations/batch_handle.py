@@ -246,7 +246,7 @@ class BatchHandle:
 
         Args:
             on_result: Called with each result, and awaited if it is async. Its exceptions are raised here. It must
-                not check the batch or wait for it.
+                not check the batch or wait for it. Closing the engine cancels a call that is awaited.
             on_progress: As in `wait`.
             timeout: Seconds to wait, including the time of `on_result`; None waits without limit.
 

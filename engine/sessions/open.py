@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import anyio
@@ -30,7 +30,7 @@ from callboard.bus import (
     StoreError,
 )
 from callboard.bus.backend import LoopLock
-from callboard.bus.values.base import JsonObject
+from callboard.bus.values.base import Json, JsonObject
 from callboard.tracestore import CallFilter, SavedSession, Store
 
 from ..conversation.context import WHOLE, RefusedReasoning
@@ -171,13 +171,14 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
 def setup_of(state: SessionState, waiting: StoredTurnOptions | None = None) -> SessionSetup:
     waiting = state.waiting_options if waiting is None else waiting
     requires, fallback = state.requires, state.options.get("fallback")
+    options = cast("Mapping[str, Json]", state.options)
     return SessionSetup(
         model=stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=state.definitions,
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
-        defaults={name: value for name in _STORED if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
+        defaults={name: value for name in _STORED if (value := options.get(name)) is not None} or None,
         asked_with=waiting.stored(state.options_for(waiting.model)),
     )
 

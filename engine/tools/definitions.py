@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -20,6 +20,7 @@ from callboard.bus.errors import ConfigurationError
 from callboard.bus.log import Log, takes_old_names, warn_of_old_name
 from callboard.bus.values.base import Json, JsonObject
 
+from ..middleware.chain import is_async
 from .context import NeedsApproval
 from .handler import (
     NOTHING,
@@ -31,7 +32,6 @@ from .handler import (
     description_of,
     handler_of,
     hints_of,
-    is_async,
     parameters_of,
     read_docstring,
     struct_of,
@@ -101,6 +101,7 @@ class Handoff(Tool):
     """The agent's tools, as for `Engine.session`."""
 
 
+# A generated method has no definition that could be decorated.
 Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
 
 
@@ -467,7 +468,7 @@ def plugin_tools(name: str) -> Sequence[Tool] | None:
     offered, fault = plugin.load()
     if fault is not None:
         raise ConfigurationError(f"the tools {name!r} of {plugin.package} can't be loaded: {fault}")
-    provided: Sequence[ToolLike] = offered if isinstance(offered, (list, tuple)) else [offered]  # type: ignore[list-item]
+    provided = cast("Sequence[ToolLike]", offered if isinstance(offered, (list, tuple)) else [offered])
     try:
         return as_tools(provided)
     except (TypeError, ToolDefinitionError) as error:

@@ -24,6 +24,7 @@ from callboard.adapters import Message
 from callboard.bus.errors import CallboardError
 from callboard.bus.values.base import JsonObject
 
+from ..middleware.chain import is_async
 from ..runtime.in_flight import AbortSignal
 from .context import ToolContext
 
@@ -166,11 +167,6 @@ def bound_keywords(function: Callable[..., object]) -> frozenset[str]:
         names.update(function.keywords)
         function = function.func
     return frozenset(names)
-
-
-def is_async(function: Callable[..., object]) -> bool:
-    inner = unwrapped(function)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 # --- The arguments as a Struct ---

@@ -27,12 +27,13 @@ from callboard.bus import ToolFinished, ToolStarted
 from callboard.bus.log import Log
 from callboard.bus.values.base import JsonObject
 
+from ..middleware.chain import is_async
 from ..runtime.in_flight import AbortController
 from ..tree import current_tool
 from .calls import InvalidToolCallError, ToolRound, ToolRoundContext, not_executed
 from .context import ApprovalRequest, Approved, Denied, Pending, ToolContext, ToolError, as_content, denial
 from .definitions import Tool
-from .handler import Handler, Ready, is_async
+from .handler import Handler, Ready
 
 T = TypeVar("T")
 

@@ -61,7 +61,7 @@ async def nodes(
             assert node.broker is not None
             assert node.trees is not None
             with anyio.fail_after(10):
-                while not node.broker.connected_seconds:  # noqa: ASYNC110
+                while not node.broker.connected_seconds:  # noqa: ASYNC110 (it may be connected already)
                     await anyio.sleep(0.005)
         yield engines
 
